@@ -1,0 +1,1 @@
+"""Tensor operations over prefix trees: torch and triton only."""
