@@ -1,0 +1,204 @@
+"""The prefix forest of a set of rows: every shared token once, in depth-first order.
+
+Token i sees token j iff ``j <= i < subtree_end[j]``; siblings share positions (paper, section Implementation).
+Legend: N unique tokens, S segments, B rows, F flat tokens.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tree_rl.tree.jagged import Jagged, offsets_of
+from tree_rl.tree.row_order import RowOrder, order_by_layout, sort_by_tokens
+from tree_rl.tree.rows import read_merge_keys, read_rows
+from tree_rl.tree.trie import Segments, build_trie, lay_out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Forest:
+    """One tree per common first token; trees, like siblings, heaviest first."""
+
+    input_ids: np.ndarray
+    """int32 [N], token ids in depth-first order."""
+    parent: np.ndarray
+    """int32 [N], index of the preceding token on the path, -1 at a root."""
+    position: np.ndarray
+    """int32 [N], depth on the path: the RoPE position."""
+    subtree_end: np.ndarray
+    """int32 [N], first index past the tokens that continue this one; equal within a segment."""
+    path_count: np.ndarray
+    """int32 [N], g_t: rows through the token."""
+    segments: Segments
+    """S runs of tokens, each shared by one set of rows."""
+    row_index: Jagged
+    """int32 [B, L_b], unique token of each flat token; rows in the caller's order."""
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[np.ndarray | Sequence[int]],
+        *,
+        merge_key: Sequence[Hashable | np.ndarray] | None = None,
+    ) -> "Forest":
+        """Find the shared prefixes of rows: sort, compare neighbours, lay out.
+
+        Args:
+            rows: B sequences of token ids, each at least one token; no rows give an empty forest.
+            merge_key: keeps equal ids apart, one entry per row: a hashable (adapter name, prompt id) for the row, or
+                an integer array as long as the row (image hashes). Tokens merge only where id and key are equal along
+                the whole prefix. None merges by ids alone.
+
+        Returns:
+            The forest. Equal inputs give equal forests; ties of weight go to the smaller row index.
+
+        Raises:
+            RowError: empty row, negative or non-integer id, id beyond int32, merge key of the wrong length.
+            ValueError: merge_key without one entry per row.
+        """
+        flat = read_rows(rows)
+        keys = None if merge_key is None else read_merge_keys(merge_key, flat.lengths)
+        return _assemble(flat, sort_by_tokens(flat, keys))
+
+    def select_rows(self, rows: Sequence[int] | np.ndarray) -> "Forest":
+        """The forest of a subset of the rows; merge keys keep their effect.
+
+        Args:
+            rows: distinct row indices; they become rows 0, 1, ... in the given order.
+
+        Returns:
+            A forest on its own, as if built from these rows.
+
+        Raises:
+            ValueError: a row twice.
+            IndexError: a row that does not exist.
+        """
+        picked = np.asarray(rows, dtype=np.int64)
+        if len(np.unique(picked)) != len(picked):
+            raise ValueError(f"expected distinct rows, received {picked.tolist()}")
+        if picked.size and not 0 <= picked.min() <= picked.max() < self.num_rows:
+            raise IndexError(f"expected rows in [0, {self.num_rows}), received {picked.tolist()}")
+        index = self.row_index.select(picked)
+        order = self.row_order.select(picked)
+        new_row = np.full(self.num_rows, -1, dtype=np.int64)
+        new_row[picked] = np.arange(len(picked))
+        renamed = RowOrder(rows=new_row[order.rows], shared=order.shared, lengths=order.lengths)
+        return _assemble(index.with_values(self.input_ids[index.values]), renamed)
+
+    @property
+    def num_unique(self) -> int:
+        """N, tokens that the tree computes."""
+        return len(self.input_ids)
+
+    @property
+    def num_flat(self) -> int:
+        """F, tokens that the rows contain."""
+        return len(self.row_index.values)
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.row_index)
+
+    @property
+    def num_segments(self) -> int:
+        """S."""
+        return len(self.segments)
+
+    @property
+    def num_trees(self) -> int:
+        """Roots of the forest."""
+        return int((self.segments.parent < 0).sum())
+
+    @property
+    def por(self) -> float:
+        """Potential overlap ratio 1 - N / F; 0 for an empty forest."""
+        return 1.0 - self.num_unique / self.num_flat if self.num_flat else 0.0
+
+    @property
+    def token_bound(self) -> float:
+        """Upper bound on the speed-up in tokens, 1 / (1 - POR) = F / N; 1 for an empty forest."""
+        return self.num_flat / self.num_unique if self.num_unique else 1.0
+
+    @property
+    def segment_of_token(self) -> np.ndarray:
+        """int64 [N], segment of each unique token."""
+        return np.repeat(np.arange(self.num_segments), self.segments.lengths)
+
+    @property
+    def tree_of_segment(self) -> np.ndarray:
+        """int64 [S], tree of each segment, counted in layout order."""
+        return np.cumsum(self.segments.parent < 0) - 1
+
+    @property
+    def tree_of_row(self) -> np.ndarray:
+        """int64 [B], tree of each row."""
+        roots = self.segments.start[self.segments.parent < 0]
+        first_tokens = self.row_index.values[self.row_index.offsets[:-1]]
+        return np.searchsorted(roots, first_tokens, side="right") - 1
+
+    @property
+    def tree_rows(self) -> np.ndarray:
+        """int32 [trees], K: rows of each tree."""
+        return self.segments.path_count[self.segments.parent < 0]
+
+    @property
+    def tree_path_count(self) -> np.ndarray:
+        """int32 [N], K of the tree of each unique token: the denominator of g_t / K."""
+        roots = self.segments.parent < 0
+        return np.repeat(self.tree_rows, self.segments.subtree_end[roots] - self.segments.start[roots])
+
+    @property
+    def row_order(self) -> RowOrder:
+        """Rows in the order in which they end in the layout."""
+        last_token = self.row_index.values[self.row_index.offsets[1:] - 1]
+        return order_by_layout(
+            last_token_B=last_token,
+            lengths_B=self.row_index.lengths,
+            start_S=self.segments.start,
+            depth_S=self.segments.depth,
+        )
+
+    def row_tokens(self, row: int) -> np.ndarray:
+        """int32 [L_b], token ids of one row."""
+        return self.input_ids[self.row_index[row]]
+
+    def rows_through(self, token: int) -> np.ndarray:
+        """int64 [g], rows that contain the edge ``parent[token] -> token``, ascending."""
+        last_token = self.row_index.values[self.row_index.offsets[1:] - 1]
+        return np.flatnonzero((last_token >= token) & (last_token < self.subtree_end[token]))
+
+
+def _assemble(flat: Jagged, order: RowOrder) -> Forest:
+    """Write out the arrays of a forest.
+
+    Each segment is copied from the first row through it; each row copies the part that it shares from its
+    predecessor. No array here is longer than N or F.
+    """
+    segments, first_rank = lay_out(build_trie(order))
+    length = segments.lengths
+    num_unique = int(length.sum())
+    row_start = flat.offsets[order.rows]
+    source = np.arange(num_unique, dtype=np.int64)
+    source += np.repeat(row_start[first_rank] + segments.depth - segments.start, length)
+    index = np.empty(len(flat.values), dtype=np.int32)
+    index[source] = np.arange(num_unique, dtype=np.int32)
+    starts, shared = row_start.tolist(), order.shared.tolist()
+    for rank in range(1, len(starts)):
+        if shared[rank]:
+            here, before, size = starts[rank], starts[rank - 1], shared[rank]
+            index[here : here + size] = index[before : before + size]
+
+    tokens = np.arange(num_unique, dtype=np.int32)
+    parent = tokens - 1
+    is_child = segments.parent >= 0
+    parent[segments.start] = np.where(is_child, segments.end[segments.parent] - 1, -1)
+    return Forest(
+        input_ids=flat.values[source],
+        parent=parent,
+        position=tokens + np.repeat(segments.depth - segments.start, length),
+        subtree_end=np.repeat(segments.subtree_end, length),
+        path_count=np.repeat(segments.path_count, length),
+        segments=segments,
+        row_index=Jagged(values=index, offsets=offsets_of(flat.lengths)),
+    )

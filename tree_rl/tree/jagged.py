@@ -1,0 +1,80 @@
+"""Rows of unequal length in one array: values laid end to end, offsets where each row starts.
+
+Legend: B rows, F flat elements.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Jagged:
+    """B rows of unequal length."""
+
+    values: np.ndarray
+    """[F], the rows laid end to end."""
+    offsets: np.ndarray
+    """int64 [B + 1], row b is ``values[offsets[b]:offsets[b + 1]]``."""
+
+    def __post_init__(self) -> None:
+        if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[-1] != len(self.values):
+            last = self.offsets[-1] if self.offsets.size else None
+            raise ValueError(f"expected offsets [B + 1] that end at {len(self.values)} values, received end {last}")
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[np.ndarray], *, dtype: DTypeLike = None) -> "Jagged":
+        """Lay rows end to end.
+
+        Args:
+            rows: B arrays of one dimension.
+            dtype: dtype of the values; left out, NumPy's common dtype of the rows.
+
+        Returns:
+            The rows as one jagged array; no rows give B = 0.
+        """
+        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
+        return cls(values=values, offsets=offsets_of([len(array) for array in arrays]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """A view of one row."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"expected a row in [0, {len(self)}), received {row}")
+        row %= len(self)
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [B], length of each row."""
+        return np.diff(self.offsets)
+
+    @property
+    def row_of_value(self) -> np.ndarray:
+        """int64 [F], the row of each element."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def with_values(self, values: np.ndarray) -> "Jagged":
+        """The same rows with other values ([F], any dtype)."""
+        return Jagged(values=values, offsets=self.offsets)
+
+    def select(self, rows: Sequence[int] | np.ndarray) -> "Jagged":
+        """The given rows, in the given order, as a copy."""
+        picked = [self[int(row)] for row in rows]
+        values = np.concatenate(picked) if picked else self.values[:0]
+        return Jagged(values=values, offsets=offsets_of([len(row) for row in picked]))
+
+
+def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 [B + 1], offsets of rows with the given lengths [B]."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

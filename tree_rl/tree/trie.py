@@ -1,0 +1,168 @@
+"""The compressed trie of sorted rows and its depth-first layout, heaviest subtree first; no recursion.
+
+Legend: B rows, S segments, N unique tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tree_rl.tree.row_order import RowOrder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trie:
+    """Segments in no particular order, int64 each."""
+
+    parent: np.ndarray
+    """[S], -1 at a root."""
+    end_depth: np.ndarray
+    """[S], position past the last token."""
+    tokens: np.ndarray
+    """[S], unique tokens of the whole subtree."""
+    path_count: np.ndarray
+    """[S], rows through the segment."""
+    first_row: np.ndarray
+    """[S], smallest index of a row through the segment: breaks ties of weight."""
+    first_rank: np.ndarray
+    """[S], the first row through the segment in the order that built it, as a rank of that order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Segments:
+    """S trie nodes in depth-first preorder, heaviest subtree (most unique tokens) first among siblings."""
+
+    start: np.ndarray
+    """int32 [S], first token."""
+    end: np.ndarray
+    """int32 [S], past the last token; no segment is empty."""
+    parent: np.ndarray
+    """int32 [S], -1 at a root."""
+    subtree_end: np.ndarray
+    """int32 [S], first token past the whole subtree."""
+    path_count: np.ndarray
+    """int32 [S], g: rows through the segment."""
+    depth: np.ndarray
+    """int32 [S], position of the first token."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [S], tokens of each segment."""
+        return self.end - self.start
+
+    @property
+    def num_children(self) -> np.ndarray:
+        """int64 [S], child segments of each segment."""
+        return np.bincount(self.parent[self.parent >= 0], minlength=len(self))
+
+
+def build_trie(order: RowOrder) -> Trie:
+    """One pass over the sorted rows with a stack of open segments: the right edge of the trie.
+
+    Args:
+        order: B rows with the prefix that each shares with the row before it.
+
+    Returns:
+        The trie; at most 2 B segments. A row that is a prefix of another ends a segment.
+    """
+    parent: list[int] = []
+    end: list[int] = []
+    tokens: list[int] = []
+    count: list[int] = []
+    first_row: list[int] = []
+    first_rank: list[int] = []
+    stack: list[int] = []
+
+    def open_segment(end_depth: int, rank: int, row: int) -> None:
+        stack.append(len(end))
+        for column, value in zip(
+            (parent, end, tokens, count, first_row, first_rank), (-1, end_depth, 0, 0, row, rank), strict=True
+        ):
+            column.append(value)
+
+    # The last entry, an empty row that shares nothing, closes all that is open.
+    ranks = zip(
+        [*order.rows.tolist(), -1], [*order.shared.tolist(), 0], [*order.lengths.tolist(), 0], strict=True
+    )
+    for rank, (row, shared, length) in enumerate(ranks):
+        while stack and end[stack[-1]] > shared:
+            segment = stack.pop()
+            if (end[stack[-1]] if stack else 0) < shared:
+                open_segment(shared, first_rank[segment], first_row[segment])
+            above = stack[-1] if stack else -1
+            parent[segment] = above
+            tokens[segment] += end[segment] - (end[above] if stack else 0)
+            if stack:
+                tokens[above] += tokens[segment]
+                count[above] += count[segment]
+                first_row[above] = min(first_row[above], first_row[segment])
+        if length > shared:
+            open_segment(length, rank, row)
+        if length:
+            count[stack[-1]] += 1
+            first_row[stack[-1]] = min(first_row[stack[-1]], row)
+    columns = (parent, end, tokens, count, first_row, first_rank)
+    arrays = [np.array(column, dtype=np.int64) for column in columns]
+    names = ("parent", "end_depth", "tokens", "path_count", "first_row", "first_rank")
+    return Trie(**dict(zip(names, arrays, strict=True)))
+
+
+def lay_out(trie: Trie) -> tuple[Segments, np.ndarray]:
+    """Depth-first preorder with the heaviest subtree first, equal weights by first row.
+
+    Args:
+        trie: S segments.
+
+    Returns:
+        The segments in that order, and ``first_rank`` int64 [S] of each in the same order.
+
+    Raises:
+        ValueError: more unique tokens than int32 can index.
+    """
+    parent, has_parent = trie.parent, trie.parent >= 0
+    depth = np.where(has_parent, trie.end_depth[parent], 0)
+    length = trie.end_depth - depth
+    num_unique = int(trie.tokens[~has_parent].sum())
+    if num_unique > np.iinfo(np.int32).max:
+        raise ValueError(f"expected at most {np.iinfo(np.int32).max} unique tokens, received {num_unique}: split rows")
+    step = _tokens_of_siblings_before(trie) + np.where(has_parent, length[parent], 0)
+    start = _sum_to_root(step, parent)
+    order = np.argsort(start)
+    number = np.empty(len(order) + 1, dtype=np.int64)
+    number[order] = np.arange(len(order))
+    number[-1] = -1
+    columns = {
+        "start": start,
+        "end": start + length,
+        "parent": number[parent],
+        "subtree_end": start + trie.tokens,
+        "path_count": trie.path_count,
+        "depth": depth,
+    }
+    segments = Segments(**{name: column[order].astype(np.int32) for name, column in columns.items()})
+    return segments, trie.first_rank[order]
+
+
+def _tokens_of_siblings_before(trie: Trie) -> np.ndarray:
+    """int64 [S], unique tokens of the heavier siblings' subtrees."""
+    order = np.lexsort((trie.first_row, -trie.tokens, trie.parent))
+    before = np.cumsum(trie.tokens[order]) - trie.tokens[order]
+    parent = trie.parent[order]
+    leads = np.ones(len(order), dtype=bool)
+    leads[1:] = parent[1:] != parent[:-1]
+    before -= np.maximum.accumulate(np.where(leads, before, 0))
+    result = np.empty_like(before)
+    result[order] = before
+    return result
+
+
+def _sum_to_root(values: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Sum of the values of a segment and all its ancestors, by pointer doubling: log2(depth) vector steps."""
+    total, ancestor = values.copy(), parent.copy()
+    while (alive := np.flatnonzero(ancestor >= 0)).size:
+        total[alive] += total[ancestor[alive]]
+        ancestor[alive] = ancestor[ancestor[alive]]
+    return total
