@@ -1,1 +1,13 @@
-"""Tensor operations over prefix trees: torch and triton only."""
+"""Kernels for training on prefix trees: tensors in, tensors out; torch (and Triton) only."""
+
+from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention import chosen_implementation, tree_attention, unavailable_reason
+
+__all__ = [
+    "TreeLayout",
+    "UnsupportedImplementation",
+    "chosen_implementation",
+    "tree_attention",
+    "unavailable_reason",
+]

@@ -1,0 +1,124 @@
+"""TreeLayout: what the kernels know about a forest, from one int32 vector.
+
+In DFS order token i sees token j iff j <= i < subtree_end[j], on top of a fully visible past.
+Legend: N unique tokens, P past tokens, M keys that a query block reads.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class TreeLayout:
+    """Mask and depths of one forest, built once per plan and shared by all layers.
+
+    An opaque object on purpose: it is no pytree, so FSDP2 and activation checkpointing pass it on by reference.
+    Metadata of single implementations is built at first use (`metadata`) and kept.
+
+    Attributes:
+        subtree_end: int32 [N], first DFS index past the subtree of each token.
+        position: int32 [N], depth of each token inside the forest (0 at a root); its depth on the whole path is
+            `past_length + position`.
+        past_length: P, number of ancestor tokens in front of the forest, visible to every token.
+    """
+
+    def __init__(self, subtree_end: torch.Tensor, position: torch.Tensor, past_length: int) -> None:
+        self.subtree_end = subtree_end
+        self.position = position
+        self.past_length = past_length
+        self._metadata: dict[Hashable, Any] = {}
+
+    @classmethod
+    def from_subtree_end(cls, subtree_end: torch.Tensor, *, past_length: int = 0) -> "TreeLayout":
+        """Build the layout of a forest.
+
+        Data on the CPU is checked for being a forest; data on an accelerator is trusted, because a check would
+        synchronise.
+
+        Args:
+            subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
+            past_length: number P of ancestor tokens whose keys and values precede the forest.
+
+        Raises:
+            TypeError: `subtree_end` is no integer tensor.
+            ValueError: `subtree_end` is no forest in DFS order, or `past_length` is negative.
+        """
+        if not isinstance(subtree_end, torch.Tensor) or subtree_end.is_floating_point():
+            received = subtree_end.dtype if isinstance(subtree_end, torch.Tensor) else type(subtree_end).__name__
+            raise TypeError(f"subtree_end: expected an integer tensor [N], received {received}")
+        if subtree_end.dim() != 1:
+            raise ValueError(f"subtree_end: expected shape [N], received {tuple(subtree_end.shape)}")
+        if past_length < 0:
+            raise ValueError(f"past_length: expected >= 0, received {past_length}")
+        end = subtree_end.detach().to(torch.int32).contiguous()
+        if end.device.type == "cpu":
+            _check_forest(end.numpy())
+        return cls(end, _positions(end), int(past_length))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number N of unique tokens."""
+        return self.subtree_end.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the vectors."""
+        return self.subtree_end.device
+
+    @property
+    def depth(self) -> torch.Tensor:
+        """int32 [N], number of tokens before each token on its whole path, the past included."""
+        return self.position + self.past_length
+
+    def to(self, device: torch.device | str) -> "TreeLayout":
+        """The same layout on `device` (itself if it is there already)."""
+        target = torch.device(device)
+        if target == self.device or (target.type == self.device.type and target.index is None):
+            return self
+        return TreeLayout(self.subtree_end.to(target), self.position.to(target), self.past_length)
+
+    def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
+        """What `build` makes of this layout, built at the first call with `key` and kept."""
+        if key not in self._metadata:
+            self._metadata[key] = build(self)
+        return self._metadata[key]
+
+    def __repr__(self) -> str:
+        return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
+
+
+def _positions(end: torch.Tensor) -> torch.Tensor:
+    """Depth of each token: the tokens before it, less those whose subtree is closed already."""
+    num_tokens = end.shape[0]
+    closed_at = torch.zeros(num_tokens + 1, dtype=torch.int32, device=end.device)
+    closed_at.index_add_(0, end.clamp(0, num_tokens).long(), torch.ones_like(end))
+    index = torch.arange(num_tokens, dtype=torch.int32, device=end.device)
+    return index - closed_at.cumsum(0, dtype=torch.int32)[:num_tokens]
+
+
+def _check_forest(end: np.ndarray) -> None:
+    """Raise unless the intervals [j, end[j]) are nested, by closing them innermost first.
+
+    Token j must be closed with exactly `position[j]` tokens left open; the first interval that crosses another
+    one breaks this.
+    """
+    num_tokens = end.shape[0]
+    index = np.arange(num_tokens)
+    outside = np.flatnonzero((end <= index) | (end > num_tokens))
+    if outside.size:
+        token = int(outside[0])
+        raise ValueError(
+            f"subtree_end[{token}]: expected a value in [{token + 1}, {num_tokens}], received {int(end[token])}"
+        )
+    position = index - np.cumsum(np.bincount(end, minlength=num_tokens + 1))[:num_tokens]
+    closing_order = num_tokens - 1 - np.argsort(end[::-1], kind="stable")
+    left_open = end[closing_order] - (index + 1)
+    crossing = np.flatnonzero(left_open != position[closing_order])
+    if crossing.size:
+        token = int(closing_order[crossing[0]])
+        raise ValueError(
+            f"subtree_end: expected nested subtrees in DFS order, received [{token}, {int(end[token])}) of token "
+            f"{token} crossing the subtree of another token; order the tokens by depth-first traversal"
+        )

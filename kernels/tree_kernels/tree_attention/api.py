@@ -1,0 +1,163 @@
+"""tree_attention: softmax attention of a forest's unique tokens, each over its own ancestors.
+
+Token i sees token j iff j <= i < subtree_end[j], and the whole past. See kernels/README.md.
+Legend: N unique tokens, P past tokens, M = P + N keys, H heads, D head size.
+"""
+
+import torch
+
+from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.blocked import blocked_attention
+from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
+from tree_kernels.tree_attention.reference import reference_attention
+from tree_kernels.tree_attention.score_rule import ScoreRule
+
+OP = "tree_attention"
+IMPLEMENTATIONS = ("reference", "sdpa", "flex")
+
+
+def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why `impl` cannot run on this device, dtype and head size, or None if it can.
+
+    Raises:
+        ValueError: there is no implementation of that name.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    return flex_unavailable_reason(device, dtype, head_size) if impl == "flex" else None
+
+
+def chosen_implementation(*, device: torch.device, dtype: torch.dtype, head_size: int) -> str:
+    """The implementation that `impl="auto"` runs: flex where it can run, sdpa elsewhere."""
+    return "sdpa" if flex_unavailable_reason(device, dtype, head_size) else "flex"
+
+
+def tree_attention(
+    q_NHD: torch.Tensor,
+    k_NHD: torch.Tensor,
+    v_NHD: torch.Tensor,
+    layout: TreeLayout | torch.Tensor,
+    *,
+    past_k: torch.Tensor | None = None,
+    past_v: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of every unique token over the tokens on its own path.
+
+    Args:
+        q_NHD: [N, Hq, D], DFS order.
+        k_NHD: [N, Hkv, D]; Hq is a multiple of Hkv.
+        v_NHD: [N, Hkv, D].
+        layout: the forest, or its `subtree_end` [N].
+        past_k: [P, Hkv, D] keys of the ancestors of the whole forest, visible to every token.
+        past_v: [P, Hkv, D].
+        scale: factor on the scores; None: D ** -0.5.
+        window: a token at depth d sees keys of depth > d - window only, the past (depths 0 .. P-1) included.
+        softcap: c in c * tanh(score / c), applied to the scaled score.
+        sinks: [Hq] learned logits that join each softmax denominator.
+        impl: "auto", "reference", "sdpa" or "flex".
+        return_lse: also return the log of the softmax denominator.
+
+    Returns:
+        output [N, Hq, D] in q's dtype; with `return_lse` also [N, Hq] in float32 (float64 for float64 input),
+        natural logarithm, sinks included, differentiable.
+
+    Raises:
+        ValueError: shapes, dtypes or options do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+    """
+    past_length = 0 if past_k is None else past_k.shape[0]
+    if isinstance(layout, torch.Tensor):
+        layout = TreeLayout.from_subtree_end(layout, past_length=past_length)
+    q_NHD, k_NHD, v_NHD, past_k, past_v = _in_autocast_dtype(q_NHD, k_NHD, v_NHD, past_k, past_v)
+    _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
+    _check_options(q_NHD, window, softcap, sinks)
+    device, dtype, head_size = q_NHD.device, q_NHD.dtype, q_NHD.shape[-1]
+    if impl == "auto":
+        impl = chosen_implementation(device=device, dtype=dtype, head_size=head_size)
+    reason = unavailable_reason(impl, device=device, dtype=dtype, head_size=head_size)
+    if reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
+    k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
+    v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
+    rule = ScoreRule(scale=head_size**-0.5 if scale is None else float(scale), window=window, softcap=softcap)
+    with torch.autocast(device.type, enabled=False):
+        if impl == "reference":
+            out_NHD, lse_NH = reference_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+        elif impl == "sdpa":
+            out_NHD, lse_NH = blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule, return_lse=return_lse)
+        else:
+            out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+    if not return_lse:
+        return out_NHD
+    assert lse_NH is not None
+    return out_NHD, lse_NH
+
+
+def _in_autocast_dtype(q: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Under autocast, all tensors in its dtype, as torch does for its own attention (float64 is left alone)."""
+    if not torch.is_autocast_enabled(q.device.type) or q.dtype == torch.float64:
+        return (q, *others)
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return tuple(t if t is None else t.to(dtype) for t in (q, *others))
+
+
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: TreeLayout,
+    past_k: torch.Tensor | None,
+    past_v: torch.Tensor | None,
+) -> None:
+    if q.dim() != 3 or k.dim() != 3 or v.shape != k.shape:
+        raise ValueError(
+            f"{OP}: expected q [N, Hq, D] and k, v [N, Hkv, D], received q {tuple(q.shape)}, k {tuple(k.shape)}, "
+            f"v {tuple(v.shape)}"
+        )
+    num_tokens, heads, size = q.shape
+    if k.shape[0] != num_tokens or k.shape[2] != size or layout.num_tokens != num_tokens:
+        raise ValueError(
+            f"{OP}: expected N tokens and one head size everywhere, received q {tuple(q.shape)}, k {tuple(k.shape)}, "
+            f"layout of {layout.num_tokens} tokens"
+        )
+    if k.shape[1] == 0 or heads % k.shape[1]:
+        raise ValueError(f"{OP}: expected Hq to be a multiple of Hkv, received Hq={heads}, Hkv={k.shape[1]}")
+    if (past_k is None) != (past_v is None):
+        raise ValueError(f"{OP}: expected past_k and past_v together, received only one of them")
+    past_length = 0
+    if past_k is not None and past_v is not None:
+        past_length = past_k.shape[0]
+        expected = (past_length, *k.shape[1:])
+        if past_k.shape != expected or past_v.shape != expected:
+            raise ValueError(
+                f"{OP}: expected past_k and past_v {expected}, received {tuple(past_k.shape)} and {tuple(past_v.shape)}"
+            )
+    if past_length != layout.past_length:
+        raise ValueError(
+            f"{OP}: expected a past of {layout.past_length} tokens (the layout's past_length), received {past_length}"
+        )
+    tensors = [t for t in (k, v, past_k, past_v) if t is not None]
+    if any(t.dtype != q.dtype or t.device != q.device for t in tensors) or layout.device != q.device:
+        received = ", ".join(f"{t.dtype} on {t.device}" for t in (q, *tensors))
+        raise ValueError(
+            f"{OP}: expected one dtype and one device, received {received}, layout on {layout.device}; "
+            "use layout.to(device)"
+        )
+
+
+def _check_options(q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
+    if not q.is_floating_point():
+        raise ValueError(f"{OP}: expected a floating point dtype, received {q.dtype}")
+    if window is not None and window < 1:
+        raise ValueError(f"{OP}: expected window >= 1, received {window}")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"{OP}: expected softcap > 0, received {softcap}")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise ValueError(f"{OP}: expected sinks [{q.shape[1]}], received {tuple(sinks.shape)}")

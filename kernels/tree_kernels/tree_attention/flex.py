@@ -1,0 +1,168 @@
+"""Tree attention by torch's FlexAttention: CUDA only, block-sparse, compiled once per set of options.
+
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size; Q, C query and key blocks.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.score_rule import ScoreRule
+
+BLOCK = 128
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_SIZE = 256
+FOREVER = torch.iinfo(torch.int32).max
+
+
+def flex_unavailable_reason(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why FlexAttention cannot run, or None if it can."""
+    if device.type != "cuda":
+        return f"FlexAttention needs a CUDA device, received {device}"
+    if dtype not in DTYPES:
+        return f"FlexAttention needs one of {DTYPES}, received {dtype}"
+    if head_size > MAX_HEAD_SIZE:
+        return f"FlexAttention needs a head size <= {MAX_HEAD_SIZE}, received {head_size}"
+    return None
+
+
+def flex_attention_of_tree(
+    q_NHD: torch.Tensor,
+    k_MHD: torch.Tensor,
+    v_MHD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    layout: TreeLayout,
+    rule: ScoreRule,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of any N and P: both are padded to whole blocks, padding queries are dropped.
+
+    Args:
+        q_NHD: [N, Hq, D].
+        k_MHD: [P + N, Hkv, D], past first.
+        v_MHD: [P + N, Hkv, D].
+        sinks_H: [Hq] logits that join the denominator, or None.
+        layout: the forest.
+        rule: scale, window, soft cap.
+
+    Returns:
+        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in float32.
+    """
+    num_tokens, _, size_D = q_NHD.shape
+    if num_tokens == 0:
+        return q_NHD.clone(), q_NHD.new_zeros(q_NHD.shape[:2], dtype=torch.float32)
+    out_1HND, aux = _compiled_flex()(
+        _padded(q_NHD),
+        _padded(k_MHD),
+        _padded(v_MHD),
+        score_mod=_softcap_mod(rule.softcap),
+        block_mask=tree_block_mask(layout, rule.window),
+        scale=rule.scale,
+        enable_gqa=q_NHD.shape[1] != k_MHD.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    out_NHD = out_1HND[0, :, :num_tokens, :size_D].transpose(0, 1)
+    lse_NH = aux.lse[0, :, :num_tokens].transpose(0, 1)
+    if sinks_H is not None:
+        plain_lse_NH, lse_NH = lse_NH, torch.logaddexp(lse_NH, sinks_H.float())
+        out_NHD = (out_NHD * torch.exp(plain_lse_NH - lse_NH)[..., None]).to(q_NHD.dtype)
+    return out_NHD, lse_NH
+
+
+def tree_block_mask(layout: TreeLayout, window: int | None = None) -> BlockMask:
+    """The BlockMask of a layout, built at the first call and kept with it.
+
+    Args:
+        layout: the forest and the length of its past.
+        window: attention window in tokens of depth, or None.
+    """
+    return layout.metadata(("flex_block_mask", window), lambda own: _build_block_mask(own, window))
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@functools.cache
+def _softcap_mod(softcap: float | None) -> Callable[..., torch.Tensor] | None:
+    if softcap is None:
+        return None
+
+    def capped(score: torch.Tensor, b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+def _padded_length(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK
+
+
+def _padded(t_NHD: torch.Tensor) -> torch.Tensor:
+    """[1, H, padded N, D] with D padded to a power of two of at least 16, zeros behind."""
+    length, _, size_D = t_NHD.shape
+    wide_D = max(16, 1 << (size_D - 1).bit_length())
+    t_1HND = t_NHD.transpose(0, 1)[None]
+    return torch.nn.functional.pad(t_1HND, (0, wide_D - size_D, 0, _padded_length(length) - length))
+
+
+def _build_block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
+    """Visible and full key blocks of each query block, from the largest and smallest end of each key block.
+
+    Keys of the past never end. A padding query sees the last real key only, so that no row is empty.
+    """
+    past, num_tokens, device = layout.past_length, layout.num_tokens, layout.device
+    num_keys = past + num_tokens
+    padded_keys = _padded_length(num_keys)
+    end_M = torch.zeros(padded_keys, dtype=torch.int32, device=device)
+    end_M[:past] = FOREVER
+    end_M[past:num_keys] = layout.subtree_end + past
+    end_M[num_keys - 1] = FOREVER
+    depth_M = torch.zeros(padded_keys, dtype=torch.int32, device=device)
+    depth_M[:past] = torch.arange(past, dtype=torch.int32, device=device)
+    depth_M[past:num_keys] = layout.depth
+    # Padding queries count as deep as the last key, so the window hides it from none of them.
+    depth_M[num_keys:] = layout.depth[-1]
+    depth_N = torch.cat([layout.depth, layout.depth[-1].expand(_padded_length(num_tokens) - num_tokens)])
+
+    def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        return (kv <= q + past) & (q + past < end_M[kv])
+
+    def sees_in_window(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        return (kv <= q + past) & (q + past < end_M[kv]) & (depth_N[q] - depth_M[kv] < window)
+
+    partial, full = _block_relations(end_M, depth_M, depth_N, past, window)
+    return BlockMask.from_kv_blocks(
+        partial.sum(-1, dtype=torch.int32)[None, None],
+        _indices(partial)[None, None],
+        full.sum(-1, dtype=torch.int32)[None, None],
+        _indices(full)[None, None],
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=sees if window is None else sees_in_window,
+        seq_lengths=(depth_N.shape[0], padded_keys),
+    )
+
+
+def _block_relations(
+    end_M: torch.Tensor, depth_M: torch.Tensor, depth_N: torch.Tensor, past: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool [Q, C] partly and fully visible key blocks of each query block (in key coordinates i + P)."""
+    ends_CB, key_depth_CB, query_depth_QB = end_M.view(-1, BLOCK), depth_M.view(-1, BLOCK), depth_N.view(-1, BLOCK)
+    first_query = torch.arange(query_depth_QB.shape[0], device=end_M.device)[:, None] * BLOCK + past
+    first_key = torch.arange(ends_CB.shape[0], device=end_M.device)[None, :] * BLOCK
+    last_query, last_key = first_query + BLOCK - 1, first_key + BLOCK - 1
+    visible = (first_key <= last_query) & (ends_CB.amax(1) > first_query)
+    full = (last_key <= first_query) & (ends_CB.amin(1) > last_query)
+    if window is not None:
+        visible &= query_depth_QB.amin(1)[:, None] - key_depth_CB.amax(1) < window
+        full &= query_depth_QB.amax(1)[:, None] - key_depth_CB.amin(1) < window
+    return visible & ~full, full
+
+
+def _indices(blocks_QC: torch.Tensor) -> torch.Tensor:
+    """int32 [Q, C]: the true columns of each row first, in order."""
+    return torch.argsort(blocks_QC.to(torch.int32), dim=-1, descending=True, stable=True).to(torch.int32)
