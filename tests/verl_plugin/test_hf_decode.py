@@ -1,0 +1,187 @@
+"""The embedded engine against `transformers.generate` and against a full forward."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma2Config, Gemma3TextConfig
+
+from tree_rl.verl_plugin.hf_decode import DecodeEngine, Request
+from tree_rl.verl_plugin.hf_sampling import Sampling
+
+SIZES = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=256, eos_token_id=1, pad_token_id=0, bos_token_id=2,
+)
+CONFIGS = {
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES),
+    "llama": LlamaConfig(**SIZES),
+    "mistral_window": MistralConfig(**SIZES, sliding_window=7),
+    "qwen3_mixed_window": Qwen3Config(
+        **SIZES, sliding_window=5, use_sliding_window=True, max_window_layers=1,
+        layer_types=["full_attention", "sliding_attention"],
+    ),
+    "gemma2_softcap": Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
+    "gemma3": Gemma3TextConfig(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
+    "gpt_oss_sinks": GptOssConfig(**SIZES, sliding_window=6, num_local_experts=4, num_experts_per_tok=2),
+}
+
+
+def build(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = CONFIGS[name]
+    attention = "eager" if name.startswith(("gpt_oss", "gemma2")) else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def prompts(lengths: list[int], seed: int = 1) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 97, size=length).tolist() for length in lengths]
+
+
+def run_to_end(engine: DecodeEngine) -> None:
+    for _ in range(1000):
+        if engine.is_idle:
+            return
+        engine.step()
+    raise AssertionError("engine did not finish")
+
+
+def full_forward_log_probs(model: torch.nn.Module, request: Request, temperature: float = 1.0) -> torch.Tensor:
+    ids = torch.tensor([request.prompt_ids + request.token_ids])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0].float() / temperature
+    first = len(request.prompt_ids)
+    return torch.log_softmax(logits[first - 1 : -1], -1).gather(1, ids[0, first:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_greedy_equals_generate_and_log_probs_equal_a_full_forward(name: str) -> None:
+    model = build(name)
+    engine = DecodeEngine(model, capacity_tokens=96)
+    greedy = Sampling(max_tokens=20, temperature=0.0, stop_token_ids=frozenset({1}))
+    requests = [engine.request(ids, greedy) for ids in prompts([1, 17, 5, 33, 2])]
+    for _ in range(4):
+        engine.step()
+    requests += [engine.request(ids, greedy) for ids in prompts([9, 40], seed=2)]
+    run_to_end(engine)
+    for request in requests:
+        expected = model.generate(
+            torch.tensor([request.prompt_ids]), attention_mask=torch.ones(1, len(request.prompt_ids)),
+            max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0,
+        )[0, len(request.prompt_ids) :].tolist()
+        assert request.token_ids == expected
+        got = torch.tensor(request.log_probs)
+        torch.testing.assert_close(got, full_forward_log_probs(model, request), atol=1e-5, rtol=1e-5)
+
+
+def test_log_probs_are_those_of_the_distribution_at_the_rollout_temperature() -> None:
+    model = build("qwen3")
+    engine = DecodeEngine(model, capacity_tokens=96)
+    for temperature in (0.7, 1.0, 1.3):
+        sampling = Sampling(max_tokens=15, temperature=temperature)
+        requests = [engine.request(ids, sampling) for ids in prompts([3, 30, 11])]
+        run_to_end(engine)
+        for request in requests:
+            got = torch.tensor(request.log_probs)
+            expected = full_forward_log_probs(model, request, temperature)
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+            assert request.finish_reason == "length" and len(request.token_ids) == 15
+
+
+def test_a_prompt_that_continues_a_finished_session_reuses_its_keys_and_values() -> None:
+    model = build("qwen3")
+    sampling = Sampling(max_tokens=10, temperature=1.0)
+    engine = DecodeEngine(model, capacity_tokens=96)
+    history = prompts([20])[0]
+    for turn in range(4):
+        request = engine.request(history, sampling)
+        run_to_end(engine)
+        if turn:
+            # All but the observation and the last sampled token, which has not been run before.
+            assert request.cached_tokens == len(history) - 4
+        torch.testing.assert_close(
+            torch.tensor(request.log_probs), full_forward_log_probs(model, request), atol=1e-5, rtol=1e-5
+        )
+        history = history + request.token_ids + prompts([3], seed=turn)[0]
+
+
+def test_simultaneous_requests_of_one_prompt_prefill_it_once() -> None:
+    model = build("qwen3")
+    engine = DecodeEngine(model, capacity_tokens=96)
+    prompt = prompts([50])[0]
+    requests = [engine.request(prompt, Sampling(max_tokens=8, temperature=1.0)) for _ in range(6)]
+    run_to_end(engine)
+    assert sorted(request.cached_tokens for request in requests) == [0, 49, 49, 49, 49, 49]
+    for request in requests:
+        torch.testing.assert_close(
+            torch.tensor(request.log_probs), full_forward_log_probs(model, request), atol=1e-5, rtol=1e-5
+        )
+    assert len({tuple(request.token_ids) for request in requests}) > 1
+
+
+def test_results_do_not_depend_on_how_few_slots_there_are() -> None:
+    model = build("qwen3")
+    per_slot = 2 * 2 * 2 * 8 * 4 * 97
+    shared = prompts([12])[0]
+    ids = [shared + tail for tail in prompts([3, 9, 1, 22, 5, 2, 14])] + prompts([30, 2], seed=5)
+    outputs = []
+    for slots in (1, 3, 64):
+        engine = DecodeEngine(model, capacity_tokens=96, kv_cache_bytes=slots * per_slot)
+        assert engine.cache.num_slots == slots
+        requests = [engine.request(p, Sampling(max_tokens=4 + 3 * i, temperature=0.0)) for i, p in enumerate(ids)]
+        run_to_end(engine)
+        outputs.append([request.token_ids for request in requests])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_new_weights_invalidate_reusable_prefixes() -> None:
+    model = build("qwen3")
+    engine = DecodeEngine(model, capacity_tokens=96)
+    prompt = prompts([20])[0]
+    engine.request(prompt, Sampling(max_tokens=4, temperature=0.0))
+    run_to_end(engine)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    engine.forget_prefixes()
+    request = engine.request(prompt, Sampling(max_tokens=8, temperature=1.0))
+    run_to_end(engine)
+    assert request.cached_tokens == 0
+    torch.testing.assert_close(
+        torch.tensor(request.log_probs), full_forward_log_probs(model, request), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_abort_returns_the_tokens_so_far_and_the_engine_goes_on() -> None:
+    model = build("qwen3")
+    engine = DecodeEngine(model, capacity_tokens=96)
+    running = engine.request(prompts([4])[0], Sampling(max_tokens=50, temperature=1.0))
+    for _ in range(3):
+        engine.step()
+    waiting = engine.request(prompts([4])[0], Sampling(max_tokens=50, temperature=1.0))
+    assert engine.abort_all() == [running, waiting]
+    assert (running.finish_reason, len(running.token_ids), waiting.token_ids) == ("abort", 4, [])
+    again = engine.request(running.prompt_ids + running.token_ids, Sampling(max_tokens=5, temperature=1.0))
+    run_to_end(engine)
+    assert again.cached_tokens == len(running.prompt_ids) + 3
+    torch.testing.assert_close(
+        torch.tensor(again.log_probs), full_forward_log_probs(model, again), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_bad_prompts_are_refused_by_name() -> None:
+    engine = DecodeEngine(build("qwen3"), capacity_tokens=20)
+    sampling = Sampling(max_tokens=4)
+    with pytest.raises(ValueError, match="empty prompt"):
+        engine.request([], sampling)
+    with pytest.raises(ValueError, match=r"token id 97: expected ids in \[0, 97\)"):
+        engine.request([3, 97], sampling)
+    with pytest.raises(ValueError, match="prompt of 20 tokens leaves no room in a context of 20"):
+        engine.request([3] * 20, sampling)

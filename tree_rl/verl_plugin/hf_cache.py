@@ -1,0 +1,164 @@
+"""Keys and values of many sequences, one row ("slot") each, kept between requests so that a later prompt can reuse a
+prefix: the key-value cache of the embedded rollout engine.
+
+Shapes: R rows of a forward, Q new tokens per row, G key-value heads, D head size, T tokens a slot can hold.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache
+
+
+class SlotCache(Cache):
+    """A `transformers` cache of `num_slots` slots; a forward works on a contiguous range of them.
+
+    Column `capacity_tokens` of every slot is scratch space: padding is written there and never read.
+
+    Args:
+        num_layers: attention layers of the model.
+        num_slots: sequences that fit.
+        capacity_tokens: T, tokens a slot can hold.
+    """
+
+    def __init__(self, *, num_layers: int, num_slots: int, capacity_tokens: int) -> None:
+        super().__init__(layers=[])
+        self.num_slots = num_slots
+        self.capacity_tokens = capacity_tokens
+        self.num_layers = num_layers
+        self.tokens_ST = np.zeros((num_slots, capacity_tokens), dtype=np.int64)
+        self.length_S = np.zeros(num_slots, dtype=np.int64)
+        self.last_used_S = np.zeros(num_slots, dtype=np.int64)
+        self._keys: list[torch.Tensor | None] = [None] * num_layers
+        self._values: list[torch.Tensor | None] = [None] * num_layers
+        self._rows: slice = slice(0, 0)
+        self._row_index: torch.Tensor | None = None
+        self._column_RQ: torch.Tensor | None = None
+        self._context_tokens = 0
+
+    def begin(self, rows: slice, column_RQ: torch.Tensor, context_tokens: int) -> None:
+        """Announce a forward: slots `rows` receive its keys and values at `column_RQ` and are read up to a length.
+
+        Args:
+            rows: the R slots of the forward.
+            column_RQ: int64 column that each new token is written to.
+            context_tokens: columns the attention reads.
+        """
+        self._rows = rows
+        self._row_index = torch.arange(rows.start, rows.stop, device=column_RQ.device).unsqueeze(1)
+        self._column_RQ = column_RQ
+        self._context_tokens = context_tokens
+
+    def update(  # the caller is a transformers attention layer
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new keys and values of one layer and return all that the forward may read.
+
+        Args:
+            key_states: [R, G, Q, D].
+            value_states: [R, G, Q, D].
+            layer_idx: the attention layer.
+
+        Returns:
+            Keys and values, [R, G, context_tokens, D], views of the cache.
+        """
+        keys = self._written(self._keys, layer_idx, key_states)
+        values = self._written(self._values, layer_idx, value_states)
+        return keys, values
+
+    def _written(self, store: list[torch.Tensor | None], layer: int, new_RGQD: torch.Tensor) -> torch.Tensor:
+        kept = store[layer]
+        if kept is None:
+            _, heads, _, head_size = new_RGQD.shape
+            # calloc leaves untouched pages unmapped, so an idle slot costs no memory on the CPU.
+            kept = new_RGQD.new_zeros(self.num_slots, heads, self.capacity_tokens + 1, head_size)
+            store[layer] = kept
+        kept[self._row_index, :, self._column_RQ] = new_RGQD.transpose(1, 2)
+        return kept[self._rows, :, : self._context_tokens]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: positions and masks are always given explicitly."""
+        return 0
+
+    def longest_prefix(self, prompt_ids: np.ndarray) -> tuple[int, int]:
+        """Find the slot that shares the longest prefix with a prompt.
+
+        Args:
+            prompt_ids: int64 [P].
+
+        Returns:
+            (slot, shared tokens); at most P - 1 tokens, so that one is left to run.
+        """
+        width = min(len(prompt_ids) - 1, int(self.length_S.max(initial=0)))
+        if width <= 0:
+            return 0, 0
+        equal = self.tokens_ST[:, :width] == prompt_ids[:width]
+        shared_S = np.where(equal.all(axis=1), width, equal.argmin(axis=1))
+        shared_S = np.minimum(shared_S, self.length_S)
+        slot = int(shared_S.argmax())
+        return slot, int(shared_S[slot])
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange two slots."""
+        if a == b:
+            return
+        length = int(max(self.length_S[a], self.length_S[b]))
+        for store in (self._keys, self._values):
+            for kept in store:
+                if kept is not None:
+                    kept[[a, b], :, :length] = kept[[b, a], :, :length]
+        self.tokens_ST[[a, b], :length] = self.tokens_ST[[b, a], :length]
+        self.length_S[[a, b]] = self.length_S[[b, a]]
+        self.last_used_S[[a, b]] = self.last_used_S[[b, a]]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Make `target` hold the first `length` tokens of `source`, and nothing else."""
+        if source != target:
+            for store in (self._keys, self._values):
+                for kept in store:
+                    if kept is not None:
+                        kept[target, :, :length] = kept[source, :, :length]
+            self.tokens_ST[target, :length] = self.tokens_ST[source, :length]
+        self.length_S[target] = length
+
+    def append_token_ids(self, slot: int, token_ids: np.ndarray) -> None:
+        """Record which tokens a forward has just written behind the slot's content."""
+        start = int(self.length_S[slot])
+        self.tokens_ST[slot, start : start + len(token_ids)] = token_ids
+        self.length_S[slot] = start + len(token_ids)
+
+    def forget(self, first_slot: int = 0) -> None:
+        """Empty all slots from `first_slot` on, as their keys and values belong to weights that are gone."""
+        self.length_S[first_slot:] = 0
+
+    def release(self) -> None:
+        """Empty all slots and give their memory back; the next forward allocates it again."""
+        self.forget()
+        self._keys = [None] * self.num_layers
+        self._values = [None] * self.num_layers
+
+
+def num_slots_within(budget_bytes: int, config: PretrainedConfig, *, capacity_tokens: int, dtype: torch.dtype) -> int:
+    """Return how many slots of `capacity_tokens` a budget holds.
+
+    Args:
+        budget_bytes: memory for keys and values.
+        config: the model's text config.
+        capacity_tokens: tokens per slot.
+        dtype: element type of keys and values.
+
+    Raises:
+        ValueError: not even one slot fits.
+    """
+    heads = config.num_key_value_heads or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    bytes_per_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize
+    slots = budget_bytes // (bytes_per_token * (capacity_tokens + 1))
+    if slots < 1:
+        raise ValueError(
+            f"rollout.engine_kwargs.hf.kv_cache_bytes={budget_bytes} holds less than one sequence of {capacity_tokens} "
+            f"tokens ({bytes_per_token * (capacity_tokens + 1)} bytes); raise it or lower rollout.max_model_len"
+        )
+    return int(slots)

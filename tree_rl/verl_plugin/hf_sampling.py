@@ -1,0 +1,157 @@
+"""From logits to tokens and to the log-probability each had in the distribution it was drawn from.
+
+verl compares these with the actor's log-probs at the rollout temperature (`logprobs_mode: processed_logprobs`). Greedy
+tokens carry the log-prob at temperature 1, as in vLLM. Shapes: R rows, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+NEUTRAL: Mapping[str, Any] = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_p": 0.0,
+    "stop": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How one request is sampled.
+
+    Raises:
+        ValueError: a value is out of range; the message names the parameter.
+    """
+
+    max_tokens: int
+    """Tokens to generate at most."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    """Nucleus mass in (0, 1]."""
+    top_k: int = -1
+    """Candidates kept; -1 or 0 keeps all."""
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    """Generation ends after one of these, which is kept in the output."""
+    seed: int | None = None
+    """Own random stream of the request; None shares the server's."""
+    raw_log_probs: bool = False
+    """Report log-probs before temperature and filters (`logprobs_mode: raw_logprobs`)."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: expected at least 1")
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature}: expected 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: expected a value in (0, 1]")
+        if self.top_k < -1:
+            raise ValueError(f"top_k={self.top_k}: expected -1 (all) or a number of candidates")
+
+
+def parse_sampling(
+    params: Mapping[str, Any],
+    *,
+    default_max_tokens: int,
+    limit_tokens: int,
+    eos_token_ids: frozenset[int],
+    logprobs_mode: str = "processed_logprobs",
+) -> Sampling:
+    """Read the sampling parameters verl sends with a request.
+
+    Args:
+        params: vLLM-style parameters (`temperature, top_p, top_k, max_tokens | max_new_tokens, stop_token_ids, seed,
+            ignore_eos, ...`).
+        default_max_tokens: used when the request names no limit.
+        limit_tokens: room left in the context; an upper bound.
+        eos_token_ids: the model's end tokens.
+        logprobs_mode: verl's `rollout.logprobs_mode`.
+
+    Raises:
+        ValueError: a parameter is unknown, or has a value this engine does not implement.
+    """
+    rest = dict(params)
+    max_tokens = rest.pop("max_tokens", None)
+    max_new_tokens = rest.pop("max_new_tokens", None)
+    requested = next((limit for limit in (max_tokens, max_new_tokens) if limit is not None), default_max_tokens)
+    stop_token_ids = frozenset(rest.pop("stop_token_ids", None) or ())
+    if not rest.pop("ignore_eos", False):
+        stop_token_ids |= eos_token_ids
+    rest.pop("logprobs", None)
+    known = {key: rest.pop(key) for key in ("temperature", "top_p", "top_k", "seed") if key in rest}
+    for key, value in rest.items():
+        if key not in NEUTRAL:
+            raise ValueError(f"sampling parameter {key}={value!r}: not known to rollout.name=hf")
+        if value != NEUTRAL[key] and value:
+            raise ValueError(
+                f"sampling parameter {key}={value!r}: rollout.name=hf only implements {key}={NEUTRAL[key]!r}; "
+                "use rollout.name=vllm or sglang"
+            )
+    return Sampling(
+        max_tokens=max(1, min(requested, limit_tokens)),
+        stop_token_ids=stop_token_ids,
+        raw_log_probs=logprobs_mode == "raw_logprobs",
+        **known,
+    )
+
+
+@torch.no_grad()
+def sample(
+    logits_RV: torch.Tensor, samplings: Sequence[Sampling], generators: Sequence[torch.Generator]
+) -> tuple[list[int], list[float]]:
+    """Draw one token per row.
+
+    Args:
+        logits_RV: next-token logits, any float type.
+        samplings: one per row.
+        generators: random stream of each row, on the CPU.
+
+    Returns:
+        Token ids and their log-probs, one per row.
+    """
+    logits_RV = logits_RV.float()
+    scale = [1.0 if s.temperature == 0 else s.temperature for s in samplings]
+    processed_RV = logits_RV
+    if any(s != 1.0 for s in scale):
+        processed_RV = logits_RV / torch.tensor(scale, device=logits_RV.device).unsqueeze(1)
+    if any(s.temperature > 0 and (s.top_p < 1 or s.top_k > 0) for s in samplings):
+        processed_RV = _filtered(processed_RV, samplings)
+    log_probs_RV = torch.log_softmax(processed_RV, dim=-1)
+
+    tokens_R = log_probs_RV.argmax(dim=-1)
+    drawn = [row for row, s in enumerate(samplings) if s.temperature > 0]
+    if drawn:
+        uniform = torch.stack([torch.rand((), generator=generators[row], dtype=torch.float64) for row in drawn])
+        tokens_R[drawn] = _inverse_cdf(log_probs_RV[drawn], uniform.to(logits_RV.device))
+    reported_R = log_probs_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
+    if any(s.raw_log_probs for s in samplings):
+        raw_R = torch.log_softmax(logits_RV, dim=-1).gather(1, tokens_R.unsqueeze(1)).squeeze(1)
+        is_raw = torch.tensor([s.raw_log_probs for s in samplings], device=logits_RV.device)
+        reported_R = torch.where(is_raw, raw_R, reported_R)
+    return tokens_R.tolist(), reported_R.tolist()
+
+
+def _inverse_cdf(log_probs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    cdf_RV = log_probs_RV.exp().cumsum(dim=-1, dtype=torch.float64)
+    # The total is 1 up to rounding; scaling by it keeps the last token's share. `right` skips tokens of mass zero.
+    target_R1 = (uniform_R * cdf_RV[:, -1]).unsqueeze(1)
+    return torch.searchsorted(cdf_RV, target_R1, right=True).squeeze(1).clamp_(max=cdf_RV.shape[1] - 1)
+
+
+def _filtered(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    vocabulary = logits_RV.shape[1]
+    top_k = [s.top_k if s.top_k > 0 and s.temperature > 0 else vocabulary for s in samplings]
+    top_p = [s.top_p if s.temperature > 0 else 1.0 for s in samplings]
+    sorted_RV, order_RV = logits_RV.sort(dim=-1, descending=True)
+    rank_V = torch.arange(vocabulary, device=logits_RV.device)
+    drop_RV = rank_V >= torch.tensor(top_k, device=logits_RV.device).unsqueeze(1)
+    kept_RV = sorted_RV.masked_fill(drop_RV, float("-inf")).softmax(dim=-1)
+    mass_before_RV = kept_RV.cumsum(dim=-1) - kept_RV
+    limit_R1 = torch.tensor(top_p, device=logits_RV.device).unsqueeze(1)
+    drop_RV |= (mass_before_RV >= limit_R1) & (limit_R1 < 1) & (rank_V > 0)
+    return logits_RV.masked_fill(drop_RV.scatter(1, order_RV, drop_RV), float("-inf"))
