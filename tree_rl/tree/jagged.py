@@ -25,7 +25,7 @@ class Jagged:
             raise ValueError(f"expected offsets [B + 1] that end at {len(self.values)} values, received end {last}")
 
     @classmethod
-    def from_rows(cls, rows: Sequence[np.ndarray], *, dtype: DTypeLike = None) -> "Jagged":
+    def from_rows(cls, rows: Sequence[np.ndarray], *, dtype: DTypeLike | None = None) -> "Jagged":
         """Lay rows end to end.
 
         Args:

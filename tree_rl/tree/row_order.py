@@ -37,10 +37,14 @@ class RowOrder:
         Returns:
             The subset in this order; ``shared`` becomes the smallest one in between.
         """
-        ranks = np.flatnonzero(np.isin(self.rows, np.asarray(rows, dtype=np.int64)))
+        return self.take(np.flatnonzero(np.isin(self.rows, np.asarray(rows, dtype=np.int64))))
+
+    def take(self, ranks: np.ndarray) -> "RowOrder":
+        """The order of the rows at the given ranks (int64, ascending and distinct)."""
         shared = np.zeros(len(ranks), dtype=np.int64)
         if len(ranks) > 1:
-            shared[1:] = np.minimum.reduceat(self.shared[: ranks[-1] + 1], ranks[:-1] + 1)
+            span = self.shared[ranks[0] : ranks[-1] + 1]
+            shared[1:] = np.minimum.reduceat(span, ranks[:-1] + 1 - ranks[0])
         return RowOrder(rows=self.rows[ranks], shared=shared, lengths=self.lengths[ranks])
 
 

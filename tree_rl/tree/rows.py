@@ -75,7 +75,8 @@ def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndar
     if len(merge_key) != len(lengths):
         raise ValueError(f"merge_key: expected one entry for each of {len(lengths)} rows, received {len(merge_key)}")
     code_of: dict[tuple[str, Hashable], int] = {}
-    codes, token_keys = [], []
+    codes: list[int] = []
+    token_keys: list[np.ndarray | None] = []
     for row, key in enumerate(merge_key):
         if isinstance(key, np.ndarray | list):
             array = _integer_array(key, row, "merge_key").astype(np.int64, copy=False)

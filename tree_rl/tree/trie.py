@@ -84,9 +84,7 @@ def build_trie(order: RowOrder) -> Trie:
             column.append(value)
 
     # The last entry, an empty row that shares nothing, closes all that is open.
-    ranks = zip(
-        [*order.rows.tolist(), -1], [*order.shared.tolist(), 0], [*order.lengths.tolist(), 0], strict=True
-    )
+    ranks = zip([*order.rows.tolist(), -1], [*order.shared.tolist(), 0], [*order.lengths.tolist(), 0], strict=True)
     for rank, (row, shared, length) in enumerate(ranks):
         while stack and end[stack[-1]] > shared:
             segment = stack.pop()

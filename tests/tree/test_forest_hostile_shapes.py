@@ -1,0 +1,174 @@
+"""Shapes and inputs on which prefix-tree code tends to break: ordinary cases here."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from tree_rl.tree import Forest, RowError, row_order
+from tree_rl.tree.row_order import RowOrder
+from tree_rl.tree.trie import build_trie, lay_out
+
+
+def test_no_rows_give_an_empty_forest():
+    forest = Forest.from_rows([])
+    sizes = (forest.num_unique, forest.num_flat, forest.num_rows, forest.num_segments, forest.num_trees)
+    assert sizes == (0, 0, 0, 0, 0)
+    assert (forest.por, forest.token_bound) == (0.0, 1.0)
+    assert forest.input_ids.dtype == forest.row_index.values.dtype == np.int32
+    assert forest.tree_path_count.tolist() == forest.tree_of_row.tolist() == forest.row_order.rows.tolist() == []
+    assert forest.select_rows([]).num_rows == 0
+    assert Forest.from_rows([], merge_key=[]).num_rows == 0
+
+
+def test_identical_rows_share_everything():
+    forest = Forest.from_rows([[5, 6, 7]] * 4)
+    assert (forest.num_unique, forest.num_segments, forest.path_count.tolist()) == (3, 1, [4, 4, 4])
+    assert forest.por == pytest.approx(0.75)
+    assert forest.token_bound == pytest.approx(4.0)
+
+
+def test_a_strict_prefix_ends_a_segment():
+    forest = Forest.from_rows([[1, 2, 3, 4], [1, 2]])
+    assert forest.segments.start.tolist() == [0, 2]
+    assert forest.path_count.tolist() == [2, 2, 1, 1]
+    assert forest.subtree_end.tolist() == [4, 4, 4, 4]
+
+
+def test_rows_without_a_common_root_are_trees_heaviest_first():
+    forest = Forest.from_rows([[1], [2, 3], [4, 5, 6]])
+    assert forest.input_ids.tolist() == [4, 5, 6, 2, 3, 1]
+    assert forest.parent.tolist() == [-1, 0, 1, -1, 3, -1]
+    assert forest.position.tolist() == [0, 1, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("prefix", [1, 63, 64, 65])
+def test_a_branch_at_a_tile_border(prefix):
+    common = list(range(prefix))
+    forest = Forest.from_rows([common + [100, 101], common + [200]])
+    assert forest.num_unique == prefix + 3
+    assert forest.parent[prefix + 2] == prefix - 1
+    assert forest.position[prefix + 2] == prefix
+    assert forest.subtree_end.tolist() == [prefix + 3] * prefix + [prefix + 2] * 2 + [prefix + 3]
+
+
+def test_a_deep_comb_keeps_every_tooth():
+    teeth = 1_000
+    rows = [np.append(np.zeros(k, dtype=np.int32), 1) for k in range(1, teeth + 1)]
+    forest = Forest.from_rows(rows)
+    assert forest.num_segments == 2 * teeth - 1
+    assert forest.num_unique == 2 * teeth
+    for row in (0, 1, teeth // 2, teeth - 1):
+        np.testing.assert_array_equal(forest.row_tokens(row), rows[row])
+
+
+def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
+    # Row k leaves a spine after k tokens; written as an order of rows, because its flat tokens would be 50 million.
+    lengths = np.arange(10_001, 1, -1)
+    shared = np.append(0, lengths[1:] - 1)
+    segments, _ = lay_out(build_trie(RowOrder(rows=np.arange(10_000), shared=shared, lengths=lengths)))
+    assert len(segments) == 19_999
+    assert segments.end[-1] == 20_000
+    assert segments.depth.max() == 10_000
+    assert sorted(segments.path_count) == sorted([1] * 10_000 + list(range(2, 10_001)))
+
+
+def test_one_path_of_twenty_thousand_segments():
+    lengths = np.arange(1, 20_001)
+    shared = np.append(0, lengths[:-1])
+    segments, _ = lay_out(build_trie(RowOrder(rows=np.arange(20_000), shared=shared, lengths=lengths)))
+    assert segments.parent.tolist() == list(range(-1, 19_999))
+    assert segments.path_count.tolist() == list(range(20_000, 0, -1))
+    assert segments.depth.tolist() == list(range(20_000))
+
+
+def test_merge_key_keeps_equal_ids_apart():
+    rows = [[1, 2, 3], [1, 2, 3], [1, 2, 3]]
+    assert Forest.from_rows(rows, merge_key=["base", "adapter", "base"]).path_count.tolist() == [2, 2, 2, 1, 1, 1]
+    images = [np.array([0, 9, 0]), np.array([0, 8, 0]), np.array([0, 9, 0])]
+    forest = Forest.from_rows(rows, merge_key=images)
+    assert forest.path_count.tolist() == [3, 2, 2, 1, 1]
+    assert forest.input_ids.tolist() == [1, 2, 3, 2, 3]
+
+
+def test_row_keys_and_token_keys_never_merge():
+    assert Forest.from_rows([[1], [1]], merge_key=[0, np.array([0])]).num_trees == 2
+
+
+def test_rows_of_any_integer_type_give_the_same_forest():
+    rows = [[3, 1], [3, 2]]
+    kinds = [np.uint8, np.int16, np.int32, np.int64, np.uint64]
+    for left in kinds:
+        for right in kinds:
+            forest = Forest.from_rows([np.array(rows[0], dtype=left), np.array(rows[1], dtype=right)])
+            assert forest.input_ids.tolist() == [3, 1, 2]
+
+
+def test_the_caller_keeps_its_arrays():
+    row = np.array([1, 2, 3], dtype=np.int32)
+    forest = Forest.from_rows([row])
+    row[:] = 9
+    assert forest.input_ids.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], "at least one token"),
+        ([1, -7], "token 1 is -7"),
+        ([1.5, 2.0], r"integer token ids, received float64 .*1\.5"),
+        ([True, False], "integer token ids, received bool"),
+        (["a"], "integer token ids"),
+        ([1, 2**31], "token 1 is 2147483648"),
+        ([2**64], "18446744073709551616"),
+        (np.array([2**63], dtype=np.uint64), "9223372036854775808"),
+        ([[1, 2]], r"one dimension, received shape \(1, 2\)"),
+        (5, r"one dimension, received shape \(\)"),
+    ],
+)
+def test_a_bad_row_is_named(row, message):
+    with pytest.raises(RowError, match=message) as caught:
+        Forest.from_rows([[1, 2], row, [3]])
+    assert caught.value.row == 1
+    assert str(caught.value).startswith("row 1: ")
+
+
+def test_a_bad_merge_key_is_named():
+    with pytest.raises(ValueError, match="one entry for each of 2 rows, received 1"):
+        Forest.from_rows([[1], [2]], merge_key=["a"])
+    with pytest.raises(RowError, match="row 1: expected a merge_key of 2 tokens, received 3"):
+        Forest.from_rows([[1], [2, 3]], merge_key=[np.array([0]), np.array([0, 0, 0])])
+    with pytest.raises(RowError, match="row 0: expected integer merge_key, received float64"):
+        Forest.from_rows([[1]], merge_key=[np.array([0.5])])
+
+
+def test_select_refuses_unknown_and_repeated_rows():
+    forest = Forest.from_rows([[1], [2]])
+    with pytest.raises(ValueError, match="distinct rows"):
+        forest.select_rows([0, 0])
+    with pytest.raises(IndexError, match=r"rows in \[0, 2\)"):
+        forest.select_rows([2])
+
+
+def test_memory_is_a_small_multiple_of_the_flat_tokens():
+    draw = np.random.default_rng(0)
+    for shared in (0, 4_000, 8_000):
+        rows = [draw.integers(0, 100_000, 8_192, dtype=np.int32) for _ in range(64)]
+        for row in rows:
+            row[:shared] = rows[0][:shared]
+        tracemalloc.start()
+        forest = Forest.from_rows(rows)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        # Flat ids and byte strings and row index, 4 bytes each; five arrays and two int64 temporaries per unique token.
+        assert peak <= 16 * forest.num_flat + 48 * forest.num_unique + 2**20
+
+
+def test_work_per_row_does_not_grow_with_depth(monkeypatch):
+    """Each row is compared with one neighbour, however deep the trie: B - 1 comparisons."""
+    calls = []
+    compare = row_order.shared_prefix
+    monkeypatch.setattr(row_order, "shared_prefix", lambda left, right: calls.append(1) or compare(left, right))
+    rows = [[0] * k + [1] for k in range(1, 300)]
+    Forest.from_rows(rows)
+    assert len(calls) == len(rows) - 1

@@ -1,0 +1,188 @@
+"""Forest against a trie of nested dicts, the slow and obvious definition. Legend: N unique tokens, B rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.tree import Forest
+
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), max_size=14)
+KEYS = st.sampled_from(["none", "row", "token"])
+
+
+class Node:
+    """One token of the naive trie."""
+
+    def __init__(self, parent: "Node | None", token: int, position: int) -> None:
+        self.parent, self.token, self.position = parent, token, position
+        self.children: dict[object, Node] = {}
+        self.rows: list[int] = []
+        self.ends = False
+
+    def weight(self) -> int:
+        return 1 + sum(child.weight() for child in self.children.values())
+
+    def heaviest_first(self) -> "list[Node]":
+        return sorted(self.children.values(), key=lambda child: (-child.weight(), child.rows[0]))
+
+
+def naive_trie(rows: list[list[int]], symbols: list[list[object]]) -> tuple[list[Node], list[list[int]]]:
+    """Nodes in depth-first order, heaviest subtree first, and each row's path as indices into them."""
+    root = Node(None, -1, -1)
+    paths = []
+    for row, (tokens, keys) in enumerate(zip(rows, symbols, strict=True)):
+        node, path = root, []
+        for position, (token, key) in enumerate(zip(tokens, keys, strict=True)):
+            node = node.children.setdefault((token, key), Node(node, token, position))
+            node.rows.append(row)
+            path.append(node)
+        node.ends = True
+        paths.append(path)
+    order: list[Node] = []
+
+    def visit(node: Node) -> None:
+        for child in node.heaviest_first():
+            order.append(child)
+            visit(child)
+
+    visit(root)
+    number = {id(node): index for index, node in enumerate(order)}
+    return order, [[number[id(node)] for node in path] for path in paths]
+
+
+def keyed(rows: list[list[int]], kind: str, seed: int) -> tuple[object, list[list[object]]]:
+    """A merge key of the given kind, and the symbols that it makes of each row's tokens."""
+    draw = np.random.default_rng(seed)
+    if kind == "none":
+        return None, [[None] * len(row) for row in rows]
+    if kind == "row":
+        names = [("base", "adapter")[draw.integers(2)] for _ in rows]
+        return names, [[name] * len(row) for row, name in zip(rows, names, strict=True)]
+    hashes = [draw.integers(-1, 1, len(row)) for row in rows]
+    return hashes, [hash_row.tolist() for hash_row in hashes]
+
+
+@given(rows=ROWS, kind=KEYS, seed=st.integers(0, 99))
+@settings(max_examples=400, deadline=None)
+def test_every_array_equals_the_naive_trie(rows, kind, seed):
+    merge_key, symbols = keyed(rows, kind, seed)
+    forest = Forest.from_rows(rows, merge_key=merge_key)
+    order, paths = naive_trie(rows, symbols)
+    number = {id(node): index for index, node in enumerate(order)}
+    assert forest.input_ids.tolist() == [node.token for node in order]
+    assert forest.parent.tolist() == [number.get(id(node.parent), -1) for node in order]
+    assert forest.position.tolist() == [node.position for node in order]
+    assert forest.path_count.tolist() == [len(node.rows) for node in order]
+    assert [row.tolist() for row in forest.row_index] == paths
+    starts = [
+        index
+        for index, node in enumerate(order)
+        if node.position == 0 or node.parent.ends or len(node.parent.children) > 1
+    ]
+    assert forest.segments.start.tolist() == starts
+    assert forest.segments.end.tolist() == [*starts, len(order)][1:]
+    assert [array.dtype for array in (forest.input_ids, forest.parent, forest.row_index.values)] == [np.int32] * 3
+
+
+@given(rows=ROWS, kind=KEYS, seed=st.integers(0, 99))
+@settings(max_examples=200, deadline=None)
+def test_a_token_sees_exactly_its_ancestors(rows, kind, seed):
+    forest = Forest.from_rows(rows, merge_key=keyed(rows, kind, seed)[0])
+    index = np.arange(forest.num_unique)
+    visible = (index[None, :] <= index[:, None]) & (index[:, None] < forest.subtree_end[None, :])
+    expected = np.zeros_like(visible)
+    for path in forest.row_index:
+        for depth, token in enumerate(path):
+            expected[token, path[: depth + 1]] = True
+    np.testing.assert_array_equal(visible, expected)
+
+
+@given(rows=ROWS)
+@settings(max_examples=200, deadline=None)
+def test_segments_are_a_heaviest_first_preorder(rows):
+    forest = Forest.from_rows(rows)
+    segments = forest.segments
+    assert (segments.start < segments.end).all()
+    assert (segments.parent < np.arange(len(segments))).all()
+    weight = segments.subtree_end - segments.start
+    for parent in range(-1, len(segments)):
+        children = np.flatnonzero(segments.parent == parent)
+        assert (np.diff(weight[children]) <= 0).all()
+        first_rows = [forest.rows_through(segments.start[child])[0] for child in children]
+        for left, right in zip(range(len(children)), range(1, len(children)), strict=False):
+            if weight[children[left]] == weight[children[right]]:
+                assert first_rows[left] < first_rows[right]
+    for token in range(forest.num_unique):
+        expected = [row for row, path in enumerate(forest.row_index) if token in path]
+        assert forest.rows_through(token).tolist() == expected
+        assert forest.path_count[token] == len(expected)
+    for row, tokens in enumerate(rows):
+        assert forest.row_tokens(row).tolist() == tokens
+
+
+@given(rows=ROWS, seed=st.integers(0, 999))
+@settings(max_examples=200, deadline=None)
+def test_permuting_rows_keeps_the_unique_tokens(rows, seed):
+    shuffle = np.random.default_rng(seed).permutation(len(rows))
+    forest, shuffled = Forest.from_rows(rows), Forest.from_rows([rows[row] for row in shuffle])
+
+    def prefixes(of: Forest) -> set[tuple[int, ...]]:
+        return {tuple(of.input_ids[path[: d + 1]]) for path in of.row_index for d in range(len(path))}
+
+    assert prefixes(forest) == prefixes(shuffled)
+    assert forest.num_unique == shuffled.num_unique == len(prefixes(forest))
+    assert forest.num_segments == shuffled.num_segments
+    assert sorted(forest.path_count) == sorted(shuffled.path_count)
+
+
+@given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
+@settings(max_examples=300, deadline=None)
+def test_selected_rows_are_the_forest_of_these_rows(rows, kind, seed):
+    merge_key, _ = keyed(rows, kind, seed)
+    draw = np.random.default_rng(seed)
+    picked = draw.permutation(len(rows))[: draw.integers(0, len(rows) + 1)]
+    selected = Forest.from_rows(rows, merge_key=merge_key).select_rows(picked)
+    key = None if merge_key is None else [merge_key[row] for row in picked]
+    direct = Forest.from_rows([rows[row] for row in picked], merge_key=key)
+    for name in ("input_ids", "parent", "position", "subtree_end", "path_count"):
+        np.testing.assert_array_equal(getattr(selected, name), getattr(direct, name), err_msg=name)
+    np.testing.assert_array_equal(selected.row_index.values, direct.row_index.values)
+    np.testing.assert_array_equal(selected.row_index.offsets, direct.row_index.offsets)
+    np.testing.assert_array_equal(selected.segments.parent, direct.segments.parent)
+
+
+@given(rows=ROWS)
+@settings(max_examples=200, deadline=None)
+def test_trees_partition_tokens_rows_and_segments(rows):
+    forest = Forest.from_rows(rows)
+    roots = np.flatnonzero(forest.parent < 0)
+    assert forest.num_trees == len(roots) == len({row[0] for row in rows})
+    tree_of_token = forest.tree_of_segment[forest.segment_of_token]
+    np.testing.assert_array_equal(tree_of_token, np.searchsorted(roots, np.arange(forest.num_unique), "right") - 1)
+    for row, path in enumerate(forest.row_index):
+        assert set(tree_of_token[path]) == {forest.tree_of_row[row]}
+    np.testing.assert_array_equal(np.bincount(forest.tree_of_row, minlength=len(roots)), forest.tree_rows)
+    np.testing.assert_array_equal(forest.tree_path_count, forest.tree_rows[tree_of_token])
+
+
+@given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
+@settings(max_examples=200, deadline=None)
+def test_row_order_shares_what_neighbours_share(rows, kind, seed):
+    forest = Forest.from_rows(rows, merge_key=keyed(rows, kind, seed)[0])
+    order = forest.row_order
+    assert sorted(order.rows) == list(range(len(rows)))
+    assert order.num_unique == forest.num_unique
+    for rank in range(1, len(rows)):
+        before, here = forest.row_index[order.rows[rank - 1]], forest.row_index[order.rows[rank]]
+        assert order.shared[rank] == len(set(before) & set(here))
+    subset = np.flatnonzero(np.random.default_rng(seed).integers(0, 2, len(rows)))
+    tokens = {int(token) for row in subset for token in forest.row_index[int(row)]}
+    assert order.select(subset).num_unique == len(tokens)
+
+
+@pytest.mark.parametrize("rows", [[[7]], [[7], [7]], [[7, 8]], [[7], [7, 8]], [[7, 8], [7]], [[1], [2], [3]]])
+def test_the_smallest_forests(rows):
+    forest = Forest.from_rows(rows)
+    assert [forest.row_tokens(row).tolist() for row in range(len(rows))] == rows
+    assert forest.num_unique == len({tuple(row[: d + 1]) for row in rows for d in range(len(row))})

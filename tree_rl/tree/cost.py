@@ -1,0 +1,107 @@
+"""Floating point operations of one training step over rows and over their forest: what balancing and mode auto compare.
+
+GEMMs count per token, attention per visible (query, key) pair, the language-model head per trained token.
+Legend: N unique tokens, B rows.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.jagged import Jagged
+
+Amount = TypeVar("Amount", float, np.ndarray)
+
+FORWARD_AND_BACKWARD = 3
+"""A backward costs two forwards: one product for each operand's gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a decoder that decide its cost."""
+
+    hidden: int
+    """Width of the residual stream."""
+    layers: int
+    """Decoder layers."""
+    intermediate: int
+    """Width of the gated MLP; for a mixture of experts, experts per token times the width of one."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads."""
+    head_dim: int
+    """Size of one head."""
+    vocab: int
+    """Rows of the language-model head."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"ModelShape.{name}: expected at least 1, received {getattr(self, name)}")
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward and backward through the projections and MLPs of all layers."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        parameters = self.layers * (attention + 3 * self.hidden * self.intermediate)
+        return FORWARD_AND_BACKWARD * 2.0 * parameters
+
+    @property
+    def flops_per_pair(self) -> float:
+        """Forward and backward of the scores and the weighted values of one visible pair, in all layers."""
+        return FORWARD_AND_BACKWARD * 4.0 * self.layers * self.heads * self.head_dim
+
+    @property
+    def flops_per_head_token(self) -> float:
+        """Forward and backward of the language-model head at one position."""
+        return FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab
+
+    def flops(self, tokens: Amount, pairs: Amount, head_tokens: Amount) -> Amount:
+        """Cost of a step over so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""
+        body = self.flops_per_token * tokens + self.flops_per_pair * pairs
+        return body + self.flops_per_head_token * head_tokens
+
+
+def row_cost(shape: ModelShape, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:
+    """Cost of running rows one by one.
+
+    Args:
+        shape: the model.
+        lengths: int [B], tokens of each row.
+        head_tokens: int [B], tokens with a loss in each row; None means all.
+
+    Returns:
+        float64 [B], floating point operations of forward and backward.
+    """
+    tokens = np.asarray(lengths, dtype=np.float64)
+    return shape.flops(tokens, tokens * (tokens + 1) / 2, tokens if head_tokens is None else head_tokens)
+
+
+def forest_cost(shape: ModelShape, forest: Forest, trained: Jagged | None = None) -> float:
+    """Cost of running a forest once.
+
+    Args:
+        shape: the model.
+        forest: the rows.
+        trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere. The head runs once per
+            unique token that any row trains.
+
+    Returns:
+        Floating point operations of forward and backward.
+    """
+    pairs = float(forest.position.sum(dtype=np.int64)) + forest.num_unique
+    return shape.flops(float(forest.num_unique), pairs, float(trained_unique_tokens(forest, trained).sum()))
+
+
+def trained_unique_tokens(forest: Forest, trained: Jagged | None) -> np.ndarray:
+    """bool [N], unique tokens that have a loss in at least one row; ``trained`` is [B, L_b] or None for all."""
+    if trained is None:
+        return np.ones(forest.num_unique, dtype=bool)
+    if not np.array_equal(trained.offsets, forest.row_index.offsets):
+        raise ValueError("trained: expected one entry per row token, received rows of other lengths")
+    marks = np.zeros(forest.num_unique, dtype=bool)
+    marks[forest.row_index.values[trained.values != 0]] = True
+    return marks
