@@ -1,0 +1,153 @@
+"""Rows from conversations: one row per trajectory, or one per model call, as an agent that rewrites its history makes.
+
+Legend: M messages of a conversation.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from tree_rl.inspection.chat_tokenizer import ChatTokenizer
+from tree_rl.inspection.columns import Columns
+from tree_rl.inspection.encoded_text import EncodedText, TextEncoder
+from tree_rl.inspection.row import Row, RowFileError
+
+CONVERSATIONS = ("messages", "traj", "conversation", "conversations")
+
+
+class RowsPer(StrEnum):
+    """What becomes one row."""
+
+    TRIAL = "trial"
+    """The whole conversation, every assistant turn trained."""
+    CALL = "call"
+    """Each assistant turn with the messages before it, that turn alone trained."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """The messages of one trajectory as text, cut at every message."""
+
+    name: str
+    """How messages to the user call it."""
+    roles: tuple[str, ...]
+    """[M]."""
+    text_through: tuple[str, ...]
+    """[M], text of the messages up to and including each."""
+    text_asking: tuple[str, ...]
+    """[M], text that the model has read when it writes each assistant message; empty for the others."""
+
+
+def has_messages(columns: Columns) -> bool:
+    """Whether the columns hold conversations, under any of the names that this module reads."""
+    return any(name in columns for name in CONVERSATIONS)
+
+
+def read_chat_rows(
+    columns: Columns, groups: list[str], sessions: list[str], *, tokenizer: ChatTokenizer, rows_per: RowsPer
+) -> list[Row]:
+    """Rows of a file of chat messages.
+
+    Args:
+        columns: `messages` (or `traj`, `conversation`, `conversations`) and optionally `tools`.
+        groups: group of each conversation.
+        sessions: session of each conversation.
+        tokenizer: renders and tokenises.
+        rows_per: one row per conversation, or one per assistant turn.
+
+    Returns:
+        The rows, conversations in order.
+
+    Raises:
+        RowFileError: a cell that is not a list of messages, a message that the template refuses, a conversation
+            without an assistant turn when rows are calls.
+    """
+    column = next(name for name in CONVERSATIONS if name in columns)
+    tools = columns.get("tools", [None] * len(groups))
+    encoder = TextEncoder(vocabulary=tokenizer.vocabulary)
+    rows = []
+    for number, cell in enumerate(columns[column]):
+        conversation = _render(_messages(cell, number, column), tools[number], tokenizer, f"row {number}")
+        for name, last, first_trained in _cuts(conversation, rows_per):
+            text = encoder.encode(conversation.text_through[last])
+            row = Row(
+                name=name,
+                group=groups[number],
+                session=sessions[number],
+                token_ids=text.ids,
+                trained=_trained(conversation, first_trained, last, text),
+                part_start=_message_starts(conversation, last, text),
+                part_kind=conversation.roles[: last + 1],
+            )
+            rows.append(row)
+    return rows
+
+
+def _messages(cell: Any, number: int, column: str) -> list[dict[str, Any]]:
+    valid = isinstance(cell, list) and cell and all(isinstance(item, dict) and "role" in item for item in cell)
+    if not valid:
+        raise RowFileError(
+            f"row {number}, column {column}: expected a list of messages with a role each, received {str(cell)[:60]}"
+        )
+    return list(cell)
+
+
+def _render(
+    messages: list[dict[str, Any]], tools: list[Any] | None, tokenizer: ChatTokenizer, name: str
+) -> Conversation:
+    through, asking = [], []
+    for count, message in enumerate(messages, start=1):
+        try:
+            through.append(tokenizer.render(messages[:count], tools))
+            is_sampled = message["role"] == "assistant" and count > 1
+            asking.append(tokenizer.render(messages[: count - 1], tools, ask=True) if is_sampled else "")
+        except jinja2.TemplateError as error:
+            raise RowFileError(f"{name}, message {count - 1}: the chat template refuses it: {error}") from error
+    roles = tuple(str(message["role"]) for message in messages)
+    return Conversation(name=name, roles=roles, text_through=tuple(through), text_asking=tuple(asking))
+
+
+def _cuts(conversation: Conversation, rows_per: RowsPer) -> list[tuple[str, int, int]]:
+    """(name, last message, first message that may be trained) of each row of a conversation."""
+    last = len(conversation.roles) - 1
+    if rows_per is RowsPer.TRIAL:
+        return [(conversation.name, last, 0)]
+    calls = [index for index, text in enumerate(conversation.text_asking) if text]
+    if not calls:
+        raise RowFileError(f"{conversation.name}: expected an assistant message, as --rows call makes one row of each")
+    return [(f"{conversation.name}, call {call}", index, index) for call, index in enumerate(calls)]
+
+
+def _message_starts(conversation: Conversation, last: int, text: EncodedText) -> np.ndarray:
+    """int64 [last + 1], first token of each message; a template that rewrites earlier turns moves the boundary back."""
+    whole = conversation.text_through[last]
+    starts = [0] + [text.token_at(_shared_length(before, whole)) for before in conversation.text_through[:last]]
+    return np.maximum.accumulate(np.array(starts, dtype=np.int64))
+
+
+def _trained(conversation: Conversation, first: int, last: int, text: EncodedText) -> np.ndarray:
+    """bool [L], tokens that the model wrote in messages first..last."""
+    whole = conversation.text_through[last]
+    trained = np.zeros(len(text.ids), dtype=bool)
+    for index in range(first, last + 1):
+        asked = conversation.text_asking[index]
+        if asked:
+            begin = text.token_at(_shared_length(asked, whole))
+            end = text.token_at(_shared_length(conversation.text_through[index], whole))
+            trained[begin:end] = True
+    return trained
+
+
+def _shared_length(text: str, whole: str) -> int:
+    """Characters of the longest common prefix, by bisection: comparing slices is much faster than a loop."""
+    low, high = 0, min(len(text), len(whole))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if whole.startswith(text[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

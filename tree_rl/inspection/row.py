@@ -1,0 +1,64 @@
+"""One row of a file, ready to be placed in a forest, and the error that names a row that cannot be.
+
+Legend: L tokens of the row, M parts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class RowFileError(ValueError):
+    """A file that does not hold rows; the message names the file, the row and the column."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Row:
+    """Token ids of one root-to-leaf sequence and what is known about it."""
+
+    name: str
+    """How messages call it: "row 3", "row 3, call 2"."""
+    group: str
+    """Rows merge inside a group only: the prompt's uid or the task."""
+    session: str
+    """The trajectory it comes from; several rows of one session mean that its history was rewritten or cut."""
+    token_ids: np.ndarray
+    """int64 [L]."""
+    trained: np.ndarray | None
+    """bool [L], tokens with a loss; None when the file does not say."""
+    part_start: np.ndarray
+    """int64 [M], first token of each part, ascending from 0."""
+    part_kind: tuple[str, ...]
+    """[M], what each part is: "prompt", "response", or the role of a message."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids.size == 0:
+            raise RowFileError(f"{self.name}: expected at least one token, received an empty row; drop it")
+        if self.trained is not None and len(self.trained) != len(self.token_ids):
+            raise RowFileError(
+                f"{self.name}: expected a mask of {len(self.token_ids)} tokens, received {len(self.trained)}"
+            )
+
+    def part_at(self, position: int) -> str:
+        """Kind of the part that holds a position of the row."""
+        return self.part_kind[int(np.searchsorted(self.part_start, position, side="right")) - 1]
+
+
+def check_vocabulary(rows: list[Row], vocab_size: int) -> None:
+    """Refuse ids that the model cannot embed.
+
+    Args:
+        rows: the rows.
+        vocab_size: ids must lie in [0, vocab_size).
+
+    Raises:
+        RowFileError: names the first row, position and id that do not.
+    """
+    for row in rows:
+        outside = (row.token_ids < 0) | (row.token_ids >= vocab_size)
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise RowFileError(
+                f"{row.name}: expected token ids in [0, {vocab_size}), but token {at} is {row.token_ids[at]}; "
+                "strip padding, or name the tokenizer or model that wrote the file"
+            )

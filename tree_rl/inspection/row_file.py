@@ -1,0 +1,63 @@
+"""Rows of a file, whatever it holds: token ids or chat messages."""
+
+from pathlib import Path
+
+from tree_rl.inspection.chat_rows import CONVERSATIONS, RowsPer, has_messages, read_chat_rows
+from tree_rl.inspection.chat_tokenizer import ChatTokenizer
+from tree_rl.inspection.columns import Columns, read_columns
+from tree_rl.inspection.row import Row, RowFileError, check_vocabulary
+from tree_rl.inspection.token_rows import GROUPS, SESSIONS, column_of_names, has_token_ids, read_token_rows
+
+
+def read_row_file(
+    path: Path,
+    *,
+    tokenizer: Path | None = None,
+    rows_per: RowsPer = RowsPer.TRIAL,
+    group_by: str | None = None,
+    vocab_size: int | None = None,
+) -> list[Row]:
+    """Read the rows that a trainer would receive.
+
+    Args:
+        path: a parquet, jsonl or json file.
+        tokenizer: a Hugging Face tokenizer folder; needed for chat messages.
+        rows_per: what becomes a row, for chat messages.
+        group_by: column whose equal values form a group; None takes the first of uid, group, group_id, task_id, and
+            without any of them the whole file is one group.
+        vocab_size: ids must be smaller; None takes the tokenizer's, and without one only refuses negative ids.
+
+    Returns:
+        At least one row.
+
+    Raises:
+        RowFileError: names the file, row or column and what was expected.
+    """
+    columns = read_columns(path)
+    count = len(next(iter(columns.values())))
+    if group_by is not None and group_by not in columns:
+        raise RowFileError(f"{path}: --group-by {group_by}: no such column; the file has {', '.join(columns)}")
+    groups = column_of_names(columns, (group_by,) if group_by else GROUPS, [path.stem] * count)
+    sessions = [f"{group}/{number}" for number, group in enumerate(groups)]
+    if any(name in columns for name in SESSIONS):
+        named = column_of_names(columns, SESSIONS, sessions)
+        sessions = [f"{group}/{session}" for group, session in zip(groups, named, strict=True)]
+    chat = None if tokenizer is None else ChatTokenizer.load(tokenizer)
+    if has_token_ids(columns):
+        rows = read_token_rows(columns, groups, sessions)
+    elif has_messages(columns):
+        if chat is None:
+            raise RowFileError(f"{path}: chat messages need --tokenizer FOLDER (examples/write_qwen_tokenizer.py)")
+        rows = read_chat_rows(columns, groups, sessions, tokenizer=chat, rows_per=rows_per)
+    else:
+        raise RowFileError(_unknown_columns(path, columns))
+    known = chat.vocab_size if chat is not None else 2**31 - 1
+    check_vocabulary(rows, vocab_size or known)
+    return rows
+
+
+def _unknown_columns(path: Path, columns: Columns) -> str:
+    return (
+        f"{path}: expected a column input_ids, or prompt_ids and response_ids, or prompts and responses, or chat "
+        f"messages ({', '.join(CONVERSATIONS)}); received {', '.join(columns)}"
+    )

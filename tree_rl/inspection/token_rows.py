@@ -1,0 +1,90 @@
+"""Rows from columns of token ids: whole rows, or a prompt and a response."""
+
+from typing import Any
+
+import numpy as np
+
+from tree_rl.inspection.columns import Columns
+from tree_rl.inspection.row import Row, RowFileError
+
+WHOLE = "input_ids"
+PROMPT_AND_RESPONSE = (("prompt_ids", "response_ids"), ("prompts", "responses"))
+MASKS = ("response_mask", "loss_mask")
+GROUPS = ("uid", "group", "group_id", "task_id")
+SESSIONS = ("session_id", "session", "trajectory_id", "trial")
+
+
+def has_token_ids(columns: Columns) -> bool:
+    """Whether the columns hold token ids, under any of the names that this module reads."""
+    return WHOLE in columns or any(set(pair) <= set(columns) for pair in PROMPT_AND_RESPONSE)
+
+
+def read_token_rows(columns: Columns, groups: list[str], sessions: list[str]) -> list[Row]:
+    """Rows of a file of token ids.
+
+    Args:
+        columns: `input_ids`, or `prompt_ids` and `response_ids`, or verl's `prompts` and `responses`; optionally
+            `response_mask` or `loss_mask`, as long as the row or its response.
+        groups: group of each row.
+        sessions: session of each row.
+
+    Returns:
+        One row per row of the file.
+
+    Raises:
+        RowFileError: a missing or non-integer value, an empty row, a mask of another length.
+    """
+    pair = next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
+    mask = next((name for name in MASKS if name in columns), None)
+    rows = []
+    for number, (group, session) in enumerate(zip(groups, sessions, strict=True)):
+        if pair is not None:
+            prompt = integer_array(columns[pair[0]][number], number, pair[0])
+            response = integer_array(columns[pair[1]][number], number, pair[1])
+            ids, starts, kinds = np.concatenate([prompt, response]), (0, len(prompt)), ("prompt", "response")
+        else:
+            ids = integer_array(columns[WHOLE][number], number, WHOLE)
+            starts, kinds = (0,), ("token",)
+        marks = None if mask is None else integer_array(columns[mask][number], number, mask)
+        row = Row(
+            name=f"row {number}",
+            group=group,
+            session=session,
+            token_ids=ids,
+            trained=None if marks is None else _row_mask(marks, len(ids), starts[-1], f"row {number}, column {mask}"),
+            part_start=np.array(starts),
+            part_kind=kinds,
+        )
+        rows.append(row)
+    return rows
+
+
+def column_of_names(columns: Columns, choices: tuple[str, ...], default: list[str]) -> list[str]:
+    """The first column present among the choices, as text; the default where there is none."""
+    name = next((name for name in choices if name in columns), None)
+    return default if name is None else [str(value) for value in columns[name]]
+
+
+def integer_array(value: Any, number: int, column: str) -> np.ndarray:
+    """One cell as int64 [L]; refuses, by row and column, what is absent, nested or not integer."""
+    if value is None:
+        raise RowFileError(f"row {number}, column {column}: expected a list of integers, received nothing")
+    array = np.asarray(value)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise RowFileError(
+            f"row {number}, column {column}: expected a list of integers, received {str(value)[:60]}"
+            + (" (text: name the tokenizer and a messages column instead)" if isinstance(value, str) else "")
+        )
+    return array.astype(np.int64)
+
+
+def _row_mask(marks: np.ndarray, tokens: int, prompt_tokens: int, where: str) -> np.ndarray:
+    if len(marks) == tokens:
+        return marks != 0
+    if len(marks) == tokens - prompt_tokens:
+        return np.concatenate([np.zeros(prompt_tokens, dtype=bool), marks != 0])
+    raise RowFileError(
+        f"{where}: expected {tokens} entries (row) or {tokens - prompt_tokens} (response), received {len(marks)}"
+    )
