@@ -1,0 +1,78 @@
+"""Causes of branching, each on the smallest forest that shows it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tree_rl.tree import Forest, Jagged
+from tree_rl.tree.branching import BranchCause, classify_branches, count_causes
+
+WORDS = {1: "The", 2: " cat", 3: " c", 4: "at", 5: " dog", 6: " sat", 7: ""}
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(WORDS[token] for token in ids)
+
+
+def only_cause(rows: list[list[int]], sampled: list[list[int]] | None, with_text: bool = False) -> BranchCause:
+    mask = None if sampled is None else Jagged.from_rows([np.array(row) for row in sampled])
+    branches = classify_branches(Forest.from_rows(rows), sampled=mask, decode=decode if with_text else None)
+    assert len(branches) == 1
+    return branches[0].cause
+
+
+def test_two_samples_of_one_context():
+    assert only_cause([[1, 2], [1, 5]], [[0, 1], [0, 1]]) is BranchCause.SAMPLING
+
+
+def test_a_rewritten_history():
+    assert only_cause([[1, 2, 6], [1, 6, 6]], [[0, 1, 1], [0, 0, 1]]) is BranchCause.CONTEXT_EDIT
+
+
+def test_two_observations():
+    assert only_cause([[1, 2], [1, 5]], [[0, 0], [0, 0]]) is BranchCause.OBSERVATION
+
+
+def test_the_same_text_by_other_ids():
+    rows, sampled = [[1, 2, 6], [1, 3, 4, 6]], [[0, 1, 1], [0, 0, 0, 1]]
+    assert only_cause(rows, sampled, with_text=True) is BranchCause.RETOKENISATION
+    assert only_cause(rows, sampled) is BranchCause.CONTEXT_EDIT
+    assert only_cause(rows, None, with_text=True) is BranchCause.RETOKENISATION
+
+
+def test_text_that_is_empty_or_only_begins_alike_is_no_retokenisation():
+    assert only_cause([[1, 2], [1, 3, 6]], [[0, 1], [0, 1, 1]], with_text=True) is BranchCause.SAMPLING
+    assert only_cause([[1, 7], [1, 5]], [[0, 1], [0, 1]], with_text=True) is BranchCause.SAMPLING
+
+
+def test_a_row_that_ends_where_others_go_on():
+    branches = classify_branches(Forest.from_rows([[1, 2], [1, 2, 5], [1, 2]]))
+    assert [(branch.segment, branch.child, branch.cause) for branch in branches] == [(0, None, BranchCause.PREFIX_END)]
+
+
+def test_without_a_mask_the_cause_is_unknown():
+    assert only_cause([[1, 2], [1, 5]], None) is BranchCause.UNKNOWN
+
+
+def test_a_token_sampled_in_any_row_counts_as_sampled():
+    rows = [[1, 2, 6], [1, 2, 6, 6], [1, 5]]
+    mask = Jagged.from_rows([np.array(row) for row in ([0, 1, 1], [0, 0, 0, 1], [0, 1])])
+    causes = count_causes(classify_branches(Forest.from_rows(rows), sampled=mask))
+    assert causes == {BranchCause.SAMPLING: 1, BranchCause.PREFIX_END: 1}
+
+
+def test_every_child_but_the_heaviest_is_a_branch():
+    forest = Forest.from_rows([[1, 2, 2], [1, 5], [1, 6], [3], [4]])
+    branches = classify_branches(forest)
+    assert [branch.child for branch in branches] == [2, 3]
+    assert {branch.segment for branch in branches} == {0}
+
+
+def test_a_mask_of_other_rows_is_refused():
+    with pytest.raises(ValueError, match="one entry per row token"):
+        classify_branches(Forest.from_rows([[1, 2]]), sampled=Jagged.from_rows([np.array([1])]))
+
+
+def test_no_rows_have_no_branches():
+    assert classify_branches(Forest.from_rows([])) == ()

@@ -1,0 +1,104 @@
+"""Drawings: each segment once, the rest counted, input text escaped, deep forests without recursion."""
+
+import itertools
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.tree import Forest, draw_svg, draw_text
+from tree_rl.tree.shown import choose_shown
+
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_text_of_a_small_forest():
+    forest = Forest.from_rows([[1, 2, 3, 4], [1, 2, 5], [1, 2], [1, 2, 3, 4], [9]])
+    assert draw_text(forest, decode=lambda ids: " ".join(map(str, ids))).splitlines() == [
+        "5 rows, 2 trees, 6 unique of 14 flat tokens, POR 0.571, token bound 2.33x",
+        "2 x4 end 1 “1 2”",
+        "├─ 2 x2 “3 4”",
+        "└─ 1 x1 “5”",
+        "1 x1 “9”",
+    ]
+
+
+def test_a_label_stays_on_one_line():
+    forest = Forest.from_rows([[1]])
+    text = draw_text(forest, decode=lambda ids: "a\nb\tc\x00" + "x" * 90, label_width=12)
+    assert text.splitlines()[1] == "1 x1 “a⏎b⇥c�xxxxx…”"
+
+
+@given(rows=ROWS, limit=st.integers(1, 12), level=st.integers(0, 4))
+@settings(max_examples=150, deadline=None)
+def test_what_is_hidden_is_counted(rows, limit, level):
+    forest = Forest.from_rows(rows)
+    shown = choose_shown(forest, max_segments=limit, max_level=level)
+    chosen = set(shown.segments.tolist())
+    assert len(chosen) <= limit
+    assert all(forest.segments.parent[segment] in chosen | {-1} for segment in chosen)
+    lengths = forest.segments.lengths
+    hidden_roots = [s for s in range(forest.num_segments) if forest.segments.parent[s] < 0 and s not in chosen]
+    assert shown.hidden_roots == len(hidden_roots)
+    hidden_trees = sum(int(forest.segments.subtree_end[s] - forest.segments.start[s]) for s in hidden_roots)
+    drawn = sum(int(lengths[segment]) for segment in chosen)
+    below = int(shown.hidden_tokens[list(chosen)].sum()) if chosen else 0
+    assert drawn + below + hidden_trees == forest.num_unique
+    lines = draw_text(forest, max_segments=limit, max_level=level).splitlines()
+    with_hidden = sum(bool(shown.hidden_branches[segment]) for segment in chosen)
+    assert len(lines) == 1 + len(chosen) + with_hidden + bool(hidden_roots)
+
+
+@given(rows=ROWS)
+@settings(max_examples=100, deadline=None)
+def test_svg_has_one_bar_per_segment(rows):
+    forest = Forest.from_rows(rows)
+    root = ElementTree.fromstring(draw_svg(forest))
+    tips = [bar.findtext(f"{SVG}title") or "" for bar in root.iter(f"{SVG}rect")]
+    tokens = sorted(int(found[1]) for tip in tips if (found := re.match(r"(\d+) tokens at", tip)))
+    assert tokens == sorted(forest.segments.lengths.tolist())
+
+
+def test_svg_bars_do_not_overlap():
+    draw = np.random.default_rng(3)
+    prefix = [int(token) for token in draw.integers(0, 9, 40)]
+    rows = [prefix[: draw.integers(1, 40)] + draw.integers(0, 9, draw.integers(1, 60)).tolist() for _ in range(25)]
+    root = ElementTree.fromstring(draw_svg(Forest.from_rows(rows), width=4000))
+    bars = [bar for bar in root.iter(f"{SVG}rect") if bar.find(f"{SVG}title") is not None]
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for bar in bars:
+        x = float(bar.attrib["x"])
+        spans.setdefault(bar.attrib["y"], []).append((x, x + float(bar.attrib["width"])))
+    for line in spans.values():
+        line.sort()
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(line))
+    assert all(max(end for _, end in line) <= 4000 for line in spans.values())
+
+
+def test_svg_escapes_its_title_and_needs_nothing_else():
+    svg = draw_svg(Forest.from_rows([[1, 2]]), title="<script>alert(1)</script> & more")
+    ElementTree.fromstring(svg)
+    assert "<script" not in svg
+    assert "href" not in svg
+
+
+def test_a_deep_comb_is_drawn_up_to_the_limits():
+    forest = Forest.from_rows([[0] * k + [1] for k in range(1, 1_500)])
+    assert len(draw_text(forest, max_segments=50).splitlines()) < 110
+    assert draw_svg(forest, max_segments=100).count("tokens at positions") == 100
+
+
+def test_an_empty_forest_is_drawn():
+    assert draw_text(Forest.from_rows([])) == "empty forest"
+    ElementTree.fromstring(draw_svg(Forest.from_rows([])))
+
+
+def test_limits_below_one_are_refused():
+    with pytest.raises(ValueError, match="max_segments"):
+        draw_text(Forest.from_rows([[1]]), max_segments=0)
+    with pytest.raises(ValueError, match="width"):
+        draw_svg(Forest.from_rows([[1]]), width=10)

@@ -1,0 +1,158 @@
+"""A forest as a self-contained SVG: x is the token position, a bar is a segment, its colour the path count g.
+
+The heaviest child continues its parent's line; the others hang below it.
+"""
+
+from html import escape
+from math import ceil, floor, log10
+
+import numpy as np
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.shown import Shown, caption, choose_shown
+
+LANE, BAR, MARGIN, TOP, TREE_GAP = 20.0, 13.0, 28.0, 76.0, 10.0
+FEW, MANY = (158, 202, 225), (8, 48, 107)
+INK, PALE, GRID = "#1f2933", "#7b8794", "#e8ecf0"
+STYLE = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+
+
+def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title: str | None = None) -> str:
+    """Draw a forest.
+
+    Args:
+        forest: the rows.
+        width: pixels; the height follows from the number of leaves.
+        max_segments: most segments to draw; the heaviest are chosen, ``+n`` marks segments
+            all of whose branches are left out, a tooltip tells the others.
+        title: first line; None draws the figures alone.
+
+    Returns:
+        An ``<svg>`` element with its own background, no scripts and no references.
+
+    Raises:
+        ValueError: a width too small for the margins.
+    """
+    if width < 200:
+        raise ValueError(f"width: expected at least 200 pixels, received {width}")
+    shown = choose_shown(forest, max_segments=max_segments)
+    segments = forest.segments
+    y = _lines(forest, shown)
+    depth_tokens = int((segments.depth + segments.lengths)[shown.segments].max(initial=1))
+    scale = (width - 2 * MARGIN - 24) / depth_tokens
+    bottom = max(y.values(), default=TOP) + LANE
+    height = bottom + 26
+    most = int(forest.path_count.max()) if forest.num_unique else 1
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
+        f'viewBox="0 0 {width} {height:.0f}" style="{STYLE}" role="img">',
+        f'<rect width="{width}" height="{height:.0f}" fill="#ffffff"/>',
+        _note(MARGIN, 24, title or "Prefix forest", size=15, ink=INK),
+        _note(MARGIN, 43, caption(forest), size=12),
+        *_legend(width, most),
+        *_axis(depth_tokens, scale, bottom),
+    ]
+    parts += [_connector(forest, segment, y, scale, most) for segment in y]
+    parts += [_bar(forest, shown, segment, y[segment], scale, most) for segment in y]
+    if shown.hidden_roots:
+        parts.append(_note(MARGIN, bottom + 20, f"+{shown.hidden_roots:,} trees not drawn"))
+    return "\n".join([part for part in parts if part] + ["</svg>"])
+
+
+def _lines(forest: Forest, shown: Shown) -> dict[int, float]:
+    """y of each shown segment: a heaviest child stays on its parent's line, every other child opens a new one."""
+    y: dict[int, float] = {}
+    continued: set[int] = set()
+    line = TOP - LANE - TREE_GAP
+    for segment in shown.segments.tolist():
+        parent = int(forest.segments.parent[segment])
+        if parent >= 0 and parent not in continued:
+            continued.add(parent)
+            y[segment] = y[parent]
+            continue
+        line += LANE if parent >= 0 else LANE + TREE_GAP
+        y[segment] = line
+    return y
+
+
+def _bar(forest: Forest, shown: Shown, segment: int, y: float, scale: float, most: int) -> str:
+    segments = forest.segments
+    depth, tokens = int(segments.depth[segment]), int(segments.end[segment] - segments.start[segment])
+    count = int(segments.path_count[segment])
+    x, size = MARGIN + depth * scale, max(1.5, tokens * scale - 1)
+    hidden = f"{int(shown.hidden_branches[segment]):,} branches, {int(shown.hidden_tokens[segment]):,} tokens not drawn"
+    tip = f"{tokens:,} tokens at positions {depth:,} to {depth + tokens - 1:,}, {count:,} rows"
+    tip += f"; {hidden}" if shown.hidden_branches[segment] else ""
+    bar = (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{BAR}" rx="{min(3.0, size / 4):.1f}" '
+        f'fill="{_colour(count, most)}"><title>{tip}</title></rect>'
+    )
+    words = f"{tokens:,} ×{count:,}" if count > 1 else f"{tokens:,}"
+    if size > 6 * len(words) + 8:
+        ink = "#ffffff" if _share(count, most) > 0.3 else INK
+        bar += _note(x + 5, y + BAR - 3.3, words, size=9.5, ink=ink)
+    right = x + size
+    if segments.subtree_end[segment] > segments.end[segment] and shown.rows_that_end[segment]:
+        bar += (
+            f'<circle cx="{right - 1:.1f}" cy="{y + BAR / 2}" r="3" fill="#ffffff" stroke="#d9480f" stroke-width="1.5">'
+            f"<title>{int(shown.rows_that_end[segment]):,} rows end here</title></circle>"
+        )
+    if shown.hidden_branches[segment] and not shown.shown_branches[segment]:
+        bar += _note(right + 3, y + BAR - 3, f"+{int(shown.hidden_branches[segment]):,}", hidden)
+    return bar
+
+
+def _connector(forest: Forest, segment: int, y: dict[int, float], scale: float, most: int) -> str:
+    """The curve from a parent's end down to a child on another line."""
+    parent = int(forest.segments.parent[segment])
+    if parent < 0 or y[parent] == y[segment]:
+        return ""
+    x = MARGIN + int(forest.segments.depth[segment]) * scale
+    top, bottom = y[parent] + BAR, y[segment] + BAR / 2
+    colour = _colour(int(forest.segments.path_count[segment]), most)
+    path = f"M{x - 2.5:.1f} {top - 2:.1f} V{bottom - 4:.1f} Q{x - 2.5:.1f} {bottom:.1f} {x + 1:.1f} {bottom:.1f}"
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.4"/>'
+
+
+def _axis(depth_tokens: int, scale: float, bottom: float) -> list[str]:
+    parts = []
+    step = _round_step(depth_tokens / 8)
+    for position in range(0, depth_tokens + 1, step):
+        x = MARGIN + position * scale
+        parts.append(f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{GRID}"/>')
+        parts.append(_note(x, TOP - 12, f"{position:,}", anchor="middle" if position else "start"))
+    return parts
+
+
+def _legend(width: int, most: int) -> list[str]:
+    counts = sorted({max(1, round(most ** (step / 4))) for step in range(5)})
+    x = width - MARGIN - 30.0 * len(counts)
+    parts = [_note(x - 6, 25, "rows through a segment", anchor="end")]
+    for number, count in enumerate(counts):
+        left = x + 30 * number
+        parts.append(f'<rect x="{left:.1f}" y="14" width="28" height="9" rx="2" fill="{_colour(count, most)}"/>')
+        parts.append(_note(left + 14, 35, f"{count:,}", anchor="middle"))
+    return parts
+
+
+def _note(
+    x: float, y: float, text: str, tip: str = "", *, anchor: str = "start", size: float = 10, ink: str = PALE
+) -> str:
+    inner = f"<title>{escape(tip)}</title>" if tip else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{ink}" text-anchor="{anchor}"'
+    return f"<text {place}>{inner}{escape(text)}</text>"
+
+
+def _round_step(size: float) -> int:
+    """The smallest of 1, 2, 5 times a power of ten that is at least ``size``."""
+    power = 10 ** max(0, floor(log10(max(size, 1))))
+    return int(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= ceil(size)))
+
+
+def _share(count: int, most: int) -> float:
+    return float(np.log(count) / np.log(most)) if most > 1 else 0.0
+
+
+def _colour(count: int, most: int) -> str:
+    mix = [few + (many - few) * _share(count, most) for few, many in zip(FEW, MANY, strict=True)]
+    return "#" + "".join(f"{round(channel):02x}" for channel in mix)

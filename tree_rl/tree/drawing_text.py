@@ -1,0 +1,78 @@
+"""A forest as lines of text: one line per segment, children below their parent, heaviest first."""
+
+from collections.abc import Callable, Sequence
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.shown import Shown, caption, choose_shown
+
+LABEL_TOKENS = 32
+"""Tokens of a segment handed to the decoder: a label never needs more."""
+
+
+def draw_text(
+    forest: Forest,
+    *,
+    max_segments: int = 60,
+    max_level: int = 24,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    label_width: int = 48,
+) -> str:
+    """Draw a forest with box characters.
+
+    Each line tells a segment's tokens and its path count (``x3``: three rows pass); ``end 1`` marks rows that end
+    where others go on.
+
+    Args:
+        forest: the rows.
+        max_segments: most segments to draw; the heaviest are chosen, the rest is counted.
+        max_level: deepest level to draw.
+        decode: text of token ids, for a label of each segment's beginning.
+        label_width: most characters of a label.
+
+    Returns:
+        Lines without a final newline.
+    """
+    shown = choose_shown(forest, max_segments=max_segments, max_level=max_level)
+    lines = [caption(forest)]
+    children: dict[int, list[int]] = {}
+    for segment in shown.segments.tolist():
+        children.setdefault(int(forest.segments.parent[segment]), []).append(segment)
+    # Entries wait on a stack, last child first: a segment, or what is hidden below one.
+    waiting = [(root, "", "") for root in reversed(children.get(-1, []))]
+    while waiting:
+        segment, indent, branch = waiting.pop()
+        if segment < 0:
+            parent = -segment - 1
+            hidden, tokens = shown.hidden_branches[parent], shown.hidden_tokens[parent]
+            lines.append(f"{indent}{branch}… {hidden:,} more, {tokens:,} tokens")
+            continue
+        lines.append(f"{indent}{branch}{_describe(forest, shown, segment, decode, label_width)}")
+        below = children.get(segment, []) + ([-segment - 1] if shown.hidden_branches[segment] else [])
+        inner = indent + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
+        marks = ["├─ "] * (len(below) - 1) + ["└─ "]
+        waiting += [
+            (child, inner, mark) for child, mark in zip(reversed(below), reversed(marks[: len(below)]), strict=True)
+        ]
+    if shown.hidden_roots:
+        lines.append(f"… {shown.hidden_roots:,} more trees")
+    return "\n".join(lines)
+
+
+def _describe(
+    forest: Forest, shown: Shown, segment: int, decode: Callable[[Sequence[int]], str] | None, label_width: int
+) -> str:
+    start, end = int(forest.segments.start[segment]), int(forest.segments.end[segment])
+    words = [f"{end - start:,}", f"x{forest.segments.path_count[segment]:,}"]
+    goes_on = forest.segments.subtree_end[segment] > end
+    if goes_on and shown.rows_that_end[segment]:
+        words.append(f"end {shown.rows_that_end[segment]:,}")
+    if decode is not None:
+        words.append(_label(decode(forest.input_ids[start : min(end, start + LABEL_TOKENS)].tolist()), label_width))
+    return " ".join(words)
+
+
+def _label(text: str, width: int) -> str:
+    """Text on one line, quoted, cut to a width."""
+    line = text.replace("\n", "⏎").replace("\t", "⇥")
+    line = "".join(character if character.isprintable() else "�" for character in line)
+    return f"“{line}”" if len(line) <= width else f"“{line[: width - 1]}…”"

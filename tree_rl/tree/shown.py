@@ -1,0 +1,91 @@
+"""Which part of a forest a drawing shows when it has more segments than fit, and how it sums up the rest.
+
+Legend: S segments.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tree_rl.tree.forest import Forest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shown:
+    """The heaviest segments of a forest; with a segment its ancestors are shown."""
+
+    segments: np.ndarray
+    """int64, shown segments in layout order."""
+    level: np.ndarray
+    """int64 [S], ancestors of each segment."""
+    shown_branches: np.ndarray
+    """int64 [S], children of each segment that are shown."""
+    hidden_branches: np.ndarray
+    """int64 [S], children of each segment that are not shown."""
+    hidden_tokens: np.ndarray
+    """int64 [S], unique tokens below those children."""
+    rows_that_end: np.ndarray
+    """int64 [S], rows whose last token is the segment's last."""
+    hidden_roots: int
+    """Trees that are not shown at all."""
+
+
+def choose_shown(forest: Forest, *, max_segments: int, max_level: int | None = None) -> Shown:
+    """Choose the heaviest segments.
+
+    Args:
+        forest: the rows.
+        max_segments: most segments to show.
+        max_level: most ancestors of a shown segment; None means any.
+
+    Returns:
+        The choice, closed under ancestors.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+    if max_segments < 1:
+        raise ValueError(f"max_segments: expected at least 1, received {max_segments}")
+    segments = forest.segments
+    level = np.zeros(len(segments), dtype=np.int64)
+    for segment, parent in enumerate(segments.parent.tolist()):
+        level[segment] = level[parent] + 1 if parent >= 0 else 0
+    tokens = segments.subtree_end.astype(np.int64) - segments.start
+    candidates = np.arange(len(segments)) if max_level is None else np.flatnonzero(level <= max_level)
+    # An ancestor is at least as heavy and comes earlier, so a stable order takes it first.
+    chosen = candidates[np.argsort(-tokens[candidates], kind="stable")][:max_segments]
+    is_shown = np.zeros(len(segments), dtype=bool)
+    is_shown[chosen] = True
+    hidden_child = np.flatnonzero(~is_shown & (segments.parent >= 0))
+    hidden_branches = np.bincount(segments.parent[hidden_child], minlength=len(segments))
+    hidden_tokens = np.bincount(
+        segments.parent[hidden_child], weights=tokens[hidden_child], minlength=len(segments)
+    ).astype(np.int64)
+    child = np.flatnonzero(segments.parent >= 0)
+    rows_in_children = np.bincount(
+        segments.parent[child], weights=segments.path_count[child], minlength=len(segments)
+    ).astype(np.int64)
+    return Shown(
+        segments=np.sort(chosen),
+        level=level,
+        shown_branches=segments.num_children - hidden_branches,
+        hidden_branches=hidden_branches,
+        hidden_tokens=hidden_tokens,
+        rows_that_end=segments.path_count - rows_in_children,
+        hidden_roots=int((~is_shown & (segments.parent < 0)).sum()),
+    )
+
+
+def caption(forest: Forest) -> str:
+    """One line of figures about a forest."""
+    if not forest.num_rows:
+        return "empty forest"
+    return (
+        f"{_counted(forest.num_rows, 'row')}, {_counted(forest.num_trees, 'tree')}, "
+        f"{forest.num_unique:,} unique of {forest.num_flat:,} flat tokens, "
+        f"POR {forest.por:.3f}, token bound {forest.token_bound:.2f}x"
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
