@@ -1,5 +1,6 @@
 """Kernels for training on prefix trees: tensors in, tensors out; torch (and Triton) only."""
 
+from tree_kernels.edge_log_probs import edge_log_probs, logits_edge_log_probs
 from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import chosen_implementation, tree_attention, unavailable_reason
@@ -8,6 +9,8 @@ __all__ = [
     "TreeLayout",
     "UnsupportedImplementation",
     "chosen_implementation",
+    "edge_log_probs",
+    "logits_edge_log_probs",
     "tree_attention",
     "unavailable_reason",
 ]

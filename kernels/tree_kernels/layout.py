@@ -42,12 +42,11 @@ class TreeLayout:
             past_length: number P of ancestor tokens whose keys and values precede the forest.
 
         Raises:
-            TypeError: `subtree_end` is no integer tensor.
+            TypeError: `subtree_end` is not of an integer dtype.
             ValueError: `subtree_end` is no forest in DFS order, or `past_length` is negative.
         """
-        if not isinstance(subtree_end, torch.Tensor) or subtree_end.is_floating_point():
-            received = subtree_end.dtype if isinstance(subtree_end, torch.Tensor) else type(subtree_end).__name__
-            raise TypeError(f"subtree_end: expected an integer tensor [N], received {received}")
+        if subtree_end.is_floating_point() or subtree_end.dtype == torch.bool:
+            raise TypeError(f"subtree_end: expected an integer tensor [N], received {subtree_end.dtype}")
         if subtree_end.dim() != 1:
             raise ValueError(f"subtree_end: expected shape [N], received {tuple(subtree_end.shape)}")
         if past_length < 0:

@@ -8,7 +8,7 @@ import torch
 
 from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_attention.blocked import blocked_attention
+from tree_kernels.tree_attention.blocked import blocked_attention, explicit_blocked_attention
 from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
@@ -75,7 +75,8 @@ def tree_attention(
     past_length = 0 if past_k is None else past_k.shape[0]
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout, past_length=past_length)
-    q_NHD, k_NHD, v_NHD, past_k, past_v = _in_autocast_dtype(q_NHD, k_NHD, v_NHD, past_k, past_v)
+    q_NHD, k_NHD, v_NHD = (_in_autocast_dtype(t) for t in (q_NHD, k_NHD, v_NHD))
+    past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
     device, dtype, head_size = q_NHD.device, q_NHD.dtype, q_NHD.shape[-1]
@@ -90,22 +91,20 @@ def tree_attention(
     with torch.autocast(device.type, enabled=False):
         if impl == "reference":
             out_NHD, lse_NH = reference_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
-        elif impl == "sdpa":
-            out_NHD, lse_NH = blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule, return_lse=return_lse)
-        else:
+        elif impl == "flex":
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
-    if not return_lse:
-        return out_NHD
-    assert lse_NH is not None
-    return out_NHD, lse_NH
+        elif return_lse:
+            out_NHD, lse_NH = explicit_blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+        else:
+            return blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+    return (out_NHD, lse_NH) if return_lse else out_NHD
 
 
-def _in_autocast_dtype(q: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Under autocast, all tensors in its dtype, as torch does for its own attention (float64 is left alone)."""
-    if not torch.is_autocast_enabled(q.device.type) or q.dtype == torch.float64:
-        return (q, *others)
-    dtype = torch.get_autocast_dtype(q.device.type)
-    return tuple(t if t is None else t.to(dtype) for t in (q, *others))
+def _in_autocast_dtype(t: torch.Tensor) -> torch.Tensor:
+    """Under autocast, in its dtype, as torch does for its own attention (float64 is left alone)."""
+    if not torch.is_autocast_enabled(t.device.type) or t.dtype == torch.float64:
+        return t
+    return t.to(torch.get_autocast_dtype(t.device.type))
 
 
 def _check(

@@ -8,11 +8,12 @@ M keys of a block, H query heads, K key heads, G = H / K, D head size.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
+from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.query_blocks import QueryBlock, query_blocks
-from tree_kernels.tree_attention.score_rule import ScoreRule, accumulation_dtype
+from tree_kernels.tree_attention.score_rule import ScoreRule
 
 BLOCK_TOKENS = {"cpu": 128}
 DEFAULT_BLOCK_TOKENS = 512
@@ -26,10 +27,9 @@ def blocked_attention(
     layout: TreeLayout,
     rule: ScoreRule,
     *,
-    return_lse: bool,
     block_tokens: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention block by block; torch's fused SDPA inside a block where the score rule allows it.
+) -> torch.Tensor:
+    """Attention block by block, inside a block by torch's fused attention where the score rule allows it.
 
     Args:
         q_NHD: [N, Hq, D].
@@ -38,24 +38,45 @@ def blocked_attention(
         sinks_H: [Hq] logits that join the denominator, or None.
         layout: the forest.
         rule: scale, window, soft cap.
-        return_lse: also return the log-sum-exp.
         block_tokens: query tokens per block; None picks by device.
 
     Returns:
-        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) or None.
+        output [N, Hq, D] in q's dtype.
     """
-    tokens = block_tokens or BLOCK_TOKENS.get(q_NHD.device.type, DEFAULT_BLOCK_TOKENS)
-    blocks = query_blocks(layout, tokens, rule.window)
-    if rule.softcap is None and sinks_H is None and not return_lse:
-        return _FusedBlocks.apply(q_NHD, k_MKD, v_MKD, blocks, rule), None
+    if rule.softcap is not None or sinks_H is not None:
+        return explicit_blocked_attention(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, block_tokens=block_tokens)[0]
+    blocks = query_blocks(layout, block_tokens or _default_block_tokens(q_NHD.device), rule.window)
+    return _FusedBlocks.apply(q_NHD, k_MKD, v_MKD, blocks, rule)
+
+
+def explicit_blocked_attention(
+    q_NHD: torch.Tensor,
+    k_MKD: torch.Tensor,
+    v_MKD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    layout: TreeLayout,
+    rule: ScoreRule,
+    *,
+    block_tokens: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention block by block with the softmax written out; arguments as in `blocked_attention`.
+
+    Returns:
+        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
+    """
+    blocks = query_blocks(layout, block_tokens or _default_block_tokens(q_NHD.device), rule.window)
     return _ExplicitBlocks.apply(q_NHD, k_MKD, v_MKD, sinks_H, blocks, rule)
+
+
+def _default_block_tokens(device: torch.device) -> int:
+    return BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS)
 
 
 def _fused_block(
     q_BHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, block: QueryBlock, rule: ScoreRule
 ) -> torch.Tensor:
     """Output [B, Hq, D] of one block by torch's scaled dot product attention."""
-    out_1HBD = F.scaled_dot_product_attention(
+    out_1HBD = scaled_dot_product_attention(
         q_BHD.transpose(0, 1)[None],
         k_MKD.transpose(0, 1)[None],
         v_MKD.transpose(0, 1)[None],
@@ -97,9 +118,9 @@ class _FusedBlocks(torch.autograd.Function):
         dv_MKD = torch.zeros(v_MKD.shape, dtype=dtype, device=v_MKD.device)
         for block in ctx.blocks:
             rows = slice(block.start, block.stop)
-            leaves = [t.detach().requires_grad_() for t in (q_NHD[rows], block.gather(k_MKD), block.gather(v_MKD))]
-            with torch.enable_grad():
-                out = _fused_block(*leaves, block, ctx.rule)
+            leaves = tuple(t.detach().requires_grad_() for t in (q_NHD[rows], block.gather(k_MKD), block.gather(v_MKD)))
+            with torch.enable_grad(), torch.autocast(q_NHD.device.type, enabled=False):
+                out = _fused_block(leaves[0], leaves[1], leaves[2], block, ctx.rule)
             dq, dk, dv = torch.autograd.grad(out, leaves, grad_NHD[rows])
             dq_NHD[rows] = dq
             block.scatter_add(dk_MKD, dk.to(dtype))
@@ -109,8 +130,7 @@ class _FusedBlocks(torch.autograd.Function):
 
 def _by_key_head(t_BHD: torch.Tensor, key_heads: int, dtype: torch.dtype) -> torch.Tensor:
     """[B, Hq, D] as [Hkv, G * B, D], so that the query heads of a key head share one matrix product."""
-    size_B, _, size_D = t_BHD.shape
-    return t_BHD.to(dtype).transpose(0, 1).reshape(key_heads, -1, size_D)
+    return t_BHD.to(dtype).transpose(0, 1).reshape(key_heads, -1, t_BHD.shape[-1])
 
 
 def _by_token(t_KRD: torch.Tensor, size_B: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, flex_attention
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.score_rule import ScoreRule
@@ -98,6 +98,13 @@ def _softcap_mod(softcap: float | None) -> Callable[..., torch.Tensor] | None:
     return capped
 
 
+def _window_mod(depth_N: torch.Tensor, depth_M: torch.Tensor, window: int) -> Callable[..., torch.Tensor]:
+    def is_near(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        return depth_N[q] - depth_M[kv] < window
+
+    return is_near
+
+
 def _padded_length(length: int) -> int:
     return -(-length // BLOCK) * BLOCK
 
@@ -129,20 +136,21 @@ def _build_block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
     depth_M[num_keys:] = layout.depth[-1]
     depth_N = torch.cat([layout.depth, layout.depth[-1].expand(_padded_length(num_tokens) - num_tokens)])
 
-    def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        return (kv <= q + past) & (q + past < end_M[kv])
-
-    def sees_in_window(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        return (kv <= q + past) & (q + past < end_M[kv]) & (depth_N[q] - depth_M[kv] < window)
-
     partial, full = _block_relations(end_M, depth_M, depth_N, past, window)
+
+    # A tensor, since a captured int would be compiled in and every new past length would compile again.
+    offset = torch.tensor(past, dtype=torch.int32, device=device)
+
+    def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        return (kv <= q + offset) & (q + offset < end_M[kv])
+
     return BlockMask.from_kv_blocks(
         partial.sum(-1, dtype=torch.int32)[None, None],
         _indices(partial)[None, None],
         full.sum(-1, dtype=torch.int32)[None, None],
         _indices(full)[None, None],
         BLOCK_SIZE=(BLOCK, BLOCK),
-        mask_mod=sees if window is None else sees_in_window,
+        mask_mod=sees if window is None else and_masks(sees, _window_mod(depth_N, depth_M, window)),
         seq_lengths=(depth_N.shape[0], padded_keys),
     )
 

@@ -48,7 +48,7 @@ class QueryBlock:
         """bool [B, M - masked_from]: which of the remaining keys each query sees."""
         query = torch.arange(self.start, self.stop, dtype=torch.int32, device=self.masked_token.device)[:, None]
         seen = (self.masked_token <= query) & (query < self.masked_end)
-        if self.masked_depth is not None and self.query_depth is not None:
+        if self.window is not None and self.masked_depth is not None and self.query_depth is not None:
             seen &= self.query_depth[:, None] - self.masked_depth < self.window
         return seen
 

@@ -20,8 +20,3 @@ class ScoreRule:
         """Scaled and capped scores of raw products q . k of any shape."""
         scaled = raw * self.scale
         return scaled if self.softcap is None else torch.tanh(scaled / self.softcap) * self.softcap
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for all else."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

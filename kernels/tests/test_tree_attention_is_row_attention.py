@@ -1,0 +1,218 @@
+"""Outputs and gradients of every implementation equal those of every row run alone, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from row_by_row import row_by_row_attention
+from tree_shapes import SHAPES, random_trie, subtree_end_of
+
+from tree_kernels import TreeLayout, tree_attention
+from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.tree_attention.blocked import blocked_attention
+from tree_kernels.tree_attention.score_rule import ScoreRule
+
+IMPLEMENTATIONS = ("reference", "sdpa")
+EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past": 20, "scale": 0.4}
+TOLERANCE = 1e-10
+
+
+def problem(size: int, heads: tuple[int, int], head_size: int, past: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    q_heads, k_heads = heads
+    return {
+        "q": draw(size, q_heads, head_size),
+        "k": draw(size, k_heads, head_size),
+        "v": draw(size, k_heads, head_size),
+        "past_k": draw(past, k_heads, head_size),
+        "past_v": draw(past, k_heads, head_size),
+        "sinks": draw(q_heads),
+    }
+
+
+def gradients(
+    out: torch.Tensor, lse: torch.Tensor | None, leaves: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(99)
+    loss = (out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum()
+    if lse is not None:
+        loss = loss + (lse * torch.randn(lse.shape, generator=generator, dtype=lse.dtype)).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def largest_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    return 0.0 if actual.numel() == 0 else float((actual - expected).abs().max())
+
+
+def check(
+    parent: list[int],
+    *,
+    heads: tuple[int, int] = (2, 1),
+    head_size: int = 8,
+    past: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    scale: float | None = None,
+    lse: bool = False,
+) -> None:
+    leaves = problem(len(parent), heads, head_size, past)
+    options: dict[str, Any] = {"window": window, "softcap": softcap, "scale": scale}
+    if past:
+        options |= {"past_k": leaves["past_k"], "past_v": leaves["past_v"]}
+    if sinks:
+        options["sinks"] = leaves["sinks"]
+    qkv = (leaves["q"], leaves["k"], leaves["v"])
+    expected_out, expected_lse = row_by_row_attention(*qkv, parent, **options)
+    expected = gradients(expected_out, expected_lse if lse else None, leaves)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
+    for impl in IMPLEMENTATIONS:
+        result = tree_attention(*qkv, layout, impl=impl, return_lse=lse, **options)
+        out, got_lse = result if isinstance(result, tuple) else (result, None)
+        assert largest_error(out, expected_out) < TOLERANCE, impl
+        if got_lse is not None:
+            assert largest_error(got_lse, expected_lse) < TOLERANCE, impl
+        actual = gradients(out, got_lse, leaves)
+        for name, gradient in actual.items():
+            reference = expected[name]
+            if gradient is None or reference is None:
+                assert gradient is None and reference is None or leaves[name].numel() == 0, (impl, name)
+            else:
+                assert largest_error(gradient, reference) < TOLERANCE, (impl, name)
+
+
+@pytest.mark.parametrize("size", [1, 3, 63, 64, 65, 129])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_and_size(shape: str, size: int) -> None:
+    check(SHAPES[shape](size))
+
+
+@pytest.mark.parametrize("shape", ["trunk_and_stubs", "forest"])
+def test_a_thousand_tokens_with_everything(shape: str) -> None:
+    check(SHAPES[shape](1000), heads=(2, 1), head_size=8, lse=True, **EVERYTHING)
+
+
+@pytest.mark.parametrize("size", [1, 63, 129])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_everything_at_once_on_every_shape(shape: str, size: int) -> None:
+    check(SHAPES[shape](size), lse=True, **EVERYTHING)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 2), (6, 2), (8, 1)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_every_grouping_of_heads(heads: tuple[int, int], softcap: float | None) -> None:
+    check(SHAPES["random_trie"](70), heads=heads, softcap=softcap, past=5)
+
+
+@pytest.mark.parametrize("head_size", [8, 16, 24, 64, 96, 128, 256])
+def test_every_head_size(head_size: int) -> None:
+    check(SHAPES["bushy_trie"](65), head_size=head_size, past=3)
+    check(SHAPES["bushy_trie"](65), head_size=head_size, sinks=True)
+
+
+@pytest.mark.parametrize("window", [1, 2, 17, 64, 1000])
+@pytest.mark.parametrize("past", [0, 1, 40])
+def test_a_window_counts_depth_not_index(window: int, past: int) -> None:
+    check(SHAPES["trunk_and_stubs"](140), window=window, past=past)
+    check(SHAPES["comb"](65), window=window, past=past, softcap=3.0)
+
+
+@pytest.mark.parametrize("option", [{"softcap": 0.7}, {"sinks": True}, {"scale": 0.25}, {"lse": True}, {"past": 130}])
+def test_every_option_alone(option: dict[str, Any]) -> None:
+    check(SHAPES["forest"](130), **option)
+
+
+def test_no_tokens_is_no_output_with_a_graph() -> None:
+    leaves = problem(0, (4, 2), 8, 3)
+    layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
+    for impl in IMPLEMENTATIONS:
+        for sinks in (None, leaves["sinks"]):
+            out = tree_attention(
+                leaves["q"],
+                leaves["k"],
+                leaves["v"],
+                layout,
+                past_k=leaves["past_k"],
+                past_v=leaves["past_v"],
+                sinks=sinks,
+                impl=impl,
+            )
+            assert isinstance(out, torch.Tensor) and out.shape == (0, 4, 8)
+            (gradient,) = torch.autograd.grad(out.sum(), leaves["past_k"])
+            assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(
+    size=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+    branching=st.sampled_from([0.05, 0.3, 0.7]),
+    roots=st.integers(1, 4),
+    past=st.integers(0, 12),
+    window=st.one_of(st.none(), st.integers(1, 20)),
+    softcap=st.one_of(st.none(), st.just(1.0)),
+    sinks=st.booleans(),
+)
+def test_random_tries(
+    size: int,
+    seed: int,
+    branching: float,
+    roots: int,
+    past: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: bool,
+) -> None:
+    parent = random_trie(size, seed, branching=branching, roots=roots)
+    check(parent, past=past, window=window, softcap=softcap, sinks=sinks, head_size=4)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 7, 64, 500])
+@pytest.mark.parametrize("window", [None, 6])
+def test_the_block_size_changes_nothing(block_tokens: int, window: int | None) -> None:
+    parent = SHAPES["bushy_trie"](150)
+    leaves = problem(150, (4, 2), 8, 0)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    qkv = (leaves["q"], leaves["k"], leaves["v"])
+    del leaves["past_k"], leaves["past_v"], leaves["sinks"]
+    expected = row_by_row_attention(*qkv, parent, window=window)[0]
+    rule = ScoreRule(scale=8**-0.5, window=window)
+    actual = blocked_attention(*qkv, None, layout, rule, block_tokens=block_tokens)
+    assert largest_error(actual, expected) < TOLERANCE
+    wanted = gradients(expected, None, leaves)
+    for name, gradient in gradients(actual, None, leaves).items():
+        assert gradient is not None and wanted[name] is not None
+        assert largest_error(gradient, wanted[name]) < TOLERANCE, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_is_no_further_from_float64_than_plain_causal_attention(dtype: torch.dtype) -> None:
+    """On a chain both solve one problem, so torch's own error in the dtype is the yardstick (twice it, for order)."""
+    size = 300
+    leaves = problem(size, (4, 2), 32, 0)
+    qkv = [leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v")]
+    exact = [t.detach().double().requires_grad_() for t in qkv]
+    grad = torch.randn(size, 4, 32, dtype=torch.float64)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["chain"](size)))
+    causal = torch.nn.functional.scaled_dot_product_attention(
+        *(t.transpose(0, 1)[None] for t in qkv), is_causal=True, enable_gqa=True
+    )[0].transpose(0, 1)
+    truth = tree_attention(*exact, layout, impl="reference")
+    assert isinstance(truth, torch.Tensor)
+    wanted = [truth, *torch.autograd.grad(truth, exact, grad)]
+    yardstick = [causal, *torch.autograd.grad(causal, qkv, grad.to(dtype))]
+    for softcap in (None, 1e6):
+        out = tree_attention(*qkv, layout, softcap=softcap, impl="sdpa")
+        assert isinstance(out, torch.Tensor) and out.dtype == dtype
+        actual = [out, *torch.autograd.grad(out, qkv, grad.to(dtype))]
+        slack = 2.0 if softcap is None or accumulation_dtype(dtype) != dtype else 50.0
+        for got, plain, true in zip(actual, yardstick, wanted, strict=True):
+            assert (got.double() - true).norm() <= slack * (plain.double() - true).norm()

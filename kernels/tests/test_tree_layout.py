@@ -1,0 +1,71 @@
+"""A layout knows depth and past, and refuses what is no forest."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
+
+from tree_kernels import TreeLayout
+
+
+def depths_of(parent: list[int]) -> list[int]:
+    depth: list[int] = []
+    for token_parent in parent:
+        depth.append(0 if token_parent < 0 else depth[token_parent] + 1)
+    return depth
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 64, 1000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_position_is_depth(shape: str, size: int) -> None:
+    parent = SHAPES[shape](size)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=7)
+    assert layout.position.tolist() == depths_of(parent)
+    assert layout.depth.tolist() == [7 + depth for depth in depths_of(parent)]
+    assert layout.position.dtype == torch.int32 and layout.num_tokens == size
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10**6), st.data())
+def test_only_nested_subtrees_are_accepted(size: int, seed: int, data: st.DataObject) -> None:
+    end = subtree_end_of(random_trie(size, seed, branching=0.4))
+    token = data.draw(st.integers(0, size - 1))
+    end[token] = data.draw(st.integers(token + 1, size))
+    spans = [(start, int(stop)) for start, stop in enumerate(end)]
+    crossing = any(a < b < a_end < b_end for a, a_end in spans for b, b_end in spans)
+    if crossing:
+        with pytest.raises(ValueError, match="nested subtrees"):
+            TreeLayout.from_subtree_end(end)
+    else:
+        assert TreeLayout.from_subtree_end(end).num_tokens == size
+
+
+@pytest.mark.parametrize(
+    ("end", "complaint"),
+    [
+        ([0], r"subtree_end\[0\]: expected a value in \[1, 1\]"),
+        ([2, 3], r"\[0\]|\[1\]"),
+        ([3, 1, 3], r"subtree_end\[1\]"),
+    ],
+)
+def test_an_end_outside_the_forest_is_named(end: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        TreeLayout.from_subtree_end(torch.tensor(end))
+
+
+def test_floats_wrong_ranks_and_negative_pasts_are_refused() -> None:
+    with pytest.raises(TypeError, match="integer"):
+        TreeLayout.from_subtree_end(torch.ones(3))
+    with pytest.raises(ValueError, match="shape"):
+        TreeLayout.from_subtree_end(torch.ones(3, 1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="past_length"):
+        TreeLayout.from_subtree_end(torch.tensor([1]), past_length=-1)
+
+
+def test_metadata_is_built_once_and_the_layout_is_opaque() -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(chain(5)))
+    built = [layout.metadata("key", lambda own: [own.num_tokens]) for _ in range(2)]
+    assert built[0] is built[1]
+    assert torch.utils._pytree.tree_leaves({"tree_layout": layout}) == [layout]
+    assert layout.to("cpu") is layout
