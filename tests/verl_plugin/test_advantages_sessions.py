@@ -1,0 +1,181 @@
+"""One outcome per session, for every estimator that verl registers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from tree_rl.verl_plugin.advantages import Estimation, session_advantages
+from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
+
+ESTIMATORS = [member.value for member in AdvantageEstimator]
+WIDTH = 9
+PROMPT = 3
+
+
+def make_batch(copies: Sequence[int], seed: int = 0) -> tuple[DataProto, list[str], list[np.ndarray], np.ndarray]:
+    """Two prompts with three sessions each; session s appears as copies[s] identical rows."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, keys, uids = [], [], []
+    for session, times in enumerate(copies):
+        length = int(torch.randint(3, WIDTH + 1, (), generator=generator))
+        mask = (torch.rand(WIDTH, generator=generator) < 0.7).long()
+        mask[0] = mask[length - 1] = 1
+        mask[length:] = 0
+        inside = torch.arange(WIDTH) < length
+        reward = torch.zeros(WIDTH)
+        reward[length - 1] = torch.randn((), generator=generator)
+        row = {
+            "response_mask": mask,
+            "token_level_scores": reward,
+            "values": torch.randn(WIDTH, generator=generator) * inside,
+            "old_log_probs": -torch.rand(WIDTH, generator=generator) * inside,
+            "sum_pi_squared": torch.rand(WIDTH, generator=generator) * inside,
+            "kl": torch.rand(WIDTH, generator=generator) * mask,
+            "reward_baselines": torch.randn((), generator=generator),
+            "correct": reward.sum(),
+            "format": torch.randn((), generator=generator),
+            "ids": torch.randint(1, 50, (PROMPT + length,), generator=generator),
+            "length": length,
+        }
+        for branch in range(times):
+            rows.append(row)
+            uids.append(f"uid-{session // 3}")
+            keys.append(f"uid-{session // 3}_{session % 3}_{branch}")
+    tensors = ["response_mask", "token_level_scores", "values", "old_log_probs", "sum_pi_squared", "reward_baselines"]
+    data = DataProto.from_dict(
+        tensors={name: torch.stack([row[name] for row in rows]) for name in tensors},
+        non_tensors={
+            "uid": np.array(uids, dtype=object),
+            "correct": np.array([float(row["correct"]) for row in rows], dtype=object),
+            "format": np.array([float(row["format"]) for row in rows], dtype=object),
+        },
+    )
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+    data.batch["kl"] = torch.stack([row["kl"] for row in rows])
+    return data, keys, [row["ids"].numpy() for row in rows], np.array([row["length"] for row in rows])
+
+
+def settings(name: str, **extra: object) -> Estimation:
+    algorithm = OmegaConf.create(
+        {
+            "gamma": 0.97,
+            "lam": 0.9,
+            "norm_adv_by_std_in_grpo": True,
+            "gdpo_reward_keys": ["correct", "format"],
+            "gdpo_reward_weights": [1.0, 0.5],
+            **extra,
+        }
+    )
+    return Estimation(estimator=name, algorithm=algorithm, num_repeat=3)
+
+
+def estimate(
+    name: str, batch: tuple[DataProto, list[str], list[np.ndarray], np.ndarray], **extra: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    data, keys, ids, lengths = batch
+    sessions = Sessions.from_keys(keys)
+    if name != "remax":
+        data.batch.pop("reward_baselines")
+
+    def weights() -> torch.Tensor:
+        return trained_token_weights(sessions, ids, data.batch["response_mask"], lengths)
+
+    result = session_advantages(data, sessions, settings(name, **extra), weights)
+    return result.batch["advantages"], result.batch["returns"]
+
+
+def test_every_registered_estimator_is_covered() -> None:
+    assert {member.value for member in AdvantageEstimator} <= set(ADV_ESTIMATOR_REGISTRY)
+    assert len(ESTIMATORS) == 14
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_one_row_per_session_is_verl_bit_for_bit(name: str) -> None:
+    ours, our_returns = estimate(name, make_batch([1] * 6))
+    data, keys, *_ = make_batch([1] * 6)
+    if name != "remax":
+        data.batch.pop("reward_baselines")
+    if name == "gdpo":
+        data.batch["prompts"] = torch.zeros(6, 0, dtype=torch.int64)
+        data.batch["attention_mask"] = torch.ones(6, WIDTH, dtype=torch.int64)
+    estimation = settings(name)
+    theirs = compute_advantage_for_multi_trajectories(
+        data, keys, name, gamma=0.97, lam=0.9, num_repeat=3, norm_adv_by_std_in_grpo=True, config=estimation.algorithm
+    )
+    assert torch.equal(ours, theirs.batch["advantages"])
+    assert torch.equal(our_returns, theirs.batch["returns"])
+
+
+@pytest.mark.parametrize("kl_in_reward", [False, True])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_identical_branches_change_no_advantage(name: str, kl_in_reward: bool) -> None:
+    copies = [3, 1, 2, 1, 1, 4]
+    single, branched = make_batch([1] * 6), make_batch(copies)
+    for data, *_ in (single, branched):
+        if kl_in_reward:
+            data.batch["token_level_rewards"] = data.batch["token_level_scores"] - 0.3 * data.batch["kl"]
+    expected = estimate(name, single, use_kl_in_reward=kl_in_reward)
+    received = estimate(name, branched, use_kl_in_reward=kl_in_reward)
+    row_of_single = np.repeat(np.arange(6), copies)
+    mask = branched[0].batch["response_mask"].bool()
+    for want, got in zip(expected, received, strict=True):
+        torch.testing.assert_close(got[mask], want[row_of_single][mask], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg"])
+def test_stock_verl_counts_branches(name: str) -> None:
+    """The law above is not idle: verl's own path breaks it."""
+    copies = [3, 1, 2, 1, 1, 4]
+    data, keys, *_ = make_batch(copies)
+    stock = compute_advantage_for_multi_trajectories(
+        data, keys, name, gamma=0.97, lam=0.9, num_repeat=3, config=settings(name).algorithm
+    ).batch["advantages"]
+    ours, _ = estimate(name, make_batch(copies))
+    mask = data.batch["response_mask"].bool()
+    assert not torch.allclose(stock[mask], ours[mask], atol=1e-3)
+
+
+def test_branched_grpo_is_verl_multi_trajectory_grpo() -> None:
+    copies = [3, 1, 2, 1, 1, 4]
+    ours, _ = estimate("grpo", make_batch(copies))
+    data, keys, *_ = make_batch(copies)
+    theirs = compute_advantage_for_multi_trajectories(data, keys, "grpo", config=settings("grpo").algorithm)
+    torch.testing.assert_close(ours, theirs.batch["advantages"], rtol=0, atol=0)
+
+
+def test_a_token_shared_by_branches_weighs_one() -> None:
+    ids = [np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5, 6]), np.array([1, 2, 9])]
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 0]])
+    sessions = Sessions.from_keys(["u_0_0", "u_0_1", "u_1_0"])
+    weights = trained_token_weights(sessions, ids, mask, np.array([2, 3, 1]))
+    # Response tokens: row 0 is 3, 4; row 1 is 3, 5, 6; token 3 is trained in both rows of session 0.
+    expected = torch.tensor([[0.5, 1.0, 0.0], [0.5, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+def test_another_libs_estimator_sees_one_row_per_session() -> None:
+    seen: list[int] = []
+
+    @register_adv_est("tree_rl_test_counts_rows")
+    def count_rows(
+        token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(token_level_rewards))
+        return token_level_rewards * response_mask, token_level_rewards
+
+    try:
+        estimate("tree_rl_test_counts_rows", make_batch([3, 1, 2, 1, 1, 1]))
+    finally:
+        del ADV_ESTIMATOR_REGISTRY["tree_rl_test_counts_rows"]
+    assert seen == [6, 6, 6]
+
+
+def test_a_malformed_row_key_is_named() -> None:
+    with pytest.raises(ValueError, match=r"row 1.*'nonsense'"):
+        Sessions.from_keys(["u_0_0", "nonsense"])

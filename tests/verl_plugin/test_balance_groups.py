@@ -1,0 +1,82 @@
+"""Whole groups on one rank and in one mini-batch, balanced by cost."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups, workload
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int]:
+    rows_of_group = draw(st.lists(st.integers(1, 7), min_size=1, max_size=12))
+    group_of_row = np.repeat(np.arange(len(rows_of_group)), rows_of_group)
+    draw(st.randoms(use_true_random=False)).shuffle(group_of_row)
+    group_of_row = number_groups([str(group) for group in group_of_row])
+    cost = np.array(draw(st.lists(st.floats(1, 1e6), min_size=len(rows_of_group), max_size=len(rows_of_group))))
+    return group_of_row, cost, draw(st.integers(1, 5)), draw(st.integers(1, 6))
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches())
+def test_every_row_has_one_slot_and_every_group_one_cell(batch: tuple[np.ndarray, np.ndarray, int, int]) -> None:
+    group_of_row, cost, num_ranks, num_cells = batch
+    layout = lay_out_groups(group_of_row, cost, num_ranks=num_ranks, num_cells=num_cells)
+    assert sorted(layout.order) == list(range(num_ranks * num_cells * layout.rows_per_cell))
+    cells = layout.order.reshape(num_ranks * num_cells, layout.rows_per_cell)
+    cells_of_group: dict[int, set[int]] = {}
+    for cell, slots in enumerate(cells):
+        for row in slots[slots < len(group_of_row)]:
+            cells_of_group.setdefault(int(group_of_row[row]), set()).add(cell)
+    assert all(len(found) == 1 for found in cells_of_group.values())
+    assert len(cells_of_group) == len(cost)
+    assert max((slots < len(group_of_row)).sum() for slots in cells) == layout.rows_per_cell
+    np.testing.assert_allclose(layout.load_DC.sum(), cost.sum())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4))
+def test_mini_batches_hold_the_configured_number_of_groups(groups: int, per_mini_batch: int, factor: int) -> None:
+    steps = mini_batch_count(groups, per_mini_batch)
+    layout = lay_out_groups(np.arange(groups), np.ones(groups), num_ranks=2, num_cells=steps * factor)
+    cells = layout.order.reshape(2, steps, -1)
+    groups_of_step = [(cells[:, step] < groups).sum() for step in range(steps)]
+    assert max(groups_of_step) <= per_mini_batch
+    assert min(groups_of_step) >= 1
+    assert max(groups_of_step) - min(groups_of_step) <= 1
+
+
+def test_branches_do_not_add_optimizer_steps() -> None:
+    narrow = number_groups([f"u{i}" for i in range(8)])
+    wide = number_groups([f"u{i}" for i in range(8) for _ in range(5)])
+    assert mini_batch_count(narrow.max() + 1, 4) == mini_batch_count(wide.max() + 1, 4) == 2
+
+
+def test_costs_even_out_over_ranks() -> None:
+    cost = np.random.default_rng(0).lognormal(0, 1.5, size=64)
+    layout = lay_out_groups(np.arange(64), cost, num_ranks=4, num_cells=2)
+    assert layout.imbalance < 1.15
+    in_batch_order = cost.reshape(2, 4, 8).sum(-1)
+    assert layout.imbalance < in_batch_order.max(1).sum() / in_batch_order.mean(1).sum()
+
+
+def test_a_rank_without_rows_gets_padding() -> None:
+    layout = lay_out_groups(np.zeros(3, dtype=np.int64), np.ones(1), num_ranks=3, num_cells=1)
+    assert [len(rows) for rows in layout.rows_of_rank()] == [3, 0, 0]
+    assert layout.rows_per_cell == 3
+
+
+def test_one_row_costs_what_verl_says() -> None:
+    import torch
+    from verl.utils.seqlen_balancing import calculate_workload
+
+    lengths = np.array([1, 100, 30000])
+    pairs = lengths * (lengths + 1) / 2
+    theirs = calculate_workload(torch.tensor(lengths)).double().numpy()
+    np.testing.assert_allclose(workload(lengths, pairs), theirs, rtol=1e-4)
+
+
+def test_a_group_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="each of 3 groups"):
+        lay_out_groups(np.array([0, 2]), np.ones(3), num_ranks=1, num_cells=1)

@@ -1,0 +1,107 @@
+"""Which rows are branches of one session, and how often a session trains each of its tokens.
+
+verl names a row `{uid}_{session}_{branch}`; the row with the highest branch is the session's final one and holds its
+outcome. Legend: B rows, S sessions, T padded response length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tree_rl.tree import Forest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sessions:
+    """The sessions of a batch, numbered in the order in which they first appear."""
+
+    session_of_row: np.ndarray
+    """int64 [B]."""
+    rows_of_session: tuple[np.ndarray, ...]
+    """S arrays int64, the session's rows, the final one last."""
+
+    @classmethod
+    def from_keys(cls, keys: Sequence[str]) -> "Sessions":
+        """Read the sessions from row keys.
+
+        Raises:
+            ValueError: a key that is not `{uid}_{session}_{branch}`; it is named.
+        """
+        number: dict[str, int] = {}
+        members: list[list[tuple[int, int]]] = []
+        session_of_row = np.zeros(len(keys), dtype=np.int64)
+        for row, key in enumerate(keys):
+            session, _, branch = key.rpartition("_")
+            if "_" not in session or not branch.isdigit():
+                raise ValueError(f"row {row}: expected a key {{uid}}_{{session}}_{{branch}}, received {key!r}")
+            index = number.setdefault(session, len(number))
+            if index == len(members):
+                members.append([])
+            members[index].append((int(branch), row))
+            session_of_row[row] = index
+        rows = tuple(np.array([row for _, row in sorted(branches)], dtype=np.int64) for branches in members)
+        return cls(session_of_row=session_of_row, rows_of_session=rows)
+
+    def __len__(self) -> int:
+        """S."""
+        return len(self.rows_of_session)
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.session_of_row)
+
+    @property
+    def branched(self) -> bool:
+        """Whether some session has several rows."""
+        return len(self) < self.num_rows
+
+    @property
+    def final_rows(self) -> np.ndarray:
+        """int64 [S], the row that holds each session's outcome."""
+        return np.array([rows[-1] for rows in self.rows_of_session], dtype=np.int64)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the session that branched most."""
+        return max((len(rows) for rows in self.rows_of_session), default=0)
+
+    def rows_of_branch(self, branch: int) -> np.ndarray:
+        """int64 [S], one row per session: its branch of that index, or its final row where it has fewer."""
+        return np.array([rows[min(branch, len(rows) - 1)] for rows in self.rows_of_session], dtype=np.int64)
+
+
+def trained_token_weights(
+    sessions: Sessions, row_tokens: Sequence[np.ndarray], response_mask_BT: torch.Tensor, response_lengths: np.ndarray
+) -> torch.Tensor:
+    """Weights that count every unique trained token of a session once.
+
+    Args:
+        sessions: the batch's sessions.
+        row_tokens: B arrays of token ids, prompt and response.
+        response_mask_BT: nonzero where the response token is trained.
+        response_lengths: int [B]; the last tokens of a row are its response.
+
+    Returns:
+        float32 [B, T]: 1 / (rows of the session that train the token) where trained, else 0. A session of one row has
+        its mask.
+    """
+    weights_BT = (response_mask_BT != 0).to(torch.float32)
+    trained_BT = weights_BT.cpu().numpy() != 0
+    for rows in sessions.rows_of_session:
+        if len(rows) == 1:
+            continue
+        forest = Forest.from_rows([row_tokens[row] for row in rows])
+        response_index = [
+            forest.row_index[local][len(row_tokens[row]) - response_lengths[row] :] for local, row in enumerate(rows)
+        ]
+        trained = [trained_BT[row, : response_lengths[row]] for row in rows]
+        uses_N = np.zeros(forest.num_unique, dtype=np.int64)
+        for index, mask in zip(response_index, trained, strict=True):
+            uses_N[index[mask]] += 1
+        for row, index, mask in zip(rows, response_index, trained, strict=True):
+            shares = np.where(mask, 1.0 / np.maximum(uses_N[index], 1), 0.0)
+            weights_BT[row, : response_lengths[row]] = torch.from_numpy(shares).to(weights_BT)
+    return weights_BT

@@ -1,0 +1,249 @@
+"""The `tree_sync` trainer: verl's synchronous V1 trainer with whole groups, one outcome per session, and tree metrics."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from tree_rl import __version__
+from tree_rl.verl_plugin.advantages import Estimation, session_advantages
+from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups
+from tree_rl.verl_plugin.metrics import GroupOverlap, measure_group, overlap_metrics, realised_saving
+from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
+from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config
+from tree_rl.verl_plugin.worker import PluginNotLiveError, TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
+
+ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
+
+
+class TreeTrainerMixin:
+    """What a V1 trainer needs for trees; mixed in before one of verl's trainers."""
+
+    base_trainer_mode: str
+    """The mode whose literal name verl's trainer code tests."""
+
+    def __init__(self, config: DictConfig) -> None:
+        prepare_config(config, self.base_trainer_mode)
+        super().__init__(config)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            worker = TreeTrainingWorker if role == Role.Critic else TreeActorRolloutRefWorker
+            self.role_worker_mapping[role] = as_ray_class(worker)
+
+    def on_init_end(self) -> None:
+        groups = [self.actor_rollout_wg] + ([self.critic_wg] if self.use_critic else [])
+        check_workers([report for group in groups for report in group.tree_plugin_report()])
+        super().on_init_end()
+
+    def _mini_batch_counts(self, num_groups: int) -> tuple[int, int]:
+        """Optimizer steps per epoch of the actor and of the critic; a missing critic has one."""
+        actor = mini_batch_count(num_groups, self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        critic = mini_batch_count(num_groups, self.config.critic.ppo_mini_batch_size) if self.use_critic else 1
+        return actor, critic
+
+    def _balance_batch(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
+        num_ranks = max(self._dp_ranks("actor")) + 1
+        uids = [key.rsplit("_", 2)[0] for key in batch.keys]
+        group_of_row = number_groups(uids)
+        self._row_tokens = fetch_row_tokens(batch)
+        overlaps = measure_groups(group_of_row, [self._row_tokens[key] for key in batch.keys])
+        self._steps = self._mini_batch_counts(len(overlaps))
+        layout = lay_out_groups(
+            group_of_row,
+            np.array([overlap.cost for overlap in overlaps]),
+            num_ranks=num_ranks,
+            num_cells=math.lcm(*self._steps),
+        )
+        metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys), layout.imbalance))
+        batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        partitions = layout.order.reshape(num_ranks, -1).tolist()
+        metrics.update(log_seqlen_unbalance(lengths, partitions, prefix=logging_prefix))
+        batch.reorder(layout.order.tolist())
+        return batch
+
+    def _dp_ranks(self, role: str) -> list[int]:
+        """Data-parallel rank of each actor worker, asked once as verl does."""
+        group = self.actor_rollout_wg
+        if role not in group._dispatch_info:
+            group._dispatch_info[role] = group._query_dispatch_info(role)
+        return group._dispatch_info[role]
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        wanted = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
+        batch.extra_info["calculate_sum_pi_squared"] = wanted
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's pipeline (KL in the reward, rollout correction, estimator) on real rows, sessions counted once."""
+        real = real_rows(batch)
+        keys = [batch.keys[row] for row in real]
+        estimator = str(self.config.algorithm.adv_estimator)
+        data, nested_mask = self._fetch_for_advantage(keys, batch.partition_id, estimator)
+        fields = ["advantages", "returns"]
+        if self.config.algorithm.use_kl_in_reward:
+            penalty = self.config.algorithm.kl_penalty
+            data, kl_metrics = apply_kl_penalty(data, kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=penalty)
+            metrics.update(kl_metrics)
+            fields.append("token_level_rewards")
+        else:
+            data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+        correction = self.config.algorithm.get("rollout_correction", None)
+        if correction is not None and "rollout_log_probs" in data.batch and not correction.get("bypass_mode", False):
+            data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
+            metrics.update(correction_metrics)
+            fields += ["response_mask"] + (["rollout_is_weights"] if "rollout_is_weights" in data.batch else [])
+
+        sessions = Sessions.from_keys(keys)
+        outcome_S = data.batch["token_level_scores"][sessions.final_rows].sum(dim=-1)
+        metrics.update(
+            {"tree/session_score/mean": outcome_S.mean().item(), "tree/session_score/max": outcome_S.max().item()}
+        )
+        lengths = nested_mask.offsets().diff().numpy()
+
+        def token_weights() -> torch.Tensor:
+            tokens = [self._row_tokens[key] for key in keys]
+            return trained_token_weights(sessions, tokens, data.batch["response_mask"], lengths)
+
+        estimation = Estimation(
+            estimator=estimator,
+            algorithm=self.config.algorithm,
+            num_repeat=self.config.actor_rollout_ref.rollout.n,
+        )
+        data = session_advantages(data, sessions, estimation, token_weights)
+        columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
+        return put_with_padding(batch, real, columns)
+
+    def _fetch_for_advantage(
+        self, keys: list[str], partition_id: str, estimator: str
+    ) -> tuple[DataProto, torch.Tensor]:
+        """The columns of the real rows, padded, and verl's nested response mask."""
+        fields = list(ADVANTAGE_FIELDS)
+        fields += ["extra_fields"] if estimator == "gdpo" else []
+        fields += ["sum_pi_squared"] if estimator in NEEDS_SUM_PI_SQUARED else []
+        columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        nested_mask = columns["response_mask"]
+        non_tensors = {"uid": np.array(columns.pop("uid").tolist(), dtype=object)}
+        if estimator == "gdpo":
+            non_tensors |= reward_components(columns.pop("extra_fields").tolist(), self.config.algorithm, keys)
+        if "sum_pi_squared" in columns:
+            columns["sum_pi_squared"] = response_from_nested(columns["sum_pi_squared"], nested_mask)
+        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=non_tensors)
+        data.batch["token_level_scores"] = data.batch["rm_scores"]
+        return data, nested_mask
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.extra_info["num_mini_batch"] = self._steps[1]
+        batch = super()._update_critic(batch, metrics)
+        metrics.update(realised_saving(metrics, "critic"))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.extra_info["num_mini_batch"] = self._steps[0]
+        batch = super()._update_actor(batch, metrics)
+        metrics.update(realised_saving(metrics, "actor"))
+        return batch
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
+        super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+
+
+def real_rows(batch: KVBatchMeta) -> list[int]:
+    """Rows of a batch that are not padding, in order."""
+    return [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+
+
+def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
+    """Token ids of every row, by key."""
+    columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["input_ids"])
+    return {key: ids.numpy() for key, ids in zip(batch.keys, columns["input_ids"].unbind(), strict=True)}
+
+
+def measure_groups(group_of_row: np.ndarray, row_tokens: list[np.ndarray]) -> list[GroupOverlap]:
+    """Overlap of each group, in the order of their numbers."""
+    num_groups = int(group_of_row.max()) + 1
+    members: list[list[np.ndarray]] = [[] for _ in range(num_groups)]
+    for group, tokens in zip(group_of_row, row_tokens, strict=True):
+        members[group].append(tokens)
+    return [measure_group(rows) for rows in members]
+
+
+def reward_components(
+    extra_fields: list[dict[str, Any]], algorithm: DictConfig, keys: list[str]
+) -> dict[str, np.ndarray]:
+    """Columns of the reward components that gdpo normalises one by one.
+
+    Raises:
+        ValueError: a row whose reward function did not return a component; row and key are named.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name in algorithm.get("gdpo_reward_keys", None) or ():
+        for key, extra in zip(keys, extra_fields, strict=True):
+            if name not in (extra.get("reward_extra_info") or {}):
+                raise ValueError(
+                    f"row {key}: algorithm.gdpo_reward_keys asks for {name!r}, but the reward function returned no such "
+                    "component; return a dict that contains it"
+                )
+        columns[name] = np.array([extra["reward_extra_info"][name] for extra in extra_fields], dtype=object)
+    return columns
+
+
+def put_with_padding(batch: KVBatchMeta, real: list[int], columns: dict[str, torch.Tensor]) -> KVBatchMeta:
+    """Write nested columns of the real rows; padding rows, which have one response token, get zeros."""
+    rank_of_row = {row: index for index, row in enumerate(real)}
+    fields: dict[str, torch.Tensor] = {}
+    for name, nested in columns.items():
+        values = nested.unbind()
+        filler = values[0].new_zeros(1)
+        rows = [values[rank_of_row[row]] if row in rank_of_row else filler for row in range(len(batch))]
+        fields[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+    )
+
+
+def check_workers(reports: list[dict[str, str]]) -> None:
+    """Compare what the workers run with this process.
+
+    Raises:
+        PluginNotLiveError: a worker with another tree_rl; it is named.
+    """
+    for report in reports:
+        if report["tree_rl"] != __version__:
+            raise PluginNotLiveError(
+                f"worker {report['worker']} runs tree_rl {report['tree_rl']}, the driver {__version__}; install the "
+                "same version on every node"
+            )
+
+
+@register_trainer("tree_sync")
+class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
+    """Synchronous training on trees: `trainer.v1.trainer_mode=tree_sync`."""
+
+    base_trainer_mode = "sync"
