@@ -1,0 +1,167 @@
+"""The server's coroutines, in this process: joins, aborts, weight versions, errors."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from tokenizers import Tokenizer, models
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+from tree_rl.verl_plugin.hf_server import HFServer
+from tree_rl.verl_plugin.hf_weights import load, pack
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("model"))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, eos_token_id=1, tie_word_embeddings=True,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    vocabulary = {f"t{i}": i for i in range(64)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t1", pad_token="t0").save_pretrained(path)
+    return path
+
+
+def build_server(model_path: str, **rollout: Any) -> HFServer:
+    config = RolloutConfig(
+        name="hf", tensor_model_parallel_size=1, prompt_length=40, response_length=24, dtype="float32", **rollout
+    )
+    model_config = HFModelConfig(path=model_path, override_config={"attn_implementation": "sdpa"})
+    return HFServer(config, model_config, replica_rank=0, num_threads=1, weights_follow=False)
+
+
+def test_concurrent_requests_are_decoded_together_and_carry_the_weight_version(model_path: str) -> None:
+    async def run() -> None:
+        server = build_server(model_path)
+        await server.finish_weights(3)
+        most_running = 0
+        step = server.engine.step
+
+        def counting_step() -> Any:
+            nonlocal most_running
+            finished = step()
+            most_running = max(most_running, len(server.engine.running))
+            return finished
+
+        server.engine.step = counting_step  # type: ignore[method-assign]
+        params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+        outputs = await asyncio.gather(
+            *[server.generate([5 + i] * (3 + i), dict(params), request_id=str(i)) for i in range(8)]
+        )
+        assert most_running == 8
+        for output in outputs:
+            assert output.stop_reason == "completed" and output.extra_fields["global_steps"] == 3
+            assert 1 <= len(output.token_ids) == len(output.log_probs) <= 24
+            assert (output.token_ids[-1] == 1) == (output.extra_fields["finish_reason"] == "stop")
+
+    asyncio.run(run())
+
+
+def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(model_path: str) -> None:
+    async def run() -> None:
+        server = build_server(model_path)
+        params = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 24}
+        running = asyncio.create_task(server.generate([5, 6, 7], dict(params), request_id="a"))
+        while not server.engine.running:
+            await asyncio.sleep(0.001)
+        await server.abort_all_requests()
+        aborted = await running
+        assert aborted.stop_reason == "aborted" and len(aborted.token_ids) < 24
+        parked = asyncio.create_task(server.generate([5, 6, 7], dict(params), request_id="b"))
+        await asyncio.sleep(0.05)
+        assert not parked.done()
+        await server.resume_generation()
+        assert len((await parked).token_ids) == 24
+        await server.abort_all_requests(reject_request=True)
+        assert (await server.generate([5], dict(params), request_id="c")).stop_reason == "aborted"
+
+    asyncio.run(run())
+
+
+def test_weights_of_the_trainer_reach_the_model_bit_by_bit(model_path: str) -> None:
+    async def run() -> None:
+        server = build_server(model_path)
+        trained = AutoModelForCausalLM.from_pretrained(model_path)
+        with torch.no_grad():
+            for parameter in trained.parameters():
+                parameter.add_(0.01)
+        buckets = list(pack(trained.state_dict().items(), bucket_bytes=4096))
+        assert len(buckets) > 3
+        for bucket in buckets:
+            await server.load_weights(bucket)
+        for name, weight in trained.state_dict().items():
+            assert torch.equal(server.engine.model.state_dict()[name], weight)
+
+    asyncio.run(run())
+
+
+def test_bfloat16_weights_survive_packing() -> None:
+    weights = {"a": torch.randn(3, 5).bfloat16(), "scalar": torch.tensor(2.0), "empty": torch.zeros(0, 4)}
+    unpacked = {packed.name: packed.unpack() for bucket in pack(weights.items(), 16) for packed in bucket}
+    assert all(torch.equal(unpacked[name], weight) for name, weight in weights.items())
+
+
+def test_weights_of_another_model_are_refused_by_name() -> None:
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(KeyError, match=r"'lora.weight'.*lora.merge=True"):
+        load(model, next(pack([("lora.weight", torch.zeros(1))], 1)))
+    with pytest.raises(ValueError, match=r"expected shape \(2, 3\)"):
+        load(model, next(pack([("weight", torch.zeros(3, 2))], 1)))
+
+
+def test_an_engine_failure_answers_every_waiting_request(model_path: str) -> None:
+    async def run() -> None:
+        server = build_server(model_path)
+
+        def failing_step() -> None:
+            raise IndexError("engine broke")
+
+        step, server.engine.step = server.engine.step, failing_step  # type: ignore[method-assign, assignment]
+        calls = [server.generate([5, 6], {"temperature": 1.0}, request_id=str(i)) for i in range(3)]
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+        assert [str(result) for result in results] == ["engine broke"] * 3
+        server.engine.step = step  # type: ignore[method-assign]
+        assert (await server.generate([5, 6], {"temperature": 1.0}, request_id="x")).stop_reason == "completed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"beam_width": 4}, "beam_width=4: not known"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"stop": ["</a>"]}, "stop"),
+    ],
+)
+def test_sampling_parameters_that_are_not_implemented_are_refused(
+    model_path: str, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(build_server(model_path).generate([5], params, request_id="a"))
+
+
+def test_a_prompt_longer_than_the_context_is_refused(model_path: str) -> None:
+    with pytest.raises(ValueError, match="prompt of 64 tokens leaves no room in a context of 64"):
+        asyncio.run(build_server(model_path).generate([5] * 64, {}, request_id="a"))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"engine_kwargs": {"hf": {"threads": 3}}}, "rollout.engine_kwargs.hf.threads: no such option"),
+        ({"engine_kwargs": {"hf": {"num_threads": 0}}}, "num_threads=0"),
+        ({"engine_kwargs": {"hf": {"kv_cache_bytes": 10}}}, "kv_cache_bytes=10 holds less than one sequence"),
+        ({"data_parallel_size": 2}, "rollout.data_parallel_size=2"),
+    ],
+)
+def test_bad_options_are_refused_by_key(model_path: str, rollout: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_server(model_path, **rollout)

@@ -1,0 +1,47 @@
+"""The options of the embedded rollout engine: `rollout.engine_kwargs.hf`."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HFRolloutOptions:
+    """Checked options.
+
+    Raises:
+        ValueError: a value is out of range; the message names the config key.
+    """
+
+    kv_cache_bytes: int = 2 << 30
+    """Memory for keys and values of one server; decides how many requests run together."""
+    num_threads: int | None = None
+    """CPU threads of one server; None shares the machine's cores among the servers on it."""
+
+    def __post_init__(self) -> None:
+        for name in ("kv_cache_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"rollout.engine_kwargs.hf.{name}={value!r}: expected a positive integer")
+
+    @classmethod
+    def from_rollout(cls, config: Any) -> "HFRolloutOptions":
+        """Read `engine_kwargs.hf` of verl's rollout config and refuse what this engine does not do.
+
+        Args:
+            config: verl's `RolloutConfig`.
+
+        Raises:
+            ValueError: an unknown or unsupported key, named.
+        """
+        for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
+            value = getattr(config, key)
+            if value != 1:
+                raise ValueError(f"rollout.{key}={value}: rollout.name=hf runs one process per replica, expected 1")
+        if config.enable_rollout_routing_replay:
+            raise ValueError("rollout.enable_rollout_routing_replay=True: not supported by rollout.name=hf")
+        given = dict((config.engine_kwargs or {}).get("hf") or {})
+        unknown = sorted(set(given) - {field.name for field in fields(cls)})
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls))
+            raise ValueError(f"rollout.engine_kwargs.hf.{unknown[0]}: no such option; known are {known}")
+        return cls(**given)

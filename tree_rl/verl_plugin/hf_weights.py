@@ -1,0 +1,78 @@
+"""Weights on their way from the trainer to a rollout server, as buckets of plain NumPy arrays that Ray shares by memory.
+
+NumPy has no bfloat16, so every tensor travels as bytes with its dtype and shape.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedTensor:
+    """One named weight."""
+
+    name: str
+    """Parameter name in the Hugging Face model."""
+    data: np.ndarray
+    """uint8 [bytes]."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor, in memory of its own."""
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        if self.data.size:
+            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(self.data.copy()))
+        return tensor
+
+
+def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[list[PackedTensor]]:
+    """Group weights into buckets of about `bucket_bytes` (at least one weight each).
+
+    Args:
+        weights: (name, tensor) pairs; read to the end, as gathering them is collective.
+        bucket_bytes: bytes per bucket.
+    """
+    bucket: list[PackedTensor] = []
+    filled = 0
+    for name, tensor in weights:
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
+        if bucket and filled + data.nbytes > bucket_bytes:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(PackedTensor(name=name, data=data, dtype=tensor.dtype, shape=tuple(tensor.shape)))
+        filled += data.nbytes
+    if bucket:
+        yield bucket
+
+
+@torch.no_grad()
+def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
+    """Copy weights into a model of the same architecture.
+
+    Args:
+        model: receives the weights, converted to its own dtype.
+        bucket: weights by the model's names.
+
+    Raises:
+        KeyError: the model has no parameter of that name.
+        ValueError: a shape differs.
+    """
+    targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for packed in bucket:
+        if packed.name not in targets:
+            raise KeyError(
+                f"weight {packed.name!r} from the trainer: the rollout model has no such parameter, expected names like "
+                f"{next(iter(targets))!r}. LoRA adapters must be merged: actor_rollout_ref.model.lora.merge=True"
+            )
+        target = targets[packed.name]
+        if tuple(target.shape) != packed.shape:
+            raise ValueError(
+                f"weight {packed.name!r}: expected shape {tuple(target.shape)} of the rollout model, received "
+                f"{packed.shape}; do actor and rollout name the same model.path?"
+            )
+        target.copy_(packed.unpack())
