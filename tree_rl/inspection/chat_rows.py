@@ -33,8 +33,6 @@ class Conversation:
 
     name: str
     """How messages to the user call it."""
-    roles: tuple[str, ...]
-    """[M]."""
     text_through: tuple[str, ...]
     """[M], text of the messages up to and including each."""
     text_asking: tuple[str, ...]
@@ -46,15 +44,12 @@ def has_messages(columns: Columns) -> bool:
     return any(name in columns for name in CONVERSATIONS)
 
 
-def read_chat_rows(
-    columns: Columns, groups: list[str], sessions: list[str], *, tokenizer: ChatTokenizer, rows_per: RowsPer
-) -> list[Row]:
+def read_chat_rows(columns: Columns, groups: list[str], *, tokenizer: ChatTokenizer, rows_per: RowsPer) -> list[Row]:
     """Rows of a file of chat messages.
 
     Args:
         columns: `messages` (or `traj`, `conversation`, `conversations`) and optionally `tools`.
         groups: group of each conversation.
-        sessions: session of each conversation.
         tokenizer: renders and tokenises.
         rows_per: one row per conversation, or one per assistant turn.
 
@@ -73,16 +68,8 @@ def read_chat_rows(
         conversation = _render(_messages(cell, number, column), tools[number], tokenizer, f"row {number}")
         for name, last, first_trained in _cuts(conversation, rows_per):
             text = encoder.encode(conversation.text_through[last])
-            row = Row(
-                name=name,
-                group=groups[number],
-                session=sessions[number],
-                token_ids=text.ids,
-                trained=_trained(conversation, first_trained, last, text),
-                part_start=_message_starts(conversation, last, text),
-                part_kind=conversation.roles[: last + 1],
-            )
-            rows.append(row)
+            trained = _trained(conversation, first_trained, last, text)
+            rows.append(Row(name=name, group=groups[number], token_ids=text.ids, trained=trained))
     return rows
 
 
@@ -106,26 +93,18 @@ def _render(
             asking.append(tokenizer.render(messages[: count - 1], tools, ask=True) if is_sampled else "")
         except jinja2.TemplateError as error:
             raise RowFileError(f"{name}, message {count - 1}: the chat template refuses it: {error}") from error
-    roles = tuple(str(message["role"]) for message in messages)
-    return Conversation(name=name, roles=roles, text_through=tuple(through), text_asking=tuple(asking))
+    return Conversation(name=name, text_through=tuple(through), text_asking=tuple(asking))
 
 
 def _cuts(conversation: Conversation, rows_per: RowsPer) -> list[tuple[str, int, int]]:
     """(name, last message, first message that may be trained) of each row of a conversation."""
-    last = len(conversation.roles) - 1
+    last = len(conversation.text_through) - 1
     if rows_per is RowsPer.TRIAL:
         return [(conversation.name, last, 0)]
     calls = [index for index, text in enumerate(conversation.text_asking) if text]
     if not calls:
         raise RowFileError(f"{conversation.name}: expected an assistant message, as --rows call makes one row of each")
     return [(f"{conversation.name}, call {call}", index, index) for call, index in enumerate(calls)]
-
-
-def _message_starts(conversation: Conversation, last: int, text: EncodedText) -> np.ndarray:
-    """int64 [last + 1], first token of each message; a template that rewrites earlier turns moves the boundary back."""
-    whole = conversation.text_through[last]
-    starts = [0] + [text.token_at(_shared_length(before, whole)) for before in conversation.text_through[:last]]
-    return np.maximum.accumulate(np.array(starts, dtype=np.int64))
 
 
 def _trained(conversation: Conversation, first: int, last: int, text: EncodedText) -> np.ndarray:

@@ -1,6 +1,7 @@
 """A Hugging Face tokenizer folder as text and ids, without transformers and torch."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -74,6 +75,10 @@ class ChatTokenizer:
         return self.template.render(
             messages=messages, tools=tools or None, add_generation_prompt=ask, **self.template_settings
         )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids as text, control tokens spelt out."""
+        return str(self.vocabulary.decode(list(ids), skip_special_tokens=False))
 
 
 def _environment() -> jinja2.Environment:

@@ -1,6 +1,6 @@
 """One row of a file, ready to be placed in a forest, and the error that names a row that cannot be.
 
-Legend: L tokens of the row, M parts.
+Legend: L tokens of the row.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,10 @@ class Row:
     """How messages call it: "row 3", "row 3, call 2"."""
     group: str
     """Rows merge inside a group only: the prompt's uid or the task."""
-    session: str
-    """The trajectory it comes from; several rows of one session mean that its history was rewritten or cut."""
     token_ids: np.ndarray
     """int64 [L]."""
     trained: np.ndarray | None
-    """bool [L], tokens with a loss; None when the file does not say."""
-    part_start: np.ndarray
-    """int64 [M], first token of each part, ascending from 0."""
-    part_kind: tuple[str, ...]
-    """[M], what each part is: "prompt", "response", or the role of a message."""
+    """bool [L], tokens that the model sampled, which have a loss; None when the file does not say."""
 
     def __post_init__(self) -> None:
         if self.token_ids.size == 0:
@@ -38,10 +32,6 @@ class Row:
             raise RowFileError(
                 f"{self.name}: expected a mask of {len(self.token_ids)} tokens, received {len(self.trained)}"
             )
-
-    def part_at(self, position: int) -> str:
-        """Kind of the part that holds a position of the row."""
-        return self.part_kind[int(np.searchsorted(self.part_start, position, side="right")) - 1]
 
 
 def check_vocabulary(rows: list[Row], vocab_size: int) -> None:

@@ -6,7 +6,7 @@ from tree_rl.inspection.chat_rows import CONVERSATIONS, RowsPer, has_messages, r
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.columns import Columns, read_columns
 from tree_rl.inspection.row import Row, RowFileError, check_vocabulary
-from tree_rl.inspection.token_rows import GROUPS, SESSIONS, column_of_names, has_token_ids, read_token_rows
+from tree_rl.inspection.token_rows import GROUPS, has_token_ids, read_token_rows
 
 
 def read_row_file(
@@ -37,18 +37,15 @@ def read_row_file(
     count = len(next(iter(columns.values())))
     if group_by is not None and group_by not in columns:
         raise RowFileError(f"{path}: --group-by {group_by}: no such column; the file has {', '.join(columns)}")
-    groups = column_of_names(columns, (group_by,) if group_by else GROUPS, [path.stem] * count)
-    sessions = [f"{group}/{number}" for number, group in enumerate(groups)]
-    if any(name in columns for name in SESSIONS):
-        named = column_of_names(columns, SESSIONS, sessions)
-        sessions = [f"{group}/{session}" for group, session in zip(groups, named, strict=True)]
+    named = group_by or next((name for name in GROUPS if name in columns), None)
+    groups = [path.stem] * count if named is None else [str(value) for value in columns[named]]
     chat = None if tokenizer is None else ChatTokenizer.load(tokenizer)
     if has_token_ids(columns):
-        rows = read_token_rows(columns, groups, sessions)
+        rows = read_token_rows(columns, groups)
     elif has_messages(columns):
         if chat is None:
             raise RowFileError(f"{path}: chat messages need --tokenizer FOLDER (examples/write_qwen_tokenizer.py)")
-        rows = read_chat_rows(columns, groups, sessions, tokenizer=chat, rows_per=rows_per)
+        rows = read_chat_rows(columns, groups, tokenizer=chat, rows_per=rows_per)
     else:
         raise RowFileError(_unknown_columns(path, columns))
     known = chat.vocab_size if chat is not None else 2**31 - 1

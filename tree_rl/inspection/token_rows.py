@@ -11,7 +11,6 @@ WHOLE = "input_ids"
 PROMPT_AND_RESPONSE = (("prompt_ids", "response_ids"), ("prompts", "responses"))
 MASKS = ("response_mask", "loss_mask")
 GROUPS = ("uid", "group", "group_id", "task_id")
-SESSIONS = ("session_id", "session", "trajectory_id", "trial")
 
 
 def has_token_ids(columns: Columns) -> bool:
@@ -19,14 +18,14 @@ def has_token_ids(columns: Columns) -> bool:
     return WHOLE in columns or any(set(pair) <= set(columns) for pair in PROMPT_AND_RESPONSE)
 
 
-def read_token_rows(columns: Columns, groups: list[str], sessions: list[str]) -> list[Row]:
+def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
     """Rows of a file of token ids.
 
     Args:
         columns: `input_ids`, or `prompt_ids` and `response_ids`, or verl's `prompts` and `responses`; optionally
-            `response_mask` or `loss_mask`, as long as the row or its response.
+            `response_mask` or `loss_mask`, as long as the row or its response. Without a mask a response counts as
+            sampled.
         groups: group of each row.
-        sessions: session of each row.
 
     Returns:
         One row per row of the file.
@@ -37,32 +36,19 @@ def read_token_rows(columns: Columns, groups: list[str], sessions: list[str]) ->
     pair = next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
     mask = next((name for name in MASKS if name in columns), None)
     rows = []
-    for number, (group, session) in enumerate(zip(groups, sessions, strict=True)):
-        if pair is not None:
-            prompt = integer_array(columns[pair[0]][number], number, pair[0])
-            response = integer_array(columns[pair[1]][number], number, pair[1])
-            ids, starts, kinds = np.concatenate([prompt, response]), (0, len(prompt)), ("prompt", "response")
-        else:
+    for number, group in enumerate(groups):
+        prompt = np.empty(0, dtype=np.int64)
+        if pair is None:
             ids = integer_array(columns[WHOLE][number], number, WHOLE)
-            starts, kinds = (0,), ("token",)
-        marks = None if mask is None else integer_array(columns[mask][number], number, mask)
-        row = Row(
-            name=f"row {number}",
-            group=group,
-            session=session,
-            token_ids=ids,
-            trained=None if marks is None else _row_mask(marks, len(ids), starts[-1], f"row {number}, column {mask}"),
-            part_start=np.array(starts),
-            part_kind=kinds,
-        )
-        rows.append(row)
+        else:
+            prompt = integer_array(columns[pair[0]][number], number, pair[0])
+            ids = np.concatenate([prompt, integer_array(columns[pair[1]][number], number, pair[1])])
+        trained = None if pair is None else np.arange(len(ids)) >= len(prompt)
+        if mask is not None:
+            marks = integer_array(columns[mask][number], number, mask)
+            trained = _row_mask(marks, len(ids), len(prompt), f"row {number}, column {mask}")
+        rows.append(Row(name=f"row {number}", group=group, token_ids=ids, trained=trained))
     return rows
-
-
-def column_of_names(columns: Columns, choices: tuple[str, ...], default: list[str]) -> list[str]:
-    """The first column present among the choices, as text; the default where there is none."""
-    name = next((name for name in choices if name in columns), None)
-    return default if name is None else [str(value) for value in columns[name]]
 
 
 def integer_array(value: Any, number: int, column: str) -> np.ndarray:

@@ -1,0 +1,125 @@
+"""The command `tree-rl`: is the installation sound, what would trees save, how would rows pack.
+
+`inspect` and `plan` import neither torch nor verl; `doctor` imports everything.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.drawing import Picture, draw_group
+from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
+from tree_rl.inspection.report import plan_micro_batches, report_groups, total_of
+from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.text import format_plan, format_report, format_table
+
+INPUT_ERROR = 2
+"""Exit code when the input cannot be used."""
+
+app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_args_is_help=True, add_completion=False)
+
+File = Annotated[Path, typer.Argument(help="Rows: parquet, jsonl or json, of token ids or chat messages.")]
+Tokenizer = Annotated[Path | None, typer.Option(help="Hugging Face tokenizer folder; needed for chat messages.")]
+RowsOption = Annotated[RowsPer, typer.Option("--rows", help="Chat messages: one row per trajectory or per model call.")]
+GroupBy = Annotated[str | None, typer.Option(help="Column of the group; default uid, group, group_id or task_id.")]
+Model = Annotated[Path | None, typer.Option(help="config.json of the model: FLOP bound and vocabulary size.")]
+Groups = Annotated[int, typer.Option(help="Groups to list, in the order of the file.", min=0)]
+Draw = Annotated[tuple[Picture, Path] | None, typer.Option(help="Draw one group to a file; - is the terminal.")]
+DrawGroup = Annotated[
+    str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
+]
+    str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Unique tokens of a micro-batch.")]
+NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
+
+
+@app.command("inspect")
+def inspect_file(
+    file: File,
+    tokenizer: Tokenizer = None,
+    rows_per: RowsOption = RowsPer.TRIAL,
+    group_by: GroupBy = None,
+    model: Model = None,
+    groups: Groups = 20,
+    draw: Draw = None,
+    draw_group_named: DrawGroup = Annotated[
+    str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
+]
+) -> None:
+    """Show trees, overlap, bounds on the speed-up and causes of branching of the rows in FILE."""
+    with _input_errors():
+        shape = QWEN2_5_7B if model is None else read_model_shape(model)
+        rows = _read(file, tokenizer, rows_per, group_by, model)
+        reports = report_groups(rows)
+        typer.echo(format_report(reports, total_of(reports), shape, at_most=groups))
+        assumed = "Qwen2.5-7B; --model names another" if model is None else str(model)
+        typer.echo(f"\nFLOP bound: flat over tree operations, attention and head included ({assumed}).")
+        if draw is not None:
+            picture = draw_group(rows, draw_group_named, draw[0], tokenizer)
+            _write(picture, draw[1])
+
+
+@app.command("plan")
+def plan_file(
+    file: File,
+    max_tokens: MaxTokens,
+    tokenizer: Tokenizer = None,
+    rows_per: RowsOption = RowsPer.TRIAL,
+    group_by: GroupBy = None,
+    model: Model = None,
+) -> None:
+    """Pack the rows in FILE into micro-batches, groups whole, and compare with rows that share nothing."""
+    with _input_errors():
+        rows = _read(file, tokenizer, rows_per, group_by, model)
+        typer.echo(format_plan(plan_micro_batches(rows, max_tokens), max_tokens, [row.name for row in rows]))
+
+
+@app.command("doctor")
+def check_installation(no_ray: NoRay = False) -> None:
+    """Check versions, the plugin, devices, kernels and one tree against its rows; exit code 1 if anything fails."""
+    # torch, verl and ray: twenty seconds that inspect and plan do not pay.
+    from tree_rl.verl_plugin.doctor import diagnose
+
+    findings = diagnose(start_ray=not no_ray)
+    lines = [(finding.subject, finding.status, finding.detail) for finding in findings]
+    typer.echo(format_table(("check", "result", "detail"), lines, flush_left=3))
+    failed = [finding.subject for finding in findings if finding.status == "failed"]
+    if failed:
+        typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+    typer.echo("\nReady.")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _read(file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None) -> list[Row]:
+    vocab_size = None if model is None else read_model_shape(model).vocab
+    return read_row_file(file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
+
+
+@contextmanager
+def _input_errors() -> Iterator[None]:
+    """Turn what is wrong with the input into one line and exit code 2."""
+    try:
+        yield
+    except RowFileError as error:
+        typer.echo(f"tree-rl: {error}", err=True)
+        raise typer.Exit(INPUT_ERROR) from error
+
+
+def _write(picture: str, target: Path) -> None:
+    if str(target) == "-":
+        typer.echo("\n" + picture)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(picture + "\n", encoding="utf-8")
+    typer.echo(f"Drawing written to {target}")

@@ -1,0 +1,45 @@
+"""One group of rows as a picture."""
+
+from enum import StrEnum
+from pathlib import Path
+
+from tree_rl.inspection.chat_tokenizer import ChatTokenizer
+from tree_rl.inspection.report import forest_of, rows_by_group
+from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.tree.drawing import draw_svg, draw_text
+
+
+class Picture(StrEnum):
+    """How a tree is drawn."""
+
+    TEXT = "text"
+    """Lines for a terminal."""
+    SVG = "svg"
+    """A page of its own."""
+
+
+def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: Path | None) -> str:
+    """Draw the forest of one group.
+
+    Args:
+        rows: all rows.
+        name: the group; None takes the one with the most tokens.
+        picture: text or SVG.
+        tokenizer: labels the segments of a text drawing; None draws lengths alone.
+
+    Returns:
+        The text of the picture.
+
+    Raises:
+        RowFileError: no such group.
+    """
+    groups = rows_by_group(rows)
+    if name is not None and name not in groups:
+        shown = ", ".join(list(groups)[:10])
+        raise RowFileError(f"--draw-group {name}: no such group; the file has {len(groups)}: {shown}")
+    chosen = name or max(groups, key=lambda group: sum(len(rows[index].token_ids) for index in groups[group]))
+    forest = forest_of([rows[index] for index in groups[chosen]])
+    if picture is Picture.SVG:
+        return draw_svg(forest, title=f"Group {chosen}")
+    decode = None if tokenizer is None else ChatTokenizer.load(tokenizer).decode
+    return f"Group {chosen}: " + draw_text(forest, decode=decode)

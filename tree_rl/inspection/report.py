@@ -1,0 +1,116 @@
+"""The overlap of each group of rows and of the whole file, and how its groups pack into micro-batches."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from tree_rl.inspection.row import Row
+from tree_rl.tree import Forest, Jagged
+from tree_rl.tree.branching import BranchCause, classify_branches, count_causes
+from tree_rl.tree.overlap import Overlap, combine, measure_forest
+from tree_rl.tree.packing import Packing, pack_groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupReport:
+    """One group of rows, or all of them."""
+
+    name: str
+    """The group's value in the file, or "total"."""
+    trees: int
+    """Trees: one per first token."""
+    overlap: Overlap
+    """Rows, unique and flat tokens, and the bounds on the speed-up."""
+    causes: Counter[BranchCause]
+    """Branches by what made them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingPlan:
+    """Micro-batches of the rows as trees, and as rows without sharing."""
+
+    tree: Packing
+    """Groups whole, by unique tokens."""
+    flat: Packing
+    """Row by row, by all tokens."""
+
+
+def rows_by_group(rows: list[Row]) -> dict[str, list[int]]:
+    """Indices of the rows of each group, groups in order of first appearance."""
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(index)
+    return groups
+
+
+def forest_of(rows: list[Row]) -> Forest:
+    """The forest of rows that merge inside their group only."""
+    return Forest.from_rows([row.token_ids for row in rows], merge_key=[row.group for row in rows])
+
+
+def report_groups(rows: list[Row]) -> list[GroupReport]:
+    """Measure each group on its own.
+
+    Args:
+        rows: the rows; those of a group without masks count as trained everywhere.
+
+    Returns:
+        One report per group, in order of first appearance.
+    """
+    reports = []
+    for name, members in rows_by_group(rows).items():
+        chosen = [rows[index] for index in members]
+        forest = forest_of(chosen)
+        sampled = _sampled(chosen, forest)
+        branches = classify_branches(forest, sampled=sampled)
+        report = GroupReport(
+            name=name,
+            trees=forest.num_trees,
+            overlap=measure_forest(forest, trained=sampled),
+            causes=Counter(count_causes(branches)),
+        )
+        reports.append(report)
+    return reports
+
+
+def total_of(reports: list[GroupReport]) -> GroupReport:
+    """Sums over groups."""
+    causes: Counter[BranchCause] = Counter()
+    for report in reports:
+        causes.update(report.causes)
+    return GroupReport(
+        name="total",
+        trees=sum(report.trees for report in reports),
+        overlap=combine([report.overlap for report in reports]),
+        causes=causes,
+    )
+
+
+def plan_micro_batches(rows: list[Row], max_tokens: int) -> PackingPlan:
+    """Pack groups whole into micro-batches, and for comparison rows one by one.
+
+    Args:
+        rows: the rows.
+        max_tokens: budget of a micro-batch in tokens that it computes.
+
+    Returns:
+        Both packings.
+
+    Raises:
+        ValueError: a budget below 1.
+    """
+    ids = [row.token_ids for row in rows]
+    alone = Forest.from_rows(ids, merge_key=list(range(len(rows))))
+    return PackingPlan(
+        tree=pack_groups(forest_of(rows), list(rows_by_group(rows).values()), max_tokens=max_tokens),
+        flat=pack_groups(alone, [[index] for index in range(len(rows))], max_tokens=max_tokens),
+    )
+
+
+def _sampled(rows: list[Row], forest: Forest) -> Jagged | None:
+    """[B, L_b], tokens that the model sampled; None where a row does not say."""
+    masks = [row.trained for row in rows if row.trained is not None]
+    if len(masks) < len(rows):
+        return None
+    return Jagged(values=np.concatenate(masks), offsets=forest.row_index.offsets)
