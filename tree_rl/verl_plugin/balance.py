@@ -1,7 +1,7 @@
 """Which rank and which mini-batch a prompt's group trains in: groups stay whole, costs even out.
 
-verl hands each rank an equal, contiguous share of the batch and cuts mini-batches of equal row counts from it. A cell is
-what one rank trains in one step; padding rows fill every cell up to the same number of rows.
+verl hands each rank an equal, contiguous share of the batch and cuts mini-batches of equal row counts from it. A cell
+is what one rank trains in one step; padding rows fill every cell up to the same number of rows.
 Legend: B rows, G groups, D ranks, C cells per rank, R rows per cell.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOKENS_PER_PAIR_SCALE = 24576
-"""Visible pairs that cost as much as one token's matrix products, times two: the scale of verl's `calculate_workload`."""
+WORK_PER_TOKEN = 24576
+"""Work of one token's matrix products where a visible pair has work 2: the scale of verl's `calculate_workload`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ def workload(unique_tokens: np.ndarray | float, pairs: np.ndarray | float) -> np
 
     For one row of L tokens it is verl's own `calculate_workload`, so that trees and rows are weighed alike.
     """
-    return np.asarray(TOKENS_PER_PAIR_SCALE * np.asarray(unique_tokens, dtype=np.float64) + 2.0 * np.asarray(pairs))
+    return np.asarray(WORK_PER_TOKEN * np.asarray(unique_tokens, dtype=np.float64) + 2.0 * np.asarray(pairs))
 
 
 def mini_batch_count(num_groups: int, groups_per_mini_batch: int) -> int:

@@ -1,4 +1,4 @@
-"""The `tree_sync` trainer: verl's synchronous V1 trainer with whole groups, one outcome per session, and tree metrics."""
+"""`tree_sync`: verl's synchronous V1 trainer with whole groups, one outcome per session, and tree metrics."""
 
 import math
 from typing import Any
@@ -47,6 +47,7 @@ class TreeTrainerMixin:
             self.role_worker_mapping[role] = as_ray_class(worker)
 
     def on_init_end(self) -> None:
+        """Check the workers, then load the first weights into the rollout as verl does."""
         groups = [self.actor_rollout_wg] + ([self.critic_wg] if self.use_critic else [])
         check_workers([report for group in groups for report in group.tree_plugin_report()])
         super().on_init_end()
@@ -207,8 +208,8 @@ def reward_components(
         for key, extra in zip(keys, extra_fields, strict=True):
             if name not in (extra.get("reward_extra_info") or {}):
                 raise ValueError(
-                    f"row {key}: algorithm.gdpo_reward_keys asks for {name!r}, but the reward function returned no such "
-                    "component; return a dict that contains it"
+                    f"row {key}: algorithm.gdpo_reward_keys asks for {name!r}, but the reward function returned "
+                    "no such component; return a dict that contains it"
                 )
         columns[name] = np.array([extra["reward_extra_info"][name] for extra in extra_fields], dtype=object)
     return columns

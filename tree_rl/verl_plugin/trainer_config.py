@@ -1,6 +1,7 @@
 """What `tree_sync` sets in verl's config, and what it refuses there, before any worker starts."""
 
 from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.utils import need_critic
 
 from tree_rl.verl_plugin.engine import LANGUAGE_MODEL, VALUE_MODEL
 from tree_rl.verl_plugin.features import UnsupportedFeatureError
@@ -40,7 +41,8 @@ def refuse(config: DictConfig) -> None:
             "actor_rollout_ref.actor.strategy=fsdp2 (and critic.strategy=fsdp2 where a critic trains)"
         )
     estimator = str(algorithm.adv_estimator)
-    if estimator == "gae" and config.critic.model.model_type == VALUE_MODEL and config.critic.strategy != "fsdp2":
+    trains_tree_critic = need_critic(config) and config.critic.model.model_type == VALUE_MODEL
+    if trains_tree_critic and config.critic.strategy != "fsdp2":
         raise UnsupportedFeatureError(f"critic.strategy={config.critic.strategy}: trees run on FSDP2; set fsdp2")
     if estimator == "remax":
         raise UnsupportedFeatureError(

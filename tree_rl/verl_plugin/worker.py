@@ -1,4 +1,4 @@
-"""Workers of a tree run: verl's own, with mini-batches that keep groups whole and a report that proves the plugin live."""
+"""verl's workers for a tree run: mini-batches keep groups whole, and a report proves that the plugin is live."""
 
 import os
 import socket
@@ -101,7 +101,7 @@ class TreeActorRolloutRefWorker(ActorRolloutRefWorker):
     ref_worker_cls = TreeTrainingWorker
 
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
-        require_live_plugin(config.model.model_type)
+        require_live_plugin(config.model.get("model_type", "language_model"))
         super().__init__(config, role, distillation_config, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
