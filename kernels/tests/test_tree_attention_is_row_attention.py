@@ -10,7 +10,6 @@ from row_by_row import row_by_row_attention
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention
-from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.tree_attention.blocked import blocked_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
@@ -49,7 +48,7 @@ def gradients(
 
 def largest_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.shape == expected.shape
-    return 0.0 if actual.numel() == 0 else float((actual - expected).abs().max())
+    return 0.0 if actual.numel() == 0 else float((actual - expected).detach().abs().max())
 
 
 def check(
@@ -84,7 +83,7 @@ def check(
         for name, gradient in actual.items():
             reference = expected[name]
             if gradient is None or reference is None:
-                assert gradient is None and reference is None or leaves[name].numel() == 0, (impl, name)
+                assert (gradient is None and reference is None) or leaves[name].numel() == 0, (impl, name)
             else:
                 assert largest_error(gradient, reference) < TOLERANCE, (impl, name)
 
@@ -209,10 +208,10 @@ def test_lower_precision_is_no_further_from_float64_than_plain_causal_attention(
     assert isinstance(truth, torch.Tensor)
     wanted = [truth, *torch.autograd.grad(truth, exact, grad)]
     yardstick = [causal, *torch.autograd.grad(causal, qkv, grad.to(dtype))]
-    for softcap in (None, 1e6):
-        out = tree_attention(*qkv, layout, softcap=softcap, impl="sdpa")
-        assert isinstance(out, torch.Tensor) and out.dtype == dtype
+    for return_lse in (False, True):
+        result = tree_attention(*qkv, layout, return_lse=return_lse, impl="sdpa")
+        out = result[0] if isinstance(result, tuple) else result
+        assert out.dtype == dtype
         actual = [out, *torch.autograd.grad(out, qkv, grad.to(dtype))]
-        slack = 2.0 if softcap is None or accumulation_dtype(dtype) != dtype else 50.0
         for got, plain, true in zip(actual, yardstick, wanted, strict=True):
-            assert (got.double() - true).norm() <= slack * (plain.double() - true).norm()
+            assert (got.double() - true).norm() <= 2 * (plain.double() - true).norm()

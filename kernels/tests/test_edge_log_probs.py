@@ -1,0 +1,231 @@
+"""Edge log-probs and entropies, and their gradients, equal log_softmax of every edge alone in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_kernels import edge_log_probs, logits_edge_log_probs
+from tree_kernels.edge_log_probs.edge_rows import edge_rows
+
+TOLERANCE = 1e-10
+TOKENS, HIDDEN, VOCABULARY = 40, 12, 37
+
+
+def problem(edges: int, seed: int = 0, *, sources: int = TOKENS) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    return {
+        "hidden": draw(TOKENS, HIDDEN),
+        "weight": draw(VOCABULARY, HIDDEN),
+        "bias": draw(VOCABULARY),
+        "source": torch.randint(0, sources, (edges,), generator=generator),
+        "target": torch.randint(0, VOCABULARY, (edges,), generator=generator),
+        "temperature": torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[
+            torch.randint(0, 3, (edges,), generator=generator)
+        ],
+        "grad_log_prob": torch.randn(edges, generator=generator, dtype=torch.float64),
+        "grad_entropy": torch.randn(edges, generator=generator, dtype=torch.float64),
+    }
+
+
+def edge_by_edge(
+    data: dict[str, torch.Tensor], temperature: torch.Tensor | float | None, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    log_probs, entropies, squares = [], [], []
+    for edge, (source, target) in enumerate(zip(data["source"].tolist(), data["target"].tolist(), strict=True)):
+        logits = data["weight"] @ data["hidden"][source] + data["bias"]
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        if temperature is not None:
+            logits = logits / (temperature[edge] if isinstance(temperature, torch.Tensor) else temperature)
+        distribution = torch.distributions.Categorical(logits=logits)
+        log_probs.append(distribution.log_prob(torch.tensor(target)))
+        entropies.append(distribution.entropy())
+        squares.append(distribution.probs.square().sum())
+    if not log_probs:
+        nothing = data["hidden"].sum() * data["weight"].sum() * torch.zeros(0, dtype=torch.float64)
+        return nothing, nothing, nothing
+    return torch.stack(log_probs), torch.stack(entropies), torch.stack(squares)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    assert not actual.numel() or float((actual - expected).detach().abs().max()) < TOLERANCE
+
+
+def check(data: dict[str, torch.Tensor], temperature: Any, softcap: float | None, chunk_rows: int | None) -> None:
+    expected = edge_by_edge(data, temperature, softcap)
+    leaves = [data["hidden"], data["weight"], data["bias"]]
+
+    def loss(log_prob: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
+        total = (log_prob * data["grad_log_prob"]).sum()
+        return total if entropy is None else total + (entropy * data["grad_entropy"]).sum()
+
+    for entropy in (False, True):
+        wanted = torch.autograd.grad(
+            loss(expected[0], expected[1] if entropy else None), leaves, retain_graph=True, materialize_grads=True
+        )
+        options = {"temperature": temperature, "softcap": softcap, "entropy": entropy}
+        logits = data["hidden"] @ data["weight"].T + data["bias"]
+        from_logits = logits_edge_log_probs(
+            logits, data["source"], data["target"], sum_pi_squared=True, chunk_rows=chunk_rows, **options
+        )
+        assert from_logits[2] is not None and not from_logits[2].requires_grad
+        assert_close(from_logits[2], expected[2])
+        results = [from_logits[:2]]
+        for impl in ("chunked", "reference"):
+            results.append(
+                edge_log_probs(
+                    data["hidden"],
+                    data["weight"],
+                    data["source"],
+                    data["target"],
+                    bias=data["bias"],
+                    impl=impl,
+                    chunk_rows=chunk_rows,
+                    **options,
+                )
+            )
+        for log_prob, got_entropy in results:
+            assert_close(log_prob, expected[0])
+            assert (got_entropy is not None) == entropy
+            if got_entropy is not None:
+                assert_close(got_entropy, expected[1])
+            for actual, want in zip(torch.autograd.grad(loss(log_prob, got_entropy), leaves), wanted, strict=True):
+                assert_close(actual, want)
+
+
+@pytest.mark.parametrize("edges", [0, 1, 3, 63, 64, 65, 129])
+@pytest.mark.parametrize("chunk_rows", [1, 7, None])
+def test_every_number_of_edges_and_chunk(edges: int, chunk_rows: int | None) -> None:
+    check(problem(edges), None, None, chunk_rows)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, "mixed"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("sources", [1, 3, TOKENS])
+def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float | None, sources: int) -> None:
+    data = problem(50, sources=sources)
+    check(data, data["temperature"] if temperature == "mixed" else temperature, softcap, 4)
+
+
+@settings(max_examples=30, deadline=None, database=None)
+@given(st.integers(0, 30), st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 9), st.booleans())
+def test_random_edges(edges: int, seed: int, sources: int, chunk_rows: int, mixed: bool) -> None:
+    data = problem(edges, seed, sources=sources)
+    check(data, data["temperature"] if mixed else None, None, chunk_rows)
+
+
+def test_edges_of_one_source_and_temperature_share_a_row() -> None:
+    source = torch.tensor([5, 2, 5, 2, 5])
+    target = torch.tensor([1, 2, 3, 2, 1])
+    rows = edge_rows(source, target, 0.7, 10, torch.float32)
+    assert rows.source.tolist() == [2, 5]
+    mixed = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0])
+    rows = edge_rows(source, target, mixed, 10, torch.float32)
+    assert rows.source.tolist() == [2, 5, 5]
+    assert isinstance(rows.row_temperature, torch.Tensor) and rows.row_temperature[:, 0].tolist() == [1.0, 1.0, 2.0]
+
+
+def test_a_tied_weight_collects_both_gradients() -> None:
+    data = problem(30)
+    tokens = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    weight = data["weight"]
+    gradients = []
+    for impl in ("chunked", "reference"):
+        hidden = torch.tanh(weight[tokens])
+        log_prob, _ = edge_log_probs(hidden, weight, data["source"], data["target"], impl=impl, chunk_rows=3)
+        gradients.append(torch.autograd.grad(log_prob.sum(), weight)[0])
+    assert_close(*gradients)
+
+
+def test_no_edges_still_reach_hidden_and_weight() -> None:
+    data = problem(0)
+    for impl in ("chunked", "reference"):
+        log_prob, entropy = edge_log_probs(
+            data["hidden"], data["weight"], data["source"], data["target"], entropy=True, impl=impl
+        )
+        assert entropy is not None and log_prob.shape == entropy.shape == (0,)
+        for gradient in torch.autograd.grad(log_prob.sum() + entropy.sum(), (data["hidden"], data["weight"])):
+            assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient() -> None:
+    logits = torch.randn(4, 9, dtype=torch.float64)
+    logits[:, 3] = float("-inf")
+    logits.requires_grad_()
+    edges = torch.arange(4)
+    log_prob, entropy, _ = logits_edge_log_probs(logits, edges, torch.zeros(4, dtype=torch.long), entropy=True)
+    assert entropy is not None
+    (gradient,) = torch.autograd.grad((log_prob + entropy).sum(), logits)
+    kept = [0, 1, 2, 4, 5, 6, 7, 8]
+    alone = logits.detach()[:, kept].requires_grad_()
+    distribution = torch.distributions.Categorical(logits=alone)
+    expected = distribution.log_prob(torch.zeros(4, dtype=torch.long)) + distribution.entropy()
+    assert_close((log_prob + entropy).detach(), expected.detach())
+    (wanted,) = torch.autograd.grad(expected.sum(), alone)
+    assert_close(gradient[:, kept], wanted)
+    assert torch.equal(gradient[:, 3], torch.zeros(4, dtype=torch.float64))
+
+
+def test_bfloat16_is_summed_in_float32() -> None:
+    data = problem(60)
+    half = [data[name].detach().bfloat16().requires_grad_() for name in ("hidden", "weight")]
+    exact = [t.detach().double().requires_grad_() for t in half]
+    log_prob, entropy = edge_log_probs(*half, data["source"], data["target"], entropy=True, chunk_rows=8)
+    true_log_prob, true_entropy = edge_log_probs(*exact, data["source"], data["target"], entropy=True, impl="reference")
+    assert entropy is not None and true_entropy is not None
+    assert log_prob.dtype == entropy.dtype == torch.float32
+    assert float((log_prob - true_log_prob).detach().abs().max()) < 1e-5
+    actual = torch.autograd.grad(log_prob.sum() + entropy.sum(), half)
+    wanted = torch.autograd.grad(true_log_prob.sum() + true_entropy.sum(), exact)
+    for got, true in zip(actual, wanted, strict=True):
+        # Half a unit in the last of 8 bits: only the gradient's own rounding is left.
+        assert float((got.double() - true).norm() / true.norm()) < 2**-8
+
+
+def test_no_tensor_of_all_rows_by_vocabulary_is_alive() -> None:
+    """Chunks of 2 rows: the largest tensor that autograd saves is the head weight, not a block of logits."""
+    saved: list[int] = []
+    data = problem(60)
+
+    def record(t: torch.Tensor) -> torch.Tensor:
+        saved.append(t.numel())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
+        edge_log_probs(data["hidden"], data["weight"], data["source"], data["target"], entropy=True, chunk_rows=2)
+    assert max(saved) == max(TOKENS, VOCABULARY) * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"head_weight_VC": torch.zeros(5, 3)}, r"expected hidden \[N, C\]"),
+        ({"head_weight_VC": torch.zeros(5, 4).double()}, "one dtype"),
+        ({"edge_target": torch.zeros(2, dtype=torch.long)}, "one source and one target per edge"),
+        ({"edge_source": torch.zeros(3)}, "integer edges"),
+        ({"temperature": 0.0}, "temperature > 0"),
+        ({"temperature": torch.ones(2)}, r"expected temperature \(3,\)"),
+        ({"temperature": torch.ones(3).requires_grad_()}, "constant temperature"),
+        ({"softcap": -1.0}, "softcap > 0"),
+        ({"bias": torch.zeros(4)}, r"expected bias \[5\]"),
+        ({"impl": "liger"}, "received 'liger'"),
+        ({"chunk_rows": 0}, "chunk_rows >= 1"),
+    ],
+)
+def test_what_does_not_fit_the_edges_is_named(changes: dict[str, Any], complaint: str) -> None:
+    arguments: dict[str, Any] = {
+        "hidden_NC": torch.zeros(6, 4),
+        "head_weight_VC": torch.zeros(5, 4),
+        "edge_source": torch.zeros(3, dtype=torch.long),
+        "edge_target": torch.zeros(3, dtype=torch.long),
+    }
+    with pytest.raises(ValueError, match=complaint):
+        edge_log_probs(**(arguments | changes))
