@@ -5,6 +5,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -70,14 +71,14 @@ def main() -> None:
     for name, make in CASES.items():
         rows = make()
         forest = Forest.from_rows(rows)
-        plan = median_seconds(lambda rows=rows: Forest.from_rows(rows))
+        plan = median_seconds(partial(Forest.from_rows, rows))
         tracemalloc.start()
         Forest.from_rows(rows)
         extra = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         groups = [np.flatnonzero(forest.tree_of_row == tree) for tree in range(min(forest.num_trees, 600))]
-        pack = median_seconds(lambda forest=forest, groups=groups: pack_groups(forest, groups, max_tokens=65_536))
-        measure = median_seconds(lambda forest=forest: measure_forest(forest))
+        pack = median_seconds(partial(pack_groups, forest, groups, max_tokens=65_536))
+        measure = median_seconds(partial(measure_forest, forest))
         print(
             f"{name:<26}{forest.num_flat:>12,}{forest.num_unique:>12,}{forest.num_segments:>10,}"
             f"{plan:>9.2f}{extra:>8.0f}{pack:>9.3f}{measure:>11.4f}"

@@ -8,7 +8,7 @@ import pytest
 from tree_rl.tree import Forest, Jagged
 from tree_rl.tree.branching import BranchCause, classify_branches, count_causes
 
-WORDS = {1: "The", 2: " cat", 3: " c", 4: "at", 5: " dog", 6: " sat", 7: ""}
+WORDS = {1: "The", 2: " cat", 3: " c", 4: "at", 5: " dog", 6: " sat", 7: "", 8: ""}
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -43,7 +43,7 @@ def test_the_same_text_by_other_ids():
 
 def test_text_that_is_empty_or_only_begins_alike_is_no_retokenisation():
     assert only_cause([[1, 2], [1, 3, 6]], [[0, 1], [0, 1, 1]], with_text=True) is BranchCause.SAMPLING
-    assert only_cause([[1, 7], [1, 5]], [[0, 1], [0, 1]], with_text=True) is BranchCause.SAMPLING
+    assert only_cause([[1, 7], [1, 8]], [[0, 1], [0, 1]], with_text=True) is BranchCause.SAMPLING
 
 
 def test_a_row_that_ends_where_others_go_on():

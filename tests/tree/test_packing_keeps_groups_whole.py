@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
 from tree_rl.tree.packing import pack_groups, split_rows
+from tree_rl.tree.row_order import RowOrder
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), max_size=14)
 
@@ -63,6 +64,11 @@ def test_a_split_repeats_as_few_tokens_as_any_cut_of_the_order(rows, budget):
             best = min(best or (10**9, 0), (sum(sizes), len(sizes)))
     assert found == best
     assert sum(piece.unique_tokens for piece in pieces) == sum(unique_tokens(forest, piece.rows) for piece in pieces)
+
+
+def test_repeating_no_token_comes_before_fewer_pieces():
+    order = RowOrder(rows=np.arange(4), shared=np.array([0, 0, 1, 0]), lengths=np.full(4, 4))
+    assert [piece.unique_tokens for piece in split_rows(order, 8)] == [4, 7, 4]
 
 
 def test_a_split_group_reports_what_it_repeats():
