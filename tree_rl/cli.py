@@ -16,7 +16,7 @@ from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.report import plan_micro_batches, report_groups, total_of
 from tree_rl.inspection.row import Row, RowFileError
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.text import format_plan, format_report, format_table
+from tree_rl.inspection.text import format_plan, format_report
 
 INPUT_ERROR = 2
 """Exit code when the input cannot be used."""
@@ -33,8 +33,6 @@ Draw = Annotated[tuple[Picture, Path] | None, typer.Option(help="Draw one group 
 DrawGroup = Annotated[
     str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
 ]
-    str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
-]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Unique tokens of a micro-batch.")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
 
@@ -48,9 +46,7 @@ def inspect_file(
     model: Model = None,
     groups: Groups = 20,
     draw: Draw = None,
-    draw_group_named: DrawGroup = Annotated[
-    str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
-]
+    draw_group_named: DrawGroup = None,
 ) -> None:
     """Show trees, overlap, bounds on the speed-up and causes of branching of the rows in FILE."""
     with _input_errors():
@@ -84,12 +80,13 @@ def plan_file(
 def check_installation(no_ray: NoRay = False) -> None:
     """Check versions, the plugin, devices, kernels and one tree against its rows; exit code 1 if anything fails."""
     # torch, verl and ray: twenty seconds that inspect and plan do not pay.
-    from tree_rl.verl_plugin.doctor import diagnose
+    from tree_rl.verl_plugin.doctor import Status, diagnose
 
-    findings = diagnose(start_ray=not no_ray)
-    lines = [(finding.subject, finding.status, finding.detail) for finding in findings]
-    typer.echo(format_table(("check", "result", "detail"), lines, flush_left=3))
-    failed = [finding.subject for finding in findings if finding.status == "failed"]
+    failed = []
+    for finding in diagnose(start_ray=not no_ray):
+        typer.echo(f"{finding.subject:<26}  {finding.status:<6}  {finding.detail}")
+        if finding.status is Status.FAILED:
+            failed.append(finding.subject)
     if failed:
         typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
         raise typer.Exit(1)
