@@ -16,6 +16,7 @@ from tree_kernels.tree_attention.score_rule import ScoreRule
 BLOCK = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
+VARIANTS = 64
 FOREVER = torch.iinfo(torch.int32).max
 
 
@@ -84,7 +85,10 @@ def tree_block_mask(layout: TreeLayout, window: int | None = None) -> BlockMask:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=True)
+    """One compiled function for all lengths; each mix of dtype, head layout and options is one variant of it."""
+    # Past torch's limit of 8 variants a full graph raises, and without it the dense fallback would run unnoticed.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 @functools.cache
