@@ -1,0 +1,180 @@
+"""Engines in one process: a tiny model on disk, stock verl's FSDP2 engine and ours, rows as verl builds them."""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from tensordict import TensorDict
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig, Qwen3Config
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
+from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+
+VOCAB = 97
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+class StockValueEngine(FSDPEngineWithValueHead):
+    """Stock verl's critic; only its loader's hard-wired flash attention is replaced, which no CPU has."""
+
+    _build_value_module = TreeFSDPEngineWithValueHead._build_value_module
+
+    def _build_module(self) -> torch.nn.Module:
+        return self._build_value_module()
+
+
+def tiny_qwen3(**overrides: Any) -> Qwen3Config:
+    """A Qwen3 of two layers that runs in milliseconds."""
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+    }
+    return Qwen3Config(**{**settings, **overrides})
+
+
+def save_model(path: Path, config: PretrainedConfig, *, value: bool = False) -> Path:
+    """A random model on disk, as verl loads it."""
+    torch.manual_seed(0)
+    if value:
+        config.num_labels = 1
+        model = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa")
+        torch.nn.init.normal_(model.score.weight, std=0.3)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(path)
+    return path
+
+
+def join_process_group() -> None:
+    """A gloo group of one process, unless there is a group already."""
+    if torch.distributed.is_initialized():
+        return
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+
+
+def build_engine(
+    path: Path,
+    *,
+    tree: TreeConfig | None,
+    value: bool = False,
+    model: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+) -> Any:
+    """A tree engine, or stock verl's where `tree` is None, initialised on a model on disk."""
+    join_process_group()
+    stock_class = StockValueEngine if value else FSDPEngineWithLMHead
+    tree_class = TreeFSDPEngineWithValueHead if value else TreeFSDPEngineWithLMHead
+    shared = dict(
+        strategy="fsdp2", use_torch_compile=False, mixed_precision=FLOAT32, model_dtype="fp32", **(engine or {})
+    )
+    config = FSDPEngineConfig(**shared) if tree is None else TreeFSDPEngineConfig(**shared, tree=tree)
+    model_config = HFModelConfig(
+        path=str(path),
+        load_tokenizer=False,
+        model_type="value_model" if value else "language_model",
+        override_config={"attn_implementation": "sdpa"},
+        **{"enable_gradient_checkpointing": False, **(model or {})},
+    )
+    built = (stock_class if tree is None else tree_class)(
+        model_config=model_config,
+        engine_config=config,
+        optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
+        checkpoint_config=CheckpointConfig(),
+    )
+    built._build_model_optimizer()
+    return built
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row: `prompt` tokens of context, then responses with a mask."""
+
+    tokens: list[int]
+    prompt: int
+    mask: list[int]
+    advantage: float = 1.0
+    uid: str = "g"
+    temperature: float = 1.0
+
+
+def ppo_batch(rows: list[Row], *, seed: int = 0, max_tokens: int = 100_000, **flags: Any) -> TensorDict:
+    """Rows as verl's workers receive them for `update_actor`, with advantages that differ token by token."""
+    generator = np.random.default_rng(seed)
+    ids = [torch.tensor(row.tokens) for row in rows]
+    responses = [torch.tensor(row.tokens[row.prompt :]) for row in rows]
+    masks = [torch.tensor(row.mask) for row in rows]
+
+    def response_values(scale: float, shift: float = 0.0) -> torch.Tensor:
+        return nested(
+            [torch.tensor(generator.normal(shift, scale, len(row.mask)), dtype=torch.float32) for row in rows]
+        )
+
+    data = tu.get_tensordict(
+        {
+            "input_ids": nested(ids),
+            "position_ids": nested([torch.arange(len(row.tokens)) for row in rows]),
+            "prompts": nested([torch.tensor(row.tokens[: row.prompt]) for row in rows]),
+            "responses": nested(responses),
+            "response_mask": nested(masks),
+            "loss_mask": nested(masks),
+            "old_log_probs": response_values(0.3, -4.5),
+            "ref_log_prob": response_values(0.3, -4.5),
+            "advantages": nested(
+                [
+                    torch.tensor(row.advantage + generator.normal(0, 0.3, len(row.mask)), dtype=torch.float32)
+                    for row in rows
+                ]
+            ),
+            "returns": response_values(1.0),
+            "values": response_values(1.0),
+            "uid": [row.uid for row in rows],
+            "temperature": torch.tensor([row.temperature for row in rows]),
+        },
+        non_tensor_dict={
+            "use_remove_padding": True,
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": max_tokens,
+            "global_batch_size": len(rows),
+            **flags,
+        },
+    )
+    return data
+
+
+def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """verl's jagged layout."""
+    return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+
+def gradients(engine: Any) -> dict[str, torch.Tensor]:
+    """Full gradients by parameter name."""
+    full = {}
+    for name, parameter in engine.module.named_parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            full[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).detach().clone()
+    return full
+
+
+def relative_error(gradient: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference."""
+    return float((gradient - reference).norm() / reference.norm().clamp(min=1e-12))

@@ -1,0 +1,48 @@
+"""Rows whose shapes each broke some tree trainer: the "known traps", as PPO rows with a prompt and a response mask."""
+
+import numpy as np
+from engine_harness import VOCAB, Row
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    """Random token ids."""
+    return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
+
+
+def row(ids: list[int], *, prompt: int = 2, mask: list[int] | None = None, **fields: object) -> Row:
+    """A row whose whole response is trained unless a mask says otherwise."""
+    return Row(tokens=ids, prompt=prompt, mask=[1] * (len(ids) - prompt) if mask is None else mask, **fields)
+
+
+def shapes() -> dict[str, list[Row]]:
+    """Name -> rows of one batch."""
+    trunk = tokens(1, 12)
+    deep = tokens(2, 65)
+    return {
+        "branches": [row(trunk + tokens(10 + i, 5 + i), advantage=(-1.0) ** i) for i in range(4)],
+        "strict_prefix": [row(trunk[:6]), row(trunk[:9], advantage=-1.0), row(trunk)],
+        "identical": [row(trunk), row(trunk), row(trunk, advantage=-2.0)],
+        "single_response_token": [row(trunk[:3]), row([*trunk[:2], 5]), row([7, 8, 9])],
+        "no_common_root": [row(tokens(20 + i, 6)) for i in range(3)],
+        "masks_differ_on_shared_prefix": [
+            row(trunk + tokens(30, 4), mask=[0, 1] * 7),
+            row(trunk + tokens(31, 4), mask=[1, 0] * 7),
+            row(trunk + tokens(32, 4), mask=[0] * 10 + [1] * 4),
+        ],
+        "one_row_untrained": [row(trunk + tokens(33, 3)), row(trunk + tokens(34, 3), mask=[0] * 13)],
+        "prompts_of_different_length": [
+            row(trunk + tokens(35, 3), prompt=4),
+            row(trunk + tokens(36, 3), prompt=9),
+            row(trunk + tokens(37, 3), prompt=14),
+        ],
+        "branch_at_63_64_65": [
+            row(deep[:63] + tokens(40, 3)),
+            row(deep[:64] + tokens(41, 3)),
+            row(deep + tokens(42, 3)),
+        ],
+        "two_groups": [row(trunk + tokens(50 + i, 4), uid="a" if i < 2 else "b", advantage=1.0 - i) for i in range(4)],
+        "temperatures_differ": [
+            row(trunk + tokens(60 + i, 4), temperature=t) for i, t in enumerate((1.0, 0.7, 1.3, 0.7))
+        ],
+        "comb": [row(trunk[: 3 + 2 * i] + tokens(70 + i, 3), advantage=i - 1.5) for i in range(4)],
+    }

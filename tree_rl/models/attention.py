@@ -1,0 +1,113 @@
+"""The tree attention of Hugging Face models, plugged into transformers' attention registry.
+
+A forward that passes `tree_layout=` reads one DFS-serialised forest (paper, "Attention Mask"); without it the layer
+runs the attention the model was loaded with. The layout travels as a keyword, so gradient checkpointing keeps it.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention import tree_attention
+
+PREFIX = "tree_rl_over_"
+
+# A mask of four dimensions makes transformers skip its own mask building, which would cost N x N.
+SKIP_MASK_SHAPE = (1, 1, 1, 1)
+
+
+def attention_name(flat_implementation: str) -> str:
+    """Name under which tree attention over `flat_implementation` is registered with transformers."""
+    return PREFIX + flat_implementation
+
+
+def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto") -> str:
+    """Let every attention layer of `model` read trees; calls without a tree keep today's implementation.
+
+    Args:
+        model: a decoder that uses transformers' attention interface (checked by `check_model`).
+        impl: implementation of `tree_kernels.tree_attention`.
+
+    Returns:
+        The implementation that flat (tree-less) calls keep, for example "sdpa".
+    """
+    flat = model.config._attn_implementation
+    if flat.startswith(PREFIX):
+        return flat.removeprefix(PREFIX)
+    name = attention_name(flat)
+    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attention_forward, flat_implementation=flat, impl=impl))
+    if flat in ALL_MASK_ATTENTION_FUNCTIONS:
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[flat])
+    model.set_attn_implementation(name)
+    return flat
+
+
+def skip_mask(device: torch.device | str) -> torch.Tensor:
+    """The `attention_mask` to pass beside `tree_layout`: it keeps transformers from building an N x N mask."""
+    return torch.ones(SKIP_MASK_SHAPE, dtype=torch.bool, device=device)
+
+
+def _attention_forward(
+    module: nn.Module,
+    query_1HND: torch.Tensor,
+    key_1HND: torch.Tensor,
+    value_1HND: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    *,
+    flat_implementation: str,
+    impl: str,
+    tree_layout: TreeLayout | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Signature of transformers' attention interface; the result is [1, N, H, D]."""
+    if tree_layout is None:
+        optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
+        given = {name: value for name, value in optional.items() if value is not None}
+        flat_forward = _flat_attention(module, flat_implementation)
+        return flat_forward(
+            module,
+            query_1HND,
+            key_1HND,
+            value_1HND,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            **given,
+            **kwargs,
+        )
+    if dropout:
+        raise ValueError(
+            f"attention dropout is {dropout}, but a shared prefix cannot draw one mask per branch; "
+            "set model.override_config.attention_dropout=0"
+        )
+    out_NHD = tree_attention(
+        query_1HND[0].transpose(0, 1),
+        key_1HND[0].transpose(0, 1),
+        value_1HND[0].transpose(0, 1),
+        tree_layout,
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+        impl=impl,
+    )
+    assert isinstance(out_NHD, torch.Tensor)
+    return out_NHD.unsqueeze(0), None
+
+
+def _flat_attention(module: nn.Module, implementation: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+    if implementation == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[implementation]

@@ -1,0 +1,126 @@
+"""Forward of a whole forest: every unique token once, its outputs scattered back to rows (paper, section 3).
+
+The rows' own loss follows, so its gradient is that of the rows run alone. Legend: N unique tokens, F flat tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from tree_kernels.edge_log_probs import logits_edge_log_probs
+from tree_kernels.layout import TreeLayout
+from tree_rl.models.attention import skip_mask
+from tree_rl.training.edges import EdgePlan, plan_edges, scatter
+from tree_rl.tree.forest import Forest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeInputs:
+    """One forest on the device, as the model reads it."""
+
+    input_ids_1N: torch.Tensor
+    """int64 [1, N], DFS order."""
+    position_ids_1N: torch.Tensor
+    """int64 [1, N], depth on the path: siblings share positions."""
+    layout: TreeLayout
+    """The attention mask of the forest."""
+    row_index_F: torch.Tensor
+    """int64 [F], unique token of every flat token."""
+
+    @classmethod
+    def from_forest(cls, forest: Forest, device: torch.device | str = "cpu") -> "TreeInputs":
+        """Move a forest to `device`."""
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array.astype(np.int64)).to(device, non_blocking=True)
+
+        return cls(
+            input_ids_1N=tensor(forest.input_ids).unsqueeze(0),
+            position_ids_1N=tensor(forest.position).unsqueeze(0),
+            layout=TreeLayout.from_subtree_end(torch.from_numpy(forest.subtree_end)).to(device),
+            row_index_F=tensor(forest.row_index.values),
+        )
+
+    def model_kwargs(self) -> dict[str, object]:
+        """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
+        return {
+            "input_ids": self.input_ids_1N,
+            "position_ids": self.position_ids_1N,
+            "attention_mask": skip_mask(self.input_ids_1N.device),
+            "tree_layout": self.layout,
+            "use_cache": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlatOutputs:
+    """What the rows' loss reads, one value per flat token; 0 where no edge was asked for."""
+
+    log_probs_F: torch.Tensor
+    """[F], log-prob of the next token of the row."""
+    entropy_F: torch.Tensor | None
+    """[F], entropy of the distribution of the next token; None if not asked for."""
+    sum_pi_squared_F: torch.Tensor | None
+    """[F], sum of squared probabilities; None if not asked for."""
+
+
+def tree_log_probs(
+    model: nn.Module,
+    inputs: TreeInputs,
+    edges: EdgePlan,
+    *,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+) -> FlatOutputs:
+    """Log-probs (and entropies) of all wanted edges of a forest, from one forward.
+
+    Args:
+        model: causal language model prepared by `use_tree_attention`, wrapped or not.
+        inputs: the forest.
+        edges: from `plan_edges` on the same forest.
+        entropy: also return entropies.
+        sum_pi_squared: also return the sum of squared probabilities.
+
+    Returns:
+        Values over flat tokens; only rows of `edges.source_R` were projected to the vocabulary.
+    """
+    # An empty index would drop the head from the graph, and FSDP would wait for its gradient: project token 0 then.
+    sources_R = edges.source_R if len(edges.source_R) else edges.source_R.new_zeros(1)
+    logits_RV = model(**inputs.model_kwargs(), logits_to_keep=sources_R).logits[0]
+    per_edge = logits_edge_log_probs(
+        logits_RV,
+        edges.row_of_edge_E,
+        edges.target_E,
+        temperature=edges.temperature_E,
+        entropy=entropy,
+        sum_pi_squared=sum_pi_squared,
+    )
+    log_probs_F, entropy_F, squared_F = (
+        None if values_E is None else scatter(values_E, edges.edge_of_flat_F) for values_E in per_edge
+    )
+    assert log_probs_F is not None
+    return FlatOutputs(log_probs_F=log_probs_F, entropy_F=entropy_F, sum_pi_squared_F=squared_F)
+
+
+def tree_values(model: nn.Module, inputs: TreeInputs) -> torch.Tensor:
+    """Value of every flat token, [F], from one forward of a token classifier with one label."""
+    values_N = model(**inputs.model_kwargs()).logits[0, :, 0]
+    return values_N[inputs.row_index_F]
+
+
+def wanted_everywhere(forest: Forest) -> np.ndarray:
+    """bool [F]: every position that has a next token in its row."""
+    wanted_F = np.ones(forest.num_flat, dtype=bool)
+    wanted_F[forest.row_index.offsets[1:] - 1] = False
+    return wanted_F
+
+
+def forest_log_probs(
+    model: nn.Module, forest: Forest, *, temperature: float = 1.0, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Log-prob of every next token of every row, [F] (0 at a row's end): the shortest way to use a tree."""
+    temperature_B = np.full(forest.num_rows, temperature, dtype=np.float32)
+    edges = plan_edges(forest, wanted_everywhere(forest), temperature_B, device)
+    return tree_log_probs(model, TreeInputs.from_forest(forest, device), edges).log_probs_F

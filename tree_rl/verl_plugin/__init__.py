@@ -1,0 +1,34 @@
+"""The only door to verl, ray and vllm. verl imports this module in every process (entry point `verl.plugins`).
+
+Everything registers when verl imports the part it belongs to, so a process pays only for what it uses.
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+from wrapt import when_imported
+
+from tree_rl.verl_plugin.compat import check_verl_version
+from tree_rl.verl_plugin.platform_cpu import register_cpu_platform
+
+VERL_VERSION = check_verl_version()
+
+REGISTRATIONS = {
+    "verl.workers.engine": "tree_rl.verl_plugin.engine",
+    "verl.workers.rollout.replica": "tree_rl.verl_plugin.hf_registration",
+    "verl.workers.rollout.base": "tree_rl.verl_plugin.hf_registration",
+    "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer",
+}
+"""Module of verl -> our module that registers with it when it is imported."""
+
+
+def _register_with(verl_module: str, our_module: str) -> None:
+    def load(_: ModuleType) -> None:
+        import_module(our_module)
+
+    when_imported(verl_module)(load)
+
+
+register_cpu_platform()
+for _verl_module, _our_module in REGISTRATIONS.items():
+    _register_with(_verl_module, _our_module)

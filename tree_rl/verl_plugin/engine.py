@@ -1,0 +1,247 @@
+"""verl's FSDP2 engine with the forward over trees: rows stay verl's, the tree is an execution plan inside the engine.
+
+Every unique token runs once; log-probs, entropies and values are scattered back to the rows, and verl's own loss
+functions, metrics, checkpoints and weight sync follow unchanged.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed
+from tensordict import TensorDict
+
+from tree_rl.training.edges import plan_edges
+from tree_rl.training.tree_step import TreeInputs, tree_log_probs, tree_values
+from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.compat import (
+    EngineRegistry,
+    FSDPEngineWithValueHead,
+    detach_tree,
+    get_device_id,
+    get_device_name,
+)
+from tree_rl.verl_plugin.compat import (
+    tensordict_utils as tu,
+)
+from tree_rl.verl_plugin.engine_build import TreeReadingEngine
+from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
+from tree_rl.verl_plugin.micro_batches import MicroBatch, agree_on_count, budget_of, plan_micro_batches
+from tree_rl.verl_plugin.options import TreeConfig, as_tree_config
+from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
+from tree_rl.verl_plugin.path_weighting import weigh
+from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
+from tree_rl.verl_plugin.self_check import run_self_check
+
+LANGUAGE_MODEL = "tree_language_model"
+VALUE_MODEL = "tree_value_model"
+DEVICES = ["cpu", "cuda"]
+
+LossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+
+
+@EngineRegistry.register(model_type=LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
+class TreeFSDPEngineWithLMHead(TreeReadingEngine):
+    """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
+
+    stock_model_type = "language_model"
+
+    def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
+        self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
+        refuse_engine_features(model_config, engine_config)
+        # verl's own model builders know only these two names.
+        model_config.model_type = self.stock_model_type
+        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+        self._self_checked = not self.tree_config.self_check
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool = False
+    ) -> dict[str, Any]:
+        """verl's seam for training and inference alike: run all rows of a batch, as trees where that pays.
+
+        Args:
+            data: rows without padding (nested `input_ids`, `loss_mask`, ...), as verl builds them.
+            loss_function: verl's loss over row outputs; may be None when `forward_only`.
+            forward_only: no gradients.
+
+        Returns:
+            verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`.
+
+        Raises:
+            RowError: a row that cannot be trained on, named.
+        """
+        if self.tree_config.mode == "flat":
+            return super().forward_backward_batch(data, loss_function, forward_only)
+        refuse_batch_features(data)
+        rows, micro_batches = self._plan(data)
+        self._assign_normalisers(data)
+        grad_context = torch.no_grad() if forward_only else nullcontext()
+        if not self._self_checked:
+            self._self_checked = True
+            self.self_check_error = run_self_check(self, data, rows, micro_batches)
+        outputs = []
+        for index, micro_batch in enumerate(micro_batches):
+            is_last = index == len(micro_batches) - 1
+            sync = nullcontext() if forward_only else self._gradient_sync_context(is_last_micro_batch=is_last)
+            with grad_context, sync, torch.profiler.record_function(f"micro_batch{index}"):
+                outputs.append(self._run(micro_batch, data, rows, loss_function, forward_only))
+        result = collect_outputs(outputs, micro_batches, rows.num_rows, self.get_data_parallel_group())
+        result["metrics"] |= plan_metrics(micro_batches, self.get_data_parallel_size(), self.self_check_error)
+        return result
+
+    def _plan(self, data: TensorDict) -> tuple[Rows, list[MicroBatch]]:
+        """Check the rows and cut them into micro-batches; ranks agree on the number before anyone computes."""
+        failure: RowError | None = None
+        try:
+            rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
+            micro_batches = plan_micro_batches(rows, self.tree_config, budget_of(data, rows, self.tree_config))
+        except RowError as error:
+            failure, micro_batches = error, []
+        count, failed = agree_on_count(len(micro_batches), failure is not None, self.get_data_parallel_group())
+        if failure is not None:
+            raise failure
+        if failed:
+            raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
+        idle = [MicroBatch(rows=(), forest=None) for _ in range(count - len(micro_batches))]
+        return rows, micro_batches + idle
+
+    def _assign_normalisers(self, data: TensorDict) -> None:
+        """The row-based normalisers verl's losses read: the same numbers as in stock verl."""
+        tokens = data["loss_mask"].values().sum().to(get_device_id())
+        torch.distributed.all_reduce(tokens, group=self.get_data_parallel_group())
+        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size())
+
+    def _run(
+        self,
+        micro_batch: MicroBatch,
+        data: TensorDict,
+        rows: Rows,
+        loss_function: LossFunction | None,
+        forward_only: bool,
+    ) -> dict[str, Any]:
+        """Forward, loss and backward of one micro-batch."""
+        output: dict[str, Any] = {}
+        if not micro_batch.rows:
+            loss = self.idle_step()
+        else:
+            selected = tu.index_select_tensor_dict(data, list(micro_batch.rows))
+            weighted = None if loss_function is None else weigh(loss_function, micro_batch)
+            if micro_batch.forest is None:
+                loss, output = self.stock_step(selected, weighted, forward_only)
+            else:
+                members = list(micro_batch.rows)
+                loss, output = self.tree_step(selected, rows, members, micro_batch.forest, weighted)
+        if not forward_only:
+            scaled = loss if self.scaler is None else self.scaler.scale(loss)
+            scaled.backward()
+            if not tu.get_non_tensor_data(data=data, key="return_model_output", default=False):
+                output.pop("model_output", None)
+        return output
+
+    def tree_step(
+        self,
+        selected: TensorDict,
+        rows: Rows,
+        members: list[int],
+        forest: Forest,
+        loss_function: LossFunction | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """One forest through the model and its rows through verl's loss.
+
+        Args:
+            selected: the rows of the micro-batch, in its order.
+            rows: all rows of the call.
+            members: the selected rows' indices in it.
+            forest: the forest of the selected rows.
+            loss_function: verl's loss, or None for inference.
+
+        Returns:
+            The loss to differentiate, and verl's output dict of the micro-batch.
+        """
+        selected = selected.to(get_device_id())
+        metrics: dict[str, Any] = {}
+        with self.autocast():
+            model_output = self.tree_forward(selected, rows, members, forest)
+            if loss_function is None:
+                loss = torch.tensor(1.0, device=get_device_name())
+            else:
+                loss, metrics = loss_function(
+                    model_output=model_output, data=selected, dp_group=self.get_data_parallel_group()
+                )
+        return loss, {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
+
+    def tree_forward(
+        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest
+    ) -> dict[str, torch.Tensor]:
+        """Log-probs (and entropy, sum of squared probabilities where asked for) of the rows, nested."""
+        wanted_F = rows.wanted_F[rows.flat_positions(members)]
+        device = get_device_id()
+        flat = tree_log_probs(
+            self.module,
+            TreeInputs.from_forest(forest, device),
+            plan_edges(forest, wanted_F, rows.temperature_B[members], device),
+            entropy=tu.get_non_tensor_data(data=selected, key="calculate_entropy", default=False),
+            sum_pi_squared=tu.get_non_tensor_data(data=selected, key="calculate_sum_pi_squared", default=False),
+        )
+        output = {
+            "log_probs": flat.log_probs_F,
+            "entropy": flat.entropy_F,
+            "sum_pi_squared": flat.sum_pi_squared_F,
+        }
+        return {key: self.nested(value, selected) for key, value in output.items() if value is not None}
+
+    def stock_step(
+        self, selected: TensorDict, loss_function: LossFunction | None = None, forward_only: bool = True
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The same rows through stock verl's forward, packed, without a tree."""
+        return super().forward_step(selected, loss_function, forward_only)
+
+    def idle_step(self) -> torch.Tensor:
+        """The smallest forward that keeps FSDP's collectives in step on a rank that has fewer micro-batches."""
+        forest = Forest.from_rows([[0]])
+        inputs = TreeInputs.from_forest(forest, get_device_id())
+        with self.autocast():
+            return (self.module(**inputs.model_kwargs()).logits * 0).sum().float()
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """dtype of the forward: mixed precision's parameter dtype."""
+        return self._autocast_dtype
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Mixed precision as stock verl enters it: none in float32."""
+        if self._autocast_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype)
+
+    def nested(self, values_F: torch.Tensor, selected: TensorDict) -> torch.Tensor:
+        """Flat values as verl's nested tensor over full rows."""
+        return torch.nested.nested_tensor_from_jagged(values_F, selected["input_ids"].offsets())
+
+
+@EngineRegistry.register(model_type=VALUE_MODEL, backend=["fsdp2"], device=DEVICES)
+class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueHead):
+    """Critic: the value of every unique token, computed once."""
+
+    stock_model_type = "value_model"
+
+    def tree_forward(
+        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest
+    ) -> dict[str, torch.Tensor]:
+        """Values of the rows, nested."""
+        values_F = tree_values(self.module, TreeInputs.from_forest(forest, get_device_id()))
+        return {"values": self.nested(values_F, selected)}
+
+
+@EngineRegistry.register(model_type=LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
+@EngineRegistry.register(model_type=VALUE_MODEL, backend=["fsdp"], device=DEVICES)
+class FSDP1Refused(compat.BaseEngine):
+    """FSDP1 shards by flat parameters and cannot run trees: say so before a GPU is taken."""
+
+    def __init__(self, **_: Any) -> None:
+        raise ValueError(
+            "tree_rl runs on FSDP2, but the strategy is 'fsdp'; set actor_rollout_ref.actor.strategy=fsdp2, "
+            "actor_rollout_ref.ref.strategy=fsdp2 and critic.strategy=fsdp2"
+        )

@@ -1,0 +1,58 @@
+"""What the tree engine refuses, each with the config key that asked for it: never wrong by surprise."""
+
+from typing import Any
+
+from tensordict import TensorDict
+
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+
+
+class UnsupportedFeatureError(ValueError):
+    """A verl feature that the tree engine does not run; the message names its config key."""
+
+
+def refuse_engine_features(model_config: Any, engine_config: Any) -> None:
+    """Check a configuration before the model is built.
+
+    Raises:
+        UnsupportedFeatureError: names the key and its value.
+    """
+    router_replay = engine_config.get("router_replay", None)
+    qat = engine_config.get("qat", None)
+    mtp = model_config.get("mtp", None)
+    asked_for = {
+        "fsdp_config.ulysses_sequence_parallel_size > 1": engine_config.ulysses_sequence_parallel_size > 1,
+        "model.use_fused_kernels=True": model_config.get("use_fused_kernels", False),
+        "fsdp_config.pad_to_length=True": engine_config.pad_to_length,
+        "router_replay.mode": router_replay is not None and router_replay.get("mode", "disabled") != "disabled",
+        "fsdp_config.qat.enable=True": qat is not None and qat.get("enable", False),
+        "model.mtp.enable=True": mtp is not None and mtp.get("enable", False),
+        "fsdp_config.strategy (tree_rl runs on fsdp2)": engine_config.strategy != "fsdp2",
+    }
+    for key, asked in asked_for.items():
+        if asked:
+            raise UnsupportedFeatureError(
+                f"the tree engine does not support {key}; unset it, or train flat with tree.mode=flat on stock "
+                "model_type=language_model"
+            )
+
+
+def refuse_batch_features(data: TensorDict) -> None:
+    """Check what a batch asks for.
+
+    Raises:
+        UnsupportedFeatureError: multimodal rows, top-k distillation or router replay.
+    """
+    for key in ("distillation_use_topk", "distillation_only", "enable_routing_replay"):
+        if tu.get_non_tensor_data(data=data, key=key, default=False):
+            raise UnsupportedFeatureError(f"the tree engine does not support {key}=True; use model_type=language_model")
+    if "routed_experts" in data:
+        raise UnsupportedFeatureError("the tree engine does not support router replay (rows carry routed_experts)")
+    images = data.get("multi_modal_inputs", ())
+    for row, inputs in enumerate(images):
+        if inputs:
+            raise UnsupportedFeatureError(
+                f"row {row} carries multimodal inputs, which the tree engine cannot merge yet"
+            )
+    if data["position_ids"].dim() == 3 and "position_ids" in data:
+        raise UnsupportedFeatureError("rows carry three-dimensional (multimodal) position_ids")

@@ -1,0 +1,176 @@
+"""From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed
+from tensordict import TensorDict
+
+from tree_rl.tree.cost import ModelShape, forest_cost, row_cost
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.packing import Packing, pack_groups
+from tree_rl.tree.weights import row_token_weights
+from tree_rl.verl_plugin.compat import get_device_name
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.rows import Rows
+
+logger = logging.getLogger(__name__)
+
+LEAST_GAIN = 1.02
+"""A group runs as a tree if that saves at least 2 % of its operations: less would not pay for planning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows that run in one forward and backward."""
+
+    rows: tuple[int, ...]
+    """Row indices of the engine call; empty on a rank that only keeps step."""
+    forest: Forest | None
+    """Their forest, or None to run them through stock verl."""
+    row_weight_B: np.ndarray | None = None
+    """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None weighs all alike."""
+    edge_weight_F: np.ndarray | None = None
+    """float64 per flat position, of the edge that starts there, for `path_weighting: token_unique`."""
+    flat_tokens: int = 0
+    """Tokens that the rows contain."""
+    unique_tokens: int = 0
+    """Tokens that run: the forest's, or all of the rows' when they run flat."""
+    repeated_tokens: int = 0
+    """Tokens of the whole call that run again because a group was over the budget; told by its first micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much one micro-batch may hold."""
+
+    unique_tokens: int
+    """For forests."""
+    flat_tokens: int
+    """For rows that run flat."""
+
+
+def budget_of(data: TensorDict, rows: Rows, config: TreeConfig) -> Budget:
+    """The token budgets of a call.
+
+    `tree.max_tokens` counts unique tokens. Left out, verl's own budget is used: `max_token_len_per_gpu`, or with fixed
+    micro-batches (`use_dynamic_bsz=False`) the rows per micro-batch times the longest row, the memory they may take.
+    """
+    longest = int(np.diff(rows.offsets).max(initial=1))
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        flat = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
+    else:
+        flat = int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
+    return Budget(unique_tokens=config.max_tokens or flat, flat_tokens=flat)
+
+
+def plan_micro_batches(
+    rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape | None = None
+) -> list[MicroBatch]:
+    """Cut the rows of a call into micro-batches.
+
+    Args:
+        rows: all rows of this rank; none give no micro-batch.
+        config: the tree options.
+        budget: most tokens of a micro-batch.
+        shape: sizes of the model, which `mode: auto` compares costs with; None counts tokens alone.
+
+    Returns:
+        Forests first, then flat micro-batches; every row in exactly one.
+    """
+    if rows.num_rows == 0:
+        return []
+    by_uid = config.scope == "uid"
+    forest = Forest.from_rows(
+        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=rows.group_B.tolist() if by_uid else None
+    )
+    group_B = rows.group_B if by_uid else forest.tree_of_row
+    groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
+    as_tree = [config.mode == "tree" or _tree_pays(forest, group, shape) for group in groups]
+    tree_groups = [group for group, tree in zip(groups, as_tree, strict=True) if tree]
+    flat_rows = [int(row) for group, tree in zip(groups, as_tree, strict=True) if not tree for row in group]
+    packing = pack_groups(forest, tree_groups, max_tokens=budget.unique_tokens)
+    _warn_about_splits(packing, rows, tree_groups, budget)
+    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
+    flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
+    if forests:
+        forests[0] = replace(forests[0], repeated_tokens=packing.repeated_tokens)
+    return [_with_weights(batch, forest, rows, config) for batch in forests + flats]
+
+
+def agree_on_count(count: int, failed: bool, group: torch.distributed.ProcessGroup | None) -> tuple[int, bool]:
+    """The most micro-batches of any rank, and whether any rank refused its rows."""
+    agreed = torch.tensor([count, int(failed)], device=get_device_name())
+    torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX, group=group)
+    most, any_failed = agreed.tolist()
+    return most, bool(any_failed)
+
+
+def _tree_pays(forest: Forest, group: np.ndarray, shape: ModelShape | None) -> bool:
+    part = forest.select_rows(group)
+    if shape is None:
+        return part.token_bound >= LEAST_GAIN
+    return float(row_cost(shape, part.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, part)
+
+
+def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> MicroBatch:
+    part = forest.select_rows(members) if as_forest else None
+    flat_tokens = int(forest.row_index.lengths[members].sum())
+    return MicroBatch(
+        rows=tuple(members.tolist()),
+        forest=part,
+        flat_tokens=flat_tokens,
+        unique_tokens=flat_tokens if part is None else part.num_unique,
+    )
+
+
+def _with_weights(batch: MicroBatch, forest: Forest, rows: Rows, config: TreeConfig) -> MicroBatch:
+    """The batch with its share of the path weights of the whole call."""
+    members = list(batch.rows)
+    if config.path_weighting == "sep_avg":
+        return replace(batch, row_weight_B=1.0 / forest.tree_rows[forest.tree_of_row[members]])
+    if config.path_weighting == "token_unique":
+        trained_F = np.zeros(forest.num_flat, dtype=bool)
+        trained_F[1:] = rows.wanted_F[:-1]
+        weights = row_token_weights(forest, "token_unique", trained=forest.row_index.with_values(trained_F))
+        weight_of_next_F = np.append(weights.values[1:], 0.0)
+        return replace(batch, edge_weight_F=weight_of_next_F[rows.flat_positions(members)])
+    return batch
+
+
+def _warn_about_splits(packing: Packing, rows: Rows, groups: list[np.ndarray], budget: Budget) -> None:
+    if packing.split_groups:
+        first = rows.label_B[int(groups[packing.split_groups[0]][0])]
+        logger.warning(
+            "%d group(s) exceed tree.max_tokens=%d unique tokens (the first holds %s) and run as subtrees that repeat "
+            "their prefix: %d tokens more; raise tree.max_tokens or ppo_max_token_len_per_gpu",
+            len(packing.split_groups),
+            budget.unique_tokens,
+            first,
+            packing.repeated_tokens,
+        )
+    if packing.oversized_rows:
+        logger.warning(
+            "%s alone exceeds tree.max_tokens=%d and runs in a micro-batch of its own",
+            rows.label_B[packing.oversized_rows[0]],
+            budget.unique_tokens,
+        )
+
+
+def _flat_bins(forest: Forest, members: list[int], budget: Budget) -> list[list[int]]:
+    """Rows in few bins of at most `budget.flat_tokens`, longest first."""
+    lengths = forest.row_index.lengths
+    bins: list[list[int]] = []
+    loads: list[int] = []
+    for row in sorted(members, key=lambda row: (-lengths[row], row)):
+        fitting = next((i for i, load in enumerate(loads) if load + lengths[row] <= budget.flat_tokens), None)
+        if fitting is None:
+            bins.append([])
+            loads.append(0)
+            fitting = len(bins) - 1
+        bins[fitting].append(row)
+        loads[fitting] += int(lengths[row])
+    return bins

@@ -1,0 +1,80 @@
+"""The `tree:` block of an engine config: our only options inside verl, checked before a GPU is taken."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.base_config import BaseConfig
+from verl.workers.config import FSDPEngineConfig
+
+MODES = ("auto", "tree", "flat")
+SCOPES = ("uid", "rank")
+PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique")
+
+
+@dataclass
+class TreeConfig(BaseConfig):
+    """How rows become trees inside the engine.
+
+    Raises:
+        ValueError: a value is not one of the choices; the message names the key.
+    """
+
+    mode: str = "auto"
+    """auto: tree or flat per group, by cost; tree: always; flat: stock verl."""
+
+    max_tokens: int | None = None
+    """Unique tokens per micro-batch; None takes verl's own budget (ppo_max_token_len_per_gpu and its siblings)."""
+
+    scope: str = "uid"
+    """uid: rows share prefixes inside one prompt's group, which stays whole; rank: among all rows of the rank."""
+
+    path_weighting: str = "verl"
+    """verl: as verl weighs rows; sep_avg: rows of a tree weigh 1/K (paper, eq. 1); token_unique: a unique
+    token weighs one, however many rows train it."""
+
+    self_check: bool = True
+    """Before the first batch, compare log-probs (values) of one group as a tree with its rows through stock verl."""
+
+    def __post_init__(self) -> None:
+        for key, choices in (("mode", MODES), ("scope", SCOPES), ("path_weighting", PATH_WEIGHTINGS)):
+            value = getattr(self, key)
+            if value not in choices:
+                raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
+        if self.max_tokens is not None and (isinstance(self.max_tokens, bool) or self.max_tokens < 1):
+            raise ValueError(f"tree.max_tokens={self.max_tokens!r}: expected a positive number of tokens or null")
+
+
+@dataclass
+class TreeFSDPEngineConfig(FSDPEngineConfig):
+    """verl's FSDP options plus the `tree:` block.
+
+    Select it with `fsdp_config._target_=tree_rl.verl_plugin.options.TreeFSDPEngineConfig`; without it the tree engine
+    runs on `TreeConfig()`.
+    """
+
+    strategy: str = "fsdp2"
+    """The tree engine runs on FSDP2."""
+
+    tree: Any = field(default_factory=TreeConfig)
+    """A `TreeConfig` or a mapping with its keys."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A mapping, as Hydra hands over nested nodes without a _target_, becomes the dataclass that checks its keys.
+        object.__setattr__(self, "tree", as_tree_config(self.tree))
+
+
+def as_tree_config(value: Any) -> TreeConfig:
+    """Turn the `tree:` node of a config into a checked `TreeConfig`.
+
+    Raises:
+        ValueError: an unknown key or value, named.
+    """
+    if isinstance(value, TreeConfig):
+        return value
+    known = TreeConfig.__dataclass_fields__
+    given = {key: entry for key, entry in dict(value or {}).items() if key != "_target_"}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"tree.{unknown[0]}: no such option; known are {', '.join(sorted(set(known) - {'_target_'}))}")
+    return TreeConfig(**given)

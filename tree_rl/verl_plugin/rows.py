@@ -1,0 +1,157 @@
+"""Rows as verl hands them to an engine, checked before anything runs: bad input is named by its row.
+
+Legend: B rows, F flat tokens of all rows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+
+CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
+
+
+class RowError(ValueError):
+    """A row that cannot be trained on; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The token rows of one engine call, on the host."""
+
+    token_ids_F: np.ndarray
+    """int64 [F]."""
+    offsets: np.ndarray
+    """int64 [B + 1], row boundaries."""
+    wanted_F: np.ndarray
+    """bool [F], positions whose next token is trained (or asked for)."""
+    temperature_B: np.ndarray
+    """float32 [B]."""
+    group_B: np.ndarray
+    """int64 [B], index of the prompt group (uid) of each row; all 0 where rows carry no uid."""
+    label_B: tuple[str, ...]
+    """How messages name each row."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.offsets) - 1
+
+    def token_ids(self, row: int) -> np.ndarray:
+        """int64 token ids of one row."""
+        return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
+
+    def flat_positions(self, rows: list[int]) -> np.ndarray:
+        """Flat positions of the given rows, one row after the other."""
+        pieces = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None) -> Rows:
+    """Read and check the rows of an engine call.
+
+    Args:
+        data: verl's batch without padding: nested `input_ids` and `loss_mask`, optional `uid`, `temperature`.
+        vocab_size: ids must be below it.
+        max_positions: longest row the model's positions cover; None for no limit.
+
+    Raises:
+        RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
+            positions, a trained first token, or a non-finite advantage; names the row.
+    """
+    labels = _labels(data)
+    offsets, token_ids_F = _jagged(data["input_ids"])
+    lengths = np.diff(offsets)
+    _refuse(lengths == 0, labels, "has no tokens; drop it before training")
+    if max_positions is not None:
+        _refuse(lengths > max_positions, labels, f"is longer than the model's {max_positions} positions", lengths)
+    outside = (token_ids_F < 0) | (token_ids_F >= vocab_size)
+    if outside.any():
+        flat = int(np.flatnonzero(outside)[0])
+        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+        raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
+    for column in CHECKED_COLUMNS:
+        if column in data:
+            _check_finite(data[column], column, labels)
+    return Rows(
+        token_ids_F=token_ids_F,
+        offsets=offsets,
+        wanted_F=_wanted(data["loss_mask"], offsets, labels),
+        temperature_B=_temperatures(data, len(lengths)),
+        group_B=_groups(data, len(lengths)),
+        label_B=tuple(labels),
+    )
+
+
+def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and values of a nested tensor, on the host."""
+    return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()
+
+
+def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> np.ndarray:
+    """A token with mask 1 wants the edge that leads to it: the position before it. Masks align with the row's end."""
+    mask_offsets, mask = _jagged(loss_mask)
+    mask = mask != 0
+    lengths, mask_lengths = np.diff(offsets), np.diff(mask_offsets)
+    _refuse(mask_lengths > lengths, labels, "has a loss mask longer than the row", mask_lengths)
+    row_of_mask = np.repeat(np.arange(len(lengths)), mask_lengths)
+    token_of_mask = (
+        np.arange(len(mask)) - mask_offsets[row_of_mask] + offsets[row_of_mask + 1] - mask_lengths[row_of_mask]
+    )
+    trained = token_of_mask[mask]
+    first = np.zeros(len(lengths), dtype=bool)
+    first[row_of_mask[mask][trained == offsets[row_of_mask[mask]]]] = True
+    _refuse(first, labels, "trains its first token, which nothing predicts; set the first loss_mask entry to 0")
+    wanted_F = np.zeros(int(offsets[-1]), dtype=bool)
+    wanted_F[trained - 1] = True
+    return wanted_F
+
+
+def _temperatures(data: TensorDict, num_rows: int) -> np.ndarray:
+    temperature = tu.get(data, "temperature", 1.0)
+    if isinstance(temperature, torch.Tensor):
+        return temperature.detach().to(torch.float32).cpu().numpy()
+    return np.full(num_rows, float(temperature), dtype=np.float32)
+
+
+def _groups(data: TensorDict, num_rows: int) -> np.ndarray:
+    if "uid" not in data:
+        return np.zeros(num_rows, dtype=np.int64)
+    uids = np.array([str(uid) for uid in data["uid"]], dtype=object)
+    _, first, inverse = np.unique(uids.astype(str), return_index=True, return_inverse=True)
+    order_of_appearance = np.argsort(np.argsort(first))
+    return order_of_appearance[inverse].astype(np.int64)
+
+
+def _labels(data: TensorDict) -> list[str]:
+    keys = [key for key in ("uid", "session_id", "index") if key in data]
+    columns = [list(data[key]) for key in keys]
+    labels = []
+    for row in range(data.batch_size[0]):
+        named = ", ".join(f"{key} {column[row]}" for key, column in zip(keys, columns, strict=True))
+        labels.append(f"row {row}" + (f" ({named})" if named else ""))
+    return labels
+
+
+def _check_finite(column: Any, name: str, labels: list[str]) -> None:
+    if not isinstance(column, torch.Tensor) or not column.is_floating_point():
+        return
+    values = column.values() if column.is_nested else column
+    if torch.isfinite(values).all():
+        return
+    rows = column.unbind() if column.is_nested else column
+    for label, row in zip(labels, rows, strict=True):
+        bad = row[~torch.isfinite(row)]
+        if bad.numel():
+            raise RowError(f"{label}: {name} holds {bad[0].item()}; every {name} must be finite")
+
+
+def _refuse(bad_B: np.ndarray, labels: list[str], reason: str, got_B: np.ndarray | None = None) -> None:
+    if bad_B.any():
+        row = int(np.flatnonzero(bad_B)[0])
+        got = "" if got_B is None else f" (got {got_B[row]})"
+        raise RowError(f"{labels[row]}: {reason}{got}")
