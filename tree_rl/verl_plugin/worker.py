@@ -1,5 +1,6 @@
 """verl's workers for a tree run: mini-batches keep groups whole, and a report proves that the plugin is live."""
 
+import dataclasses
 import os
 import socket
 from typing import Any
@@ -50,7 +51,7 @@ class TreeTrainingWorker(TrainingWorker):
     def __init__(self, config: TrainingWorkerConfig) -> None:
         # verl fixes the critic's model type in its trainer; `critic.model.model_type` chooses it here.
         if config.model_type == "value_model" and config.model_config.get("model_type") == VALUE_MODEL:
-            config.model_type = VALUE_MODEL
+            config = dataclasses.replace(config, model_type=VALUE_MODEL)
         require_live_plugin(config.model_type)
         super().__init__(config)
 
