@@ -1,7 +1,6 @@
 """Uninitialised memory is poisoned with NaN, so that a kernel that reads what it never wrote is caught."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,15 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
-            made = make(*args, **kwargs)
-            return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(-(2**7))
-
-        return poisoned
-
-    monkeypatch.setattr(torch, "empty", poison(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+def poisoned_memory() -> Iterator[None]:
+    """In deterministic mode torch fills what it allocates with NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
     yield
+    torch.use_deterministic_algorithms(False)

@@ -1,6 +1,6 @@
 """Softmax statistics of a chunk of logit rows, and their gradient with respect to the logits.
 
-With s = cap(z) / T and p = softmax(s): log p_t = s_t - lse, H = lse - sum p s, and
+With s = cap(z) / T and p = softmax(s): log p_t = s_t - lse, H = sum p (lse - s), and
 d log p_t / d s = onehot_t - p, d H / d s = -p (s - lse + H). Legend: r rows, e edges, V vocabulary.
 """
 
@@ -33,12 +33,13 @@ def row_statistics(scores_rV: torch.Tensor, *, entropy: bool, sum_pi_squared: bo
     lse_r = torch.logsumexp(scores_rV, dim=-1)
     entropy_r = sum_pi_squared_r = None
     if entropy or sum_pi_squared:
-        p_rV = torch.exp(scores_rV - lse_r[:, None])
+        shifted_rV = scores_rV - lse_r[:, None]
+        p_rV = torch.exp(shifted_rV)
         if sum_pi_squared:
             sum_pi_squared_r = p_rV.square().sum(-1)
         if entropy:
-            # A logit of -inf has probability zero and adds nothing.
-            entropy_r = lse_r - torch.where(p_rV > 0, p_rV * scores_rV, 0).sum(-1)
+            # A sum of positive terms: lse - sum(p * s) would cancel. A logit of -inf adds nothing.
+            entropy_r = -torch.where(p_rV > 0, p_rV * shifted_rV, 0).sum(-1)
     return RowStatistics(lse_r, entropy_r, sum_pi_squared_r)
 
 
