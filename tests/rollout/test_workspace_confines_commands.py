@@ -1,0 +1,168 @@
+"""Commands really run, and what they must not do they cannot do."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.confinement import STRICTEST_FIRST, Limits, Means, strictest_means
+from tree_rl.rollout.workspace import Workspace
+
+WORKING = [means for means in STRICTEST_FIRST if STRICTEST_FIRST.index(means) >= STRICTEST_FIRST.index(strictest_means())]
+
+
+@pytest.fixture(params=WORKING)
+def workspace(request: pytest.FixtureRequest) -> Iterator[Workspace]:
+    limits = Limits(timeout_seconds=2, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
+    with Workspace({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, means=request.param) as made:
+        yield made
+
+
+def running(marker: str) -> int:
+    """Processes of this machine whose command line contains a marker."""
+    found = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                found += marker in (entry / "cmdline").read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
+
+
+def test_commands_see_and_change_the_files(workspace: Workspace) -> None:
+    result = workspace.run("cat a.txt sub/b.txt && printf '%s' gamma > c.txt && ls | sort | tr '\\n' ' '; exit 3")
+    assert (result.output, result.exit_code, result.timed_out) == ("alpha\nbeta\na.txt c.txt sub ", 3, False)
+    assert workspace.read("c.txt") == "gamma"
+    assert workspace.read("missing.txt") is None
+    workspace.write("sub/deep/d.txt", "delta")
+    assert workspace.run("cat sub/deep/d.txt; echo more >> sub/deep/d.txt; echo oops >&2").output == "deltaoops\n"
+
+
+def test_the_environment_is_empty(workspace: Workspace) -> None:
+    os.environ["SECRET_OF_THE_TRAINER"] = "x"
+    names = {line.split("=")[0] for line in workspace.run("env").output.splitlines()}
+    assert names <= {"PATH", "HOME", "PWD", "SHLVL", "_", "OLDPWD"}
+
+
+def test_an_infinite_loop_ends_at_a_limit(workspace: Workspace) -> None:
+    started = time.monotonic()
+    result = workspace.run("while :; do :; done")
+    assert result.exit_code != 0 and time.monotonic() - started < 6
+    assert workspace.run("sleep 30").timed_out
+
+
+def test_endless_output_is_cut(workspace: Workspace) -> None:
+    result = workspace.run("head -c 10000000 /dev/zero | tr '\\0' x")
+    assert result.truncated and result.output == "x" * 2000
+    assert workspace.run("yes").truncated
+
+
+def test_nothing_outlives_its_command(workspace: Workspace) -> None:
+    result = workspace.run("sleep 31.4159 & echo started")
+    assert (result.output, result.timed_out) == ("started\n", False) and result.seconds < 1.5
+    time.sleep(0.2)
+    assert running("31.4159") == 0
+
+
+def test_a_detached_process_dies_with_its_namespace() -> None:
+    if strictest_means() == "limits":
+        pytest.skip("no namespaces on this machine")
+    with Workspace() as workspace:
+        workspace.run("setsid sleep 27.1828 >/dev/null 2>&1 & echo started")
+        time.sleep(0.2)
+        assert running("27.1828") == 0
+
+
+def test_a_fork_bomb_is_contained(workspace: Workspace) -> None:
+    started = time.monotonic()
+    result = workspace.run("bomb() { bomb 161803 | bomb 161803 & }; bomb; sleep 1; echo still here")
+    assert time.monotonic() - started < 6
+    time.sleep(0.3)
+    assert running("161803") == 0
+    assert workspace.run("echo alive").output == "alive\n", result
+
+
+@pytest.mark.parametrize("target", ["../escape.txt", "/escape.txt", "/etc/escape.txt", "/root/escape.txt"])
+def test_writing_outside_fails(workspace: Workspace, target: str) -> None:
+    if os.geteuid() != 0 and workspace.means != "bubblewrap" and target == "../escape.txt":
+        pytest.skip("without root and bubblewrap, the user's own rights apply")
+    path = (workspace.directory / target).resolve()
+    result = workspace.run(f"echo x > {target}")
+    assert result.exit_code != 0 or workspace.means == "bubblewrap"
+    assert not path.exists()
+
+
+def test_workspaces_cannot_read_each_other(workspace: Workspace) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs a user per workspace, hence root")
+    with Workspace({"secret.txt": "s3cret"}, means=workspace.means) as other:
+        assert "s3cret" not in workspace.run(f"cat {other.directory}/secret.txt").output
+
+
+def test_a_large_file_cannot_be_written(workspace: Workspace) -> None:
+    workspace.run("head -c 8000000 /dev/zero > big.bin")
+    assert (workspace.directory / "big.bin").stat().st_size <= 1 << 20
+
+
+def test_memory_is_limited() -> None:
+    with Workspace(limits=Limits(memory_bytes=64 << 20)) as workspace:
+        assert workspace.run("x=$(head -c 200000000 /dev/zero | tr '\\0' y); echo got ${#x}").exit_code != 0
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/passwd", "sub/../../outside.txt"])
+def test_paths_that_lead_outside_are_refused(workspace: Workspace, name: str) -> None:
+    with pytest.raises(ValueError, match="leads outside"):
+        workspace.read(name)
+    with pytest.raises(ValueError, match="leads outside"):
+        workspace.write(name, "x")
+
+
+def test_a_planted_link_does_not_lead_outside(workspace: Workspace) -> None:
+    workspace.run("ln -s /etc/passwd answer.txt; mkfifo pipe")
+    with pytest.raises(ValueError, match="leads outside"):
+        workspace.read("answer.txt")
+    assert workspace.read("pipe") is None
+
+
+def test_close_removes_everything() -> None:
+    workspace = Workspace({"a": "b"})
+    workspace.run("mkdir -p x/y && chmod 0 x")
+    workspace.close()
+    assert not workspace.directory.exists()
+
+
+@pytest.mark.parametrize("means", WORKING)
+def test_a_command_costs_milliseconds(means: Means) -> None:
+    with Workspace(means=means) as workspace:
+        workspace.run("true")
+        times = sorted(workspace.run("cat /dev/null").seconds for _ in range(20))
+    # The fastest half: other processes of the machine disturb the rest.
+    assert sum(times[:10]) / 10 < 0.03, times
+
+
+def test_concurrent_commands_do_not_block_the_event_loop() -> None:
+    async def run() -> float:
+        with Workspace() as workspace:
+            ticks: list[float] = []
+
+            async def tick() -> None:
+                while True:
+                    ticks.append(time.monotonic())
+                    await asyncio.sleep(0.01)
+
+            ticker = asyncio.create_task(tick())
+            results = await asyncio.gather(*[workspace.run_async(f"sleep 0.1; echo {i}") for i in range(8)])
+            ticker.cancel()
+            assert [result.output for result in results] == [f"{i}\n" for i in range(8)]
+            return max(b - a for a, b in zip(ticks, ticks[1:], strict=False))
+
+    assert asyncio.run(run()) < 0.5
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ValueError, match="Limits.processes=0"):
+        Limits(processes=0)

@@ -1,0 +1,223 @@
+"""A directory of files and a shell in it: what an agent's commands really run in.
+
+Commands get time, output, memory and process limits, an empty environment, no network, and nothing they start outlives
+them. See `confinement` for what this does and does not protect.
+"""
+
+import asyncio
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+from tree_rl.rollout.confinement import Limits, Means, confined_argv, strictest_means
+
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+DRAIN_FACTOR = 64
+"""Output beyond the kept part is read and dropped up to this multiple, then the command is killed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandResult:
+    """What a command did."""
+
+    output: str
+    """Standard output and error, interleaved, up to the limit."""
+    exit_code: int
+    """The shell's exit status; -9 when killed."""
+    timed_out: bool
+    """Whether the wall-clock limit ended it."""
+    truncated: bool
+    """Whether output was dropped."""
+    seconds: float
+    """Wall-clock time."""
+
+
+class Workspace:
+    """A temporary directory that exists until `close`.
+
+    Args:
+        files: relative path -> content, written at the start.
+        limits: of every command.
+        means: how commands are confined; None takes the strictest that works here.
+    """
+
+    def __init__(
+        self, files: Mapping[str, str] | None = None, *, limits: Limits | None = None, means: Means | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.means = means or strictest_means()
+        # A user of its own gives each workspace its own process limit and no rights on anybody's files.
+        self._user_id = secrets.choice(range(20_000, 60_000)) if os.geteuid() == 0 else None
+        self._parent = Path(tempfile.mkdtemp(prefix="workspace-"))
+        self._parent.chmod(0o711)
+        self.directory = self._parent / "files"
+        self.directory.mkdir(mode=0o700)
+        self._hand_over(self.directory)
+        for name, content in (files or {}).items():
+            self.write(name, content)
+
+    def __enter__(self) -> "Workspace":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the directory. Idempotent."""
+        shutil.rmtree(self._parent, ignore_errors=True)
+
+    def run(self, command: str) -> CommandResult:
+        """Execute a POSIX shell command in the directory and wait for it.
+
+        Args:
+            command: passed to `/bin/sh -c`.
+        """
+        argv = confined_argv(
+            ["/bin/sh", "-c", command],
+            directory=self.directory,
+            user_id=self._user_id,
+            limits=self.limits,
+            means=self.means,
+        )
+        started = time.monotonic()
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.directory,
+            env={"PATH": SEARCH_PATH, "HOME": str(self.directory)},
+            start_new_session=True,
+        )
+        try:
+            kept, truncated, timed_out = _read_until_exit(process, self.limits, started)
+        finally:
+            _kill_group(process)
+            process.stdout.close()  # type: ignore[union-attr]
+        return CommandResult(
+            output=kept.decode("utf-8", errors="replace"),
+            exit_code=process.wait(),
+            timed_out=timed_out,
+            truncated=truncated,
+            seconds=time.monotonic() - started,
+        )
+
+    async def run_async(self, command: str) -> CommandResult:
+        """`run` without blocking the event loop; at most `max_concurrent_commands()` run at a time."""
+        return await asyncio.get_running_loop().run_in_executor(_command_threads(), self.run, command)
+
+    def write(self, name: str, content: str) -> None:
+        """Write a text file, creating its folders.
+
+        Args:
+            name: path relative to the directory.
+            content: text.
+
+        Raises:
+            ValueError: the path leads outside.
+        """
+        path = self._inside(name)
+        for folder in reversed(path.relative_to(self.directory).parents[:-1]):
+            if not (self.directory / folder).is_dir():
+                (self.directory / folder).mkdir()
+                self._hand_over(self.directory / folder)
+        path.write_text(content)
+        self._hand_over(path)
+
+    def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
+        """Read a text file; None if there is no such regular file inside the directory.
+
+        Args:
+            name: path relative to the directory.
+            max_bytes: the rest is ignored.
+
+        Raises:
+            ValueError: the path leads outside, also through a link.
+        """
+        path = self._inside(name)
+        if not path.is_file():
+            return None
+        with path.open("rb") as stream:
+            return stream.read(max_bytes).decode("utf-8", errors="replace")
+
+    def _inside(self, name: str) -> Path:
+        path = (self.directory / name).resolve()
+        if not path.is_relative_to(self.directory.resolve()):
+            raise ValueError(f"workspace path {name!r} leads outside; expected a path relative to the workspace")
+        return path
+
+    def _hand_over(self, path: Path) -> None:
+        if self._user_id is not None:
+            os.chown(path, self._user_id, self._user_id)
+
+
+def _read_until_exit(process: subprocess.Popen[bytes], limits: Limits, started: float) -> tuple[bytes, bool, bool]:
+    """Collect output until the shell exits, not until its pipe closes: a background process may hold it open."""
+    kept = bytearray()
+    total = 0
+    exited = False
+    pipe = process.stdout.fileno()  # type: ignore[union-attr]
+    os.set_blocking(pipe, False)
+    exit_notice = os.pidfd_open(process.pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            selector.register(exit_notice, selectors.EVENT_READ)
+            while not exited:
+                left = limits.timeout_seconds - (time.monotonic() - started)
+                if left <= 0 or total > DRAIN_FACTOR * limits.output_bytes:
+                    return bytes(kept), total > len(kept), left <= 0
+                ready = {key.fd for key, _ in selector.select(left)}
+                exited = exit_notice in ready
+                if pipe in ready or exited:
+                    chunk = _read_available(pipe, DRAIN_FACTOR * limits.output_bytes)
+                    kept += chunk[: limits.output_bytes - len(kept)]
+                    total += len(chunk)
+                    if not chunk and not exited:
+                        selector.unregister(pipe)
+    finally:
+        os.close(exit_notice)
+    return bytes(kept), total > len(kept), False
+
+
+def _read_available(pipe: int, most: int) -> bytes:
+    chunks = bytearray()
+    while len(chunks) <= most:
+        try:
+            chunk = os.read(pipe, 1 << 16)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def max_concurrent_commands() -> int:
+    """Commands of this process that run at a time: two per core, as they also wait."""
+    return 2 * (os.cpu_count() or 1)
+
+
+@cache
+def _command_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=max_concurrent_commands(), thread_name_prefix="workspace")
