@@ -115,12 +115,8 @@ def test_padding_rows_change_neither_weights_nor_metrics(paths: dict[str, Path])
     for name, value in plain.items():
         torch.testing.assert_close(padded[name], value, rtol=1e-4, atol=1e-6)
     for name in METRICS:
-        torch.testing.assert_close(
-            torch.as_tensor(_plain(padded_metrics[name])),
-            torch.as_tensor(_plain(plain_metrics[name])),
-            rtol=1e-4,
-            atol=1e-6,
-        )
+        got, want = (torch.as_tensor(_plain(metrics[name])) for metrics in (padded_metrics, plain_metrics))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
     assert len(padded_metrics["grad_norm"]) == 2
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.balance import workload
+from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.sessions import Sessions
 
 
@@ -65,6 +66,16 @@ def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions, imbalanc
         "tree/sessions": float(len(sessions)),
         "tree/imbalance": imbalance,
     }
+
+
+def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
+    """Turn the engine's `tree/*` entries, one per rank, into numbers, and add what follows from them; in place."""
+    for key in [key for key in metrics if key.startswith("tree/")]:
+        value = metrics[key]
+        metrics[key] = float(Metric.aggregate_dp(value) if isinstance(value, list) else value.aggregate())
+    ran, flat = metrics.get("tree/unique_tokens"), metrics.get("tree/flat_tokens")
+    if ran is not None and flat:
+        metrics["tree/realised_saving"] = 1.0 - ran / flat
 
 
 def realised_saving(metrics: Mapping[str, Any], role: str) -> dict[str, float]:

@@ -1,0 +1,184 @@
+"""SFT on trees: verl's loss to rounding, conversations together, rows checked."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from engine_harness import join_process_group
+from hydra import compose, initialize_config_module
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.utils import tensordict_utils as tu
+
+from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
+from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CPU = [
+    "engine.use_torch_compile=false",
+    "+engine.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+    "+model.override_config.attn_implementation=sdpa",
+    "trainer.device=cpu",
+    "trainer.resume_mode=disable",
+    "data.num_workers=0",
+]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sft")
+    subprocess.run([sys.executable, RECIPES / "tiny_model.py", root / "model"], check=True)
+    subprocess.run([sys.executable, RECIPES / "toy_task.py", root / "data", "--conversations", "8"], check=True)
+    return root
+
+
+def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Metrics of every step and the final weights of a run of verl's SFT loop."""
+    join_process_group()
+    files = [
+        f"data.train_files={toy}/data/sft.parquet",
+        f"model.path={toy}/model",
+        f"trainer.default_local_dir={tmp_path}/checkpoints",
+    ]
+    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
+        config = compose("tree_sft", overrides=[*CPU, *files, *overrides])
+    trainer = TreeSFTTrainer(config)
+    steps: list[dict[str, Any]] = []
+    train_batch = trainer.training_client.train_batch
+
+    def keep_metrics(data: Any) -> Any:
+        output = train_batch(data)
+        steps.append(dict(tu.get(output, "metrics")))
+        return output
+
+    trainer.training_client.train_batch = keep_metrics
+    trainer.fit()
+    weights = trainer.engine.module.named_parameters()
+    return steps, {name: value.full_tensor().detach().clone() for name, value in weights}
+
+
+SMALL = ["data.train_batch_size=8", "data.group_key=conversation", "trainer.total_epochs=1", "optim.lr=1e-3"]
+
+
+@pytest.fixture(scope="module")
+def environment() -> None:
+    import os
+
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def test_tree_sft_is_stock_sft(toy: Path, tmp_path: Path, environment: None) -> None:
+    tree, tree_weights = train(toy, tmp_path / "tree", *SMALL, "engine.tree.mode=tree")
+    flat, flat_weights = train(toy, tmp_path / "flat", *SMALL, "engine.tree.mode=flat")
+    assert len(tree) == len(flat) == 4
+    for ours, theirs in zip(tree, flat, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        # Two conversations of four rows each, which begin alike: the longest row holds the others.
+        assert ours["tree/realised_saving"] > 0.5
+    # AdamW divides by the root of the second moment, so gradients near zero move weights by rounding alone.
+    for name, value in flat_weights.items():
+        torch.testing.assert_close(tree_weights[name], value, rtol=1e-3, atol=2e-5)
+
+
+def test_the_first_loss_is_the_mean_over_trained_tokens(toy: Path, tmp_path: Path, environment: None) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(toy / "model")
+    model = AutoModelForCausalLM.from_pretrained(toy / "model")
+    table = pd.read_parquet(toy / "data" / "sft.parquet")
+    answer_start = tokenizer.encode("<|im_start|>assistant\n")
+    negative, count = 0.0, 0
+    for messages in table["messages"]:
+        ids = torch.tensor(tokenizer.apply_chat_template(list(messages), return_dict=False))
+        trained = torch.zeros(len(ids), dtype=torch.bool)
+        position = 0
+        for message in messages:
+            block = tokenizer.apply_chat_template([message], return_dict=False)
+            if message["role"] == "assistant":
+                trained[position + len(answer_start) : position + len(block)] = True
+            position += len(block)
+        with torch.no_grad():
+            log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        picked = log_probs.gather(-1, ids[1:, None])[:, 0]
+        negative -= picked[trained[1:]].sum().item()
+        count += int(trained.sum())
+    steps, _ = train(toy, tmp_path, "data.train_batch_size=32", "data.group_key=conversation", "trainer.total_epochs=1")
+    assert steps[0]["loss"] == pytest.approx(negative / count, rel=1e-4)
+
+
+def test_rows_that_share_half_belong_together() -> None:
+    stem = list(range(10, 30))
+    rows = [np.array(row) for row in (stem[:10], [*stem, 1], [1, 2, 3], stem[:3] + [7] * 20, [*stem, 2, 3], [1, 2, 9])]
+    conversation = conversations_of_rows(rows)
+    assert conversation[0] == conversation[1] == conversation[4]
+    assert conversation[2] == conversation[5]
+    assert len(set(conversation)) == 3
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_a_conversation_is_cut_only_where_a_batch_ends(num_replicas: int) -> None:
+    generator = np.random.default_rng(0)
+    group_of_row = generator.permutation(np.repeat(np.arange(20), generator.integers(1, 6, 20)))
+    samplers = [
+        ConversationSampler(group_of_row, batch_rows=4, num_replicas=num_replicas, rank=rank, shuffle=True)
+        for rank in range(num_replicas)
+    ]
+    epochs = []
+    for epoch in range(2):
+        per_rank = []
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            rows = list(sampler)
+            assert len(rows) == len(sampler) == len(group_of_row) // (4 * num_replicas) * 4
+            per_rank.append(np.array(rows).reshape(-1, 4))
+        blocks = np.stack(per_rank, axis=1).reshape(-1, 4)
+        assert len(np.unique(blocks)) == blocks.size
+        homes: dict[int, set[int]] = {}
+        for block, rows in enumerate(blocks):
+            for row in rows:
+                homes.setdefault(int(group_of_row[row]), set()).add(block)
+        assert all(max(found) - min(found) <= math.ceil(5 / 4) for found in homes.values())
+        epochs.append(blocks)
+    assert not np.array_equal(*epochs)
+
+
+def write_rows(path: Path, **columns: list[Any]) -> str:
+    pd.DataFrame(columns).to_parquet(path)
+    return str(path)
+
+
+def test_token_rows_are_read_and_grouped(tmp_path: Path) -> None:
+    ids = [[5, 6, 7, 8], [9, 9, 9], [5, 6, 7, 9, 9]]
+    masks = [[0, 0, 1, 1], [0, 1, 1], [0, 0, 1, 0, 1]]
+    path = write_rows(tmp_path / "rows.parquet", input_ids=ids, loss_mask=masks, episode=["a", "b", "a"])
+    dataset = TokenRowsDataset(path, None, {"max_length": 10})
+    assert [dataset[row]["input_ids"].tolist() for row in range(3)] == ids
+    assert dataset[2]["loss_mask"].tolist() == masks[2]
+    assert group_rows(dataset, "episode").tolist() == [0, 1, 0]
+    by_prefix = group_rows(dataset, None)
+    assert by_prefix[0] == by_prefix[2] != by_prefix[1]
+    with pytest.raises(ValueError, match=r"data\.group_key='nothing'"):
+        group_rows(dataset, "nothing")
+    cut = TokenRowsDataset(path, None, {"max_length": 3, "truncation": "left"})
+    assert cut[0]["input_ids"].tolist() == [6, 7, 8]
+    assert cut[2]["loss_mask"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "complaint"),
+    [
+        ([], [], "row 1: .*at least one"),
+        ([1, 2], [0], "row 1: .*received 1 for 2"),
+        ([1, 2], [1, 1], "row 1: loss_mask trains its first token"),
+        ([1, 2, 3, 4, 5], [0, 1, 1, 1, 1], r"row 1: 5 tokens exceed data\.max_length=4"),
+    ],
+)
+def test_bad_token_rows_are_named(tmp_path: Path, ids: list[int], mask: list[int], complaint: str) -> None:
+    path = write_rows(tmp_path / "rows.parquet", input_ids=[[1, 2], ids], loss_mask=[[0, 1], mask])
+    with pytest.raises(ValueError, match=complaint):
+        TokenRowsDataset(path, None, {"max_length": 4})

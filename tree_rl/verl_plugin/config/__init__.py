@@ -1,0 +1,1 @@
+"""Hydra configs that extend verl's: `pkg://tree_rl.verl_plugin.config`."""

@@ -1,0 +1,76 @@
+"""Rows of one conversation: recognised by their shared prefix, and dealt to batches together so that they form a tree.
+
+Legend: B rows.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from tree_rl.tree import Forest
+
+SHARED_PART = 0.5
+"""Two rows that share at least this part of the shorter one belong to one conversation; system prompts are shorter."""
+
+
+def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
+    """Number the conversations of rows by the prefixes that the rows share.
+
+    Args:
+        row_tokens: B arrays of token ids.
+
+    Returns:
+        int64 [B]; equal for rows that a chain of neighbours in token order links.
+    """
+    order = Forest.from_rows(row_tokens).row_order
+    shorter = np.minimum(order.lengths[1:], order.lengths[:-1])
+    starts_new = np.concatenate(([True], order.shared[1:] < SHARED_PART * shorter)) if len(order.rows) else []
+    conversation = np.zeros(len(order.rows), dtype=np.int64)
+    conversation[order.rows] = np.cumsum(starts_new) - 1
+    return conversation
+
+
+class ConversationSampler(Sampler[int]):
+    """Shuffles conversations instead of rows; every rank takes whole runs of `batch_rows` rows.
+
+    A conversation is cut only where a batch ends. The rows that do not fill a last global batch are left out, as with
+    verl's own sampler and `drop_last`.
+    """
+
+    def __init__(
+        self, group_of_row: np.ndarray, *, batch_rows: int, num_replicas: int, rank: int, shuffle: bool, seed: int = 0
+    ) -> None:
+        """Prepare one rank's share.
+
+        Args:
+            group_of_row: int [B], conversation of each row.
+            batch_rows: rows of a batch on one rank.
+            num_replicas: data-parallel ranks.
+            rank: this one.
+            shuffle: visit the conversations in an order of its own in every epoch.
+            seed: of that order, the same on all ranks.
+        """
+        _, number = np.unique(np.asarray(group_of_row), return_inverse=True)
+        by_group = np.argsort(number, kind="stable")
+        self._groups = np.split(by_group, np.cumsum(np.bincount(number))[:-1])
+        self._batch_rows, self._num_replicas, self._rank = batch_rows, num_replicas, rank
+        self._num_batches = len(by_group) // (batch_rows * num_replicas)
+        self._shuffle, self._seed, self._epoch = shuffle, seed, 0
+
+    def __len__(self) -> int:
+        """Rows of this rank in one epoch."""
+        return self._num_batches * self._batch_rows
+
+    def __iter__(self) -> Iterator[int]:
+        """Row indices of this rank."""
+        order = np.arange(len(self._groups))
+        if self._shuffle:
+            np.random.default_rng((self._seed, self._epoch)).shuffle(order)
+        rows = np.concatenate([self._groups[group] for group in order])
+        shape = (self._num_batches, self._num_replicas, self._batch_rows)
+        return iter(rows[: np.prod(shape)].reshape(shape)[:, self._rank].ravel().tolist())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the given epoch."""
+        self._epoch = epoch

@@ -1,0 +1,158 @@
+"""Supervised fine-tuning on trees: verl's SFT trainer, the tree engine, batches that keep conversations together.
+
+Run with `python -m tree_rl.verl_plugin.sft`, or under torchrun for several ranks. The loss is verl's `sft_loss`.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import hydra
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorData
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.trainer.sft_trainer import SFTTrainer
+from verl.utils.device import get_device_name
+from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.utils.losses import sft_loss
+
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.engine import LANGUAGE_MODEL
+from tree_rl.verl_plugin.metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
+from tree_rl.verl_plugin.worker import TreeTrainingWorker
+
+Batch = dict[str, Any]
+
+
+class SFTWorker(TreeTrainingWorker):
+    """Reports the engine's `tree/*` as numbers: verl's SFT loop logs metrics as they come."""
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        """One step of verl's training worker."""
+        output = super().train_batch(data)
+        if output is not None:
+            reduce_tree_metrics(tu.get(output, "metrics"))
+        return output
+
+
+class TreeSFTTrainer(SFTTrainer):
+    """verl's SFT trainer; `model.model_type` may name another engine than the tree engine."""
+
+    def _build_engine(self) -> None:
+        self.loss_fn = partial(sft_loss, config=None)
+        self.training_client = SFTWorker(
+            TrainingWorkerConfig(
+                model_type=self.config.model.get("model_type", None) or LANGUAGE_MODEL,
+                model_config=self.model_config,
+                engine_config=self.engine_config,
+                optimizer_config=self.optimizer_config,
+                checkpoint_config=self.checkpoint_config,
+                profiler_config=self.profiler_config,
+            )
+        )
+        self.training_client.set_loss_fn(loss_fn=self.loss_fn)
+        self.engine = self.training_client.engine
+
+    def _build_dataloader(self) -> None:
+        super()._build_dataloader()
+        group_of_row = group_rows(self.train_dataset, self.config.data.get("group_key", None))
+        if group_of_row is not None:
+            self.train_sampler = ConversationSampler(
+                group_of_row,
+                batch_rows=self.train_batch_size_per_dp,
+                num_replicas=self.engine.get_data_parallel_size(),
+                rank=self.engine.get_data_parallel_rank(),
+                shuffle=True,
+                seed=self.config.trainer.seed,
+            )
+        self.train_dataloader = self._loader(self.train_dataset, self.train_sampler)
+        if self.val_dataset:
+            self.val_dataloader = self._loader(self.val_dataset, self.val_sampler)
+
+    def _loader(self, dataset: Any, sampler: Any) -> StatefulDataLoader:
+        """verl's loader, whose batches also say which rows belong together."""
+        return StatefulDataLoader(
+            dataset=dataset,
+            batch_size=self.train_batch_size_per_dp,
+            sampler=sampler,
+            collate_fn=partial(collate_with_uid, self.collate_fn),
+            num_workers=self.config.data.num_workers,
+            drop_last=True,
+        )
+
+
+def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
+    """Conversation of every row of a dataset.
+
+    Args:
+        dataset: an SFT dataset; verl's keeps its table in `dataframe`.
+        group_key: column that names the conversation, or None.
+
+    Returns:
+        int64 [rows], or None where neither a column nor token ids tell.
+
+    Raises:
+        ValueError: the dataset has no such column; the config key is named.
+    """
+    if group_key is not None:
+        table = getattr(dataset, "dataframe", None)
+        if table is None or group_key not in table.columns:
+            known = [] if table is None else list(table.columns)
+            raise ValueError(f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}")
+        return np.unique(np.asarray(table[group_key]).astype(str), return_inverse=True)[1]
+    if isinstance(dataset, TokenRowsDataset):
+        return conversations_of_rows([ids for ids, _ in dataset.rows])
+    return None
+
+
+def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
+    """Collate as verl does and name each row's conversation, by which the engine builds trees."""
+    batch = collate(rows)
+    conversations = conversations_of_rows([row["input_ids"].numpy() for row in rows])
+    batch["uid"] = torch.stack([NonTensorData(f"conversation {number}") for number in conversations], dim=0)
+    return batch
+
+
+def join_as_only_rank() -> None:
+    """Give a process that torchrun did not start the environment of a world of one."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def run_sft(config: DictConfig) -> None:
+    """Train as the config says, in this process or in those of torchrun."""
+    join_as_only_rank()
+    config.trainer.device = get_device_name()
+    initialize_global_process_group()
+    TreeSFTTrainer(config=config).fit()
+    destroy_global_process_group()
+
+
+@hydra.main(config_path="config", config_name="tree_sft", version_base=None)
+def main(config: DictConfig) -> None:
+    """Command line: verl's SFT options plus `engine.tree` and `data.group_key`."""
+    run_sft(config)
+
+
+if __name__ == "__main__":
+    main()
