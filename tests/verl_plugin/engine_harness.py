@@ -100,7 +100,7 @@ def build_engine(
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
         checkpoint_config=CheckpointConfig(),
     )
-    built._build_model_optimizer()
+    built.initialize()
     return built
 
 
@@ -173,8 +173,3 @@ def gradients(engine: Any) -> dict[str, torch.Tensor]:
             gradient = parameter.grad
             full[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).detach().clone()
     return full
-
-
-def relative_error(gradient: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference."""
-    return float((gradient - reference).norm() / reference.norm().clamp(min=1e-12))

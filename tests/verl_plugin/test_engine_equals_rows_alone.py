@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import CriticConfig, FSDPActorConfig
-from verl.workers.config.actor import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss, sft_loss, value_loss
+from verl.workers.config import CriticConfig
+from verl.workers.utils.losses import sft_loss, value_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -20,9 +20,6 @@ AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-me
 # Losses that normalise by the rows of a micro-batch have no row-alone value: held against one flat micro-batch.
 BATCH_LOSSES = ("geo_mean", "kl_cov", "clip_cov")
 ROW_LOSSES = tuple(sorted(set(POLICY_LOSS_REGISTRY) - set(BATCH_LOSSES) - {"bypass_mode"}))
-GRADIENT_TOLERANCE = 4e-5
-LOG_PROB_TOLERANCE = 2e-5
-LOSS_TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -37,60 +34,6 @@ def critics(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """(stock, tree) critics on the same weights."""
     path = save_model(tmp_path_factory.mktemp("critic"), tiny_qwen3(tie_word_embeddings=False), value=True)
     return build_engine(path, tree=None, value=True), build_engine(path, tree=TreeConfig(mode="tree"), value=True)
-
-
-def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True) -> Any:
-    """verl's loss with entropy and KL terms on."""
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=agg_mode,
-        loss_scale_factor=17 if agg_mode == "seq-mean-token-sum-norm" else None,
-        entropy_coeff=0.01,
-        use_kl_loss=kl,
-        kl_loss_coef=0.1,
-        policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.5),
-    )
-    return partial(ppo_loss, config=config)
-
-
-def run(engine: Any, data: TensorDict, loss: Any) -> dict[str, Any]:
-    """One forward and backward with outputs kept, and the gradients it left."""
-    engine.optimizer_zero_grad()
-    torch.manual_seed(3)  # clip_cov draws the tokens it clips
-    with engine.train_mode(disable_auto_offload=True):
-        output = engine.forward_backward_batch(data, loss)
-        result = {**output, "gradients": gradients(engine)}
-    return result
-
-
-def assert_equal_runs(stock: dict[str, Any], tree: dict[str, Any], wanted: torch.Tensor, keys: tuple[str, ...]) -> None:
-    """Outputs, loss and every gradient within the tolerances of the design."""
-    assert sum(tree["loss"]) == pytest.approx(sum(stock["loss"]), rel=LOSS_TOLERANCE, abs=1e-6)
-    for key in keys:
-        expected, got = stock["model_output"][key].values(), tree["model_output"][key].values()
-        torch.testing.assert_close(got[wanted], expected[wanted], rtol=LOG_PROB_TOLERANCE, atol=LOG_PROB_TOLERANCE)
-    assert stock["gradients"].keys() == tree["gradients"].keys()
-    largest = max(g.norm() for g in stock["gradients"].values())
-    for name, reference in stock["gradients"].items():
-        error = (tree["gradients"][name] - reference).norm()
-        # A gradient that cancels to nearly nothing is judged against the largest, where its rounding comes from.
-        assert error <= GRADIENT_TOLERANCE * max(reference.norm(), 1e-3 * largest), (
-            name,
-            float(error),
-            float(reference.norm()),
-        )
-
-
-def wanted_positions(data: TensorDict) -> torch.Tensor:
-    """bool [F]: positions whose next token is trained."""
-    pieces = []
-    for ids, mask in zip(data["input_ids"].unbind(), data["loss_mask"].unbind(), strict=True):
-        full = torch.zeros(len(ids), dtype=torch.bool)
-        full[len(ids) - len(mask) :] = mask.bool()
-        pieces.append(torch.cat([full[1:], full.new_zeros(1)]))
-    return torch.cat(pieces)
 
 
 def compare(engines: tuple[Any, Any], name: str, loss: Any, *, alone: bool = True, **flags: Any) -> None:

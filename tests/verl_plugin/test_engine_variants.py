@@ -1,0 +1,156 @@
+"""What users switch on around the engine changes nothing: checkpointing, LoRA, untied heads, budgets, modes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from hostile_rows import shapes
+
+from tree_rl.verl_plugin.options import TreeConfig
+
+SHAPES = shapes()
+LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
+
+
+def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **build: Any) -> dict[str, Any]:
+    """Build both engines with the same settings and compare one update; returns the tree run."""
+    loss = actor_loss("vanilla", "token-mean")
+    flags = {"calculate_entropy": True, "return_model_output": True}
+    torch.manual_seed(11)  # LoRA draws its first factors
+    stock_engine = build_engine(path, tree=None, **build)
+    torch.manual_seed(11)
+    tree_engine = build_engine(path, tree=tree or TreeConfig(mode="tree"), **build)
+    stock = run(stock_engine, ppo_batch(SHAPES[name], use_dynamic_bsz=False, micro_batch_size_per_gpu=1, **flags), loss)
+    got = run(tree_engine, ppo_batch(SHAPES[name], **flags), loss)
+    assert_equal_runs(stock, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
+    return got
+
+
+@pytest.mark.parametrize("checkpointing", (True, False))
+def test_gradient_checkpointing(model_path: Path, checkpointing: bool) -> None:
+    compare_built(model_path, "comb", model={"enable_gradient_checkpointing": checkpointing})
+
+
+@pytest.mark.parametrize("checkpointing", (True, False))
+def test_lora(model_path: Path, checkpointing: bool) -> None:
+    got = compare_built(model_path, "branches", model={**LORA, "enable_gradient_checkpointing": checkpointing})
+    assert got["gradients"] and all("lora" in name for name in got["gradients"])
+
+
+def test_untied_embeddings(tmp_path: Path) -> None:
+    path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False))
+    got = compare_built(path, "masks_differ_on_shared_prefix")
+    assert any(name.endswith("lm_head.weight") for name in got["gradients"])
+
+
+@pytest.mark.parametrize("reshard", (True, False))
+def test_resharding(model_path: Path, reshard: bool) -> None:
+    compare_built(model_path, "branches", engine={"reshard_after_forward": reshard})
+
+
+@pytest.mark.parametrize("sync_every_micro_batch", (True, False))
+def test_gradient_accumulation_over_small_micro_batches(model_path: Path, sync_every_micro_batch: bool) -> None:
+    got = compare_built(
+        model_path,
+        "two_groups",
+        tree=TreeConfig(mode="tree", max_tokens=17),
+        engine={"use_no_sync_for_gradient_accumulation": not sync_every_micro_batch},
+    )
+    # 4 rows of 16 tokens with a trunk of 12: two rows of a group are 20 unique tokens, over the budget of 17.
+    assert len(got["loss"]) == 4
+    assert got["metrics"]["tree/repeated_tokens"].aggregate() == 2 * 12
+
+
+@pytest.mark.parametrize("mode", ("auto", "flat"))
+@pytest.mark.parametrize("name", ("no_common_root", "branches", "two_groups"))
+def test_other_modes_train_the_same(model_path: Path, mode: str, name: str) -> None:
+    compare_built(model_path, name, tree=TreeConfig(mode=mode))
+
+
+def test_auto_runs_groups_without_sharing_flat(model_path: Path) -> None:
+    got = compare_built(model_path, "no_common_root", tree=TreeConfig(mode="auto"))
+    metrics = got["metrics"]
+    assert metrics["tree/unique_tokens"].aggregate() == metrics["tree/flat_tokens"].aggregate()
+
+
+@pytest.mark.parametrize("scope, unique", (("uid", 12 + 12 + 4 * 4), ("rank", 12 + 4 * 4)))
+def test_scope_decides_who_may_share(model_path: Path, scope: str, unique: int) -> None:
+    got = compare_built(model_path, "two_groups", tree=TreeConfig(mode="tree", scope=scope))
+    assert got["metrics"]["tree/unique_tokens"].aggregate() == unique
+    assert got["metrics"]["tree/flat_tokens"].aggregate() == 4 * 16
+
+
+def test_inference_keeps_the_order_of_the_rows(model_path: Path) -> None:
+    rows = [*SHAPES["two_groups"][::-1], *SHAPES["strict_prefix"]]
+    wanted = wanted_positions(ppo_batch(rows))
+    outputs = []
+    for tree in (None, TreeConfig(mode="tree", max_tokens=17), TreeConfig(mode="auto", max_tokens=40)):
+        engine = build_engine(model_path, tree=tree)
+        with engine.eval_mode(disable_auto_offload=True):
+            outputs.append(engine.infer_batch(ppo_batch(rows, calculate_entropy=True))["model_output"])
+    for output in outputs[1:]:
+        for key in ("log_probs", "entropy"):
+            torch.testing.assert_close(
+                output[key].values()[wanted], outputs[0][key].values()[wanted], rtol=2e-5, atol=2e-5
+            )
+            assert torch.equal(output[key].offsets(), outputs[0][key].offsets())
+
+
+def test_reference_policy_on_a_cpu(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine={"forward_only": True})
+    stock = build_engine(model_path, tree=None)
+    rows = SHAPES["branches"]
+    wanted = wanted_positions(ppo_batch(rows))
+    with engine.eval_mode(disable_auto_offload=True), stock.eval_mode(disable_auto_offload=True):
+        got, expected = (e.infer_batch(ppo_batch(rows))["model_output"]["log_probs"] for e in (engine, stock))
+    torch.testing.assert_close(got.values()[wanted], expected.values()[wanted], rtol=2e-5, atol=2e-5)
+
+
+def test_sum_of_squared_probabilities(model_path: Path) -> None:
+    rows = SHAPES["comb"]
+    wanted = wanted_positions(ppo_batch(rows))
+    outputs = []
+    for tree in (None, TreeConfig(mode="tree")):
+        engine = build_engine(model_path, tree=tree)
+        data = ppo_batch(rows, calculate_sum_pi_squared=True)
+        with engine.eval_mode(disable_auto_offload=True):
+            outputs.append(engine.infer_batch(data)["model_output"]["sum_pi_squared"].values()[wanted])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=2e-5, atol=2e-6)
+
+
+def test_two_updates_move_the_weights_as_stock_verl_does(model_path: Path) -> None:
+    loss = actor_loss("vanilla", "token-mean")
+    weights = []
+    for tree in (None, TreeConfig(mode="tree")):
+        engine = build_engine(model_path, tree=tree)
+        with engine.train_mode(disable_auto_offload=True):
+            for step in range(2):
+                engine.train_batch(ppo_batch(SHAPES["branches"], seed=step, calculate_entropy=True), loss)
+        parameters, _ = engine.get_per_tensor_param()
+        weights.append({name: tensor.clone() for name, tensor in parameters})
+    assert weights[0].keys() == weights[1].keys()
+    for name, expected in weights[0].items():
+        torch.testing.assert_close(weights[1][name], expected, rtol=1e-3, atol=2e-4)
+
+
+def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
+    loss = actor_loss("vanilla", "token-mean")
+    with engine.train_mode(disable_auto_offload=True):
+        engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), loss)
+    engine.save_checkpoint(str(tmp_path), global_step=1)
+    configs = list(tmp_path.rglob("config.json"))
+    assert configs and all("tree_rl" not in config.read_text() for config in configs)
+    again = build_engine(model_path, tree=TreeConfig(mode="tree"))
+    again.load_checkpoint(str(tmp_path), del_local_after_load=False)
+    saved, loaded = engine.get_per_tensor_param()[0], again.get_per_tensor_param()[0]
+    for (name, expected), (_, got) in zip(saved, loaded, strict=True):
+        assert torch.equal(got, expected), name
