@@ -1,0 +1,23 @@
+"""`tree-rl doctor` passes here, also inside a Ray worker, and fails where verl is kept from loading the plugin."""
+
+import pytest
+from typer.testing import CliRunner
+
+from tree_rl.cli import app
+
+
+@pytest.mark.ray
+def test_sound_installation_passes() -> None:
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    lines = {line[:26].strip(): line[28:34].strip() for line in result.output.splitlines()}
+    for subject in ("verl", "a tree against its rows", "plugin in a fresh process", "plugin in a Ray worker"):
+        assert lines[subject] == "ok", result.output
+
+
+def test_disabled_plugin_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    result = CliRunner().invoke(app, ["doctor", "--no-ray"])
+    assert result.exit_code == 1
+    assert "VERL_USE_EXTERNAL_PLUGINS=none" in result.output
+    assert "1 failed: plugin in a fresh process" in result.output

@@ -1,0 +1,64 @@
+"""Overlap of recorded agent trajectories under the Qwen vocabulary: the figures of examples/tau_bench_airline."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tree_rl.cli import app
+from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.model_shape import QWEN2_5_7B
+from tree_rl.inspection.report import plan_micro_batches, report_groups, total_of
+from tree_rl.inspection.row_file import read_row_file
+from tree_rl.tree.branching import BranchCause
+
+
+@pytest.mark.parametrize(
+    ("rows_per", "num_rows", "por"), [(RowsPer.TRIAL, 200, 0.24), (RowsPer.CALL, 2454, 0.92)], ids=["trial", "call"]
+)
+def test_overlap_of_recorded_trajectories(
+    rows_per: RowsPer, num_rows: int, por: float, airline_trajectories: Path, qwen_tokenizer: Path
+) -> None:
+    rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=rows_per)
+    reports = report_groups(rows)
+    total = total_of(reports)
+    assert (len(reports), total.overlap.paths) == (50, num_rows)
+    assert total.overlap.por == pytest.approx(por, abs=0.01)
+    assert 1.0 < total.overlap.flop_bound(QWEN2_5_7B) < total.overlap.token_bound
+    # Trials part where the simulated user speaks; a call's row ends where the next call goes on.
+    assert total.causes[BranchCause.OBSERVATION] >= 145
+    assert (total.causes[BranchCause.PREFIX_END] > 0) is (rows_per is RowsPer.CALL)
+
+
+def test_each_sampled_token_is_trained_once_per_trial(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+    sampled = {}
+    for rows_per in RowsPer:
+        rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=rows_per)
+        sampled[rows_per] = sum(int(np.sum(row.trained)) for row in rows)
+    assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
+
+
+def test_micro_batches_hold_every_row_once_within_the_budget(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+    rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=RowsPer.CALL)
+    plan = plan_micro_batches(rows, 16384)
+    packed = np.sort(np.concatenate([batch.rows for batch in plan.tree.micro_batches]))
+    assert np.array_equal(packed, np.arange(len(rows)))
+    assert max(batch.unique_tokens for batch in plan.tree.micro_batches) <= 16384
+    assert len(plan.tree.micro_batches) < len(plan.flat.micro_batches) / 5
+
+
+def test_command_prints_totals_and_draws(airline_trajectories: Path, qwen_tokenizer: Path, tmp_path: Path) -> None:
+    drawing = tmp_path / "tree.svg"
+    arguments = ["inspect", str(airline_trajectories), "--tokenizer", str(qwen_tokenizer), "--groups", "2"]
+    result = CliRunner().invoke(app, [*arguments, "--draw", "svg", str(drawing), "--draw-group", "3"])
+    assert result.exit_code == 0, result.output
+    assert "0.240" in result.output
+    assert "48 more groups" in result.output
+    assert drawing.read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_text_drawing_spells_the_system_prompt(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+    arguments = ["inspect", str(airline_trajectories), "--tokenizer", str(qwen_tokenizer), "--draw", "text", "-"]
+    result = CliRunner().invoke(app, arguments)
+    assert "Airline Agent Policy" in result.output
