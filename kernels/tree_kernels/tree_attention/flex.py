@@ -59,7 +59,7 @@ def flex_attention_of_tree(
         _padded(q_NHD),
         _padded(k_MHD),
         _padded(v_MHD),
-        score_mod=_softcap_mod(rule.softcap),
+        score_mod=_softcap_mod(rule.softcap, q_NHD.device),
         block_mask=tree_block_mask(layout, rule.window),
         scale=rule.scale,
         enable_gqa=q_NHD.shape[1] != k_MHD.shape[1],
@@ -92,12 +92,14 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 @functools.cache
-def _softcap_mod(softcap: float | None) -> Callable[..., torch.Tensor] | None:
+def _softcap_mod(softcap: float | None, device: torch.device) -> Callable[..., torch.Tensor] | None:
     if softcap is None:
         return None
+    # A tensor, since torch 2.11 cannot compile a captured float with dynamic shapes.
+    cap = torch.tensor(softcap, dtype=torch.float32, device=device)
 
     def capped(score: torch.Tensor, b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        return softcap * torch.tanh(score / softcap)
+        return cap * torch.tanh(score / cap)
 
     return capped
 
