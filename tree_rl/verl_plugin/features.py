@@ -50,9 +50,9 @@ def refuse_batch_features(data: TensorDict) -> None:
         raise UnsupportedFeatureError("the tree engine does not support router replay (rows carry routed_experts)")
     images = data.get("multi_modal_inputs", ())
     for row, inputs in enumerate(images):
-        if inputs:
+        if tu.unwrap_non_tensor_data(inputs):
             raise UnsupportedFeatureError(
                 f"row {row} carries multimodal inputs, which the tree engine cannot merge yet"
             )
-    if data["position_ids"].dim() == 3 and "position_ids" in data:
+    if "position_ids" in data and data["position_ids"].dim() == 3:
         raise UnsupportedFeatureError("rows carry three-dimensional (multimodal) position_ids")

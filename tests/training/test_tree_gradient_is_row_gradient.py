@@ -1,0 +1,93 @@
+"""Plan, scatter and attention in float64 against a plain torch decoder on rows alone: 1e-10 for any rows."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_decoder import PlainDecoder
+
+from tree_rl.training.branch_step import branch_log_probs
+from tree_rl.training.edges import plan_edges
+from tree_rl.training.objectives import sep_avg_loss, token_losses, weighted_loss
+from tree_rl.training.tree_step import TreeInputs, forest_log_probs, tree_log_probs
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.weights import row_token_weights
+
+VOCAB = 7
+ROWS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=7)
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True))
+
+
+def assert_exact(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    scale = max(float(g.norm()) for g in expected) or 1.0
+    for one, reference in zip(got, expected, strict=True):
+        assert float((one - reference).norm()) <= 1e-10 * max(float(reference.norm()), 1e-2 * scale)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, seed=st.integers(0, 2**16))
+def test_any_rows_any_row_token_weights(rows: list[list[int]], seed: int) -> None:
+    model = PlainDecoder(VOCAB)
+    draw = np.random.default_rng(seed)
+    weight_F = torch.from_numpy(draw.normal(size=sum(map(len, rows))) * draw.integers(0, 2, sum(map(len, rows))))
+    expected = branch_log_probs(model, rows)
+    got = forest_log_probs(model, Forest.from_rows(rows))
+    assert float((got - expected).detach().abs().max()) < 1e-10
+    assert_exact(gradients(model, (got * weight_F).sum()), gradients(model, (expected * weight_F).sum()))
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=ROWS, seed=st.integers(0, 2**16))
+def test_only_wanted_edges_at_each_rows_temperature(rows: list[list[int]], seed: int) -> None:
+    model = PlainDecoder(VOCAB)
+    draw = np.random.default_rng(seed)
+    temperature_B = draw.choice(np.array([0.5, 1.0, 2.0], dtype=np.float32), len(rows))
+    expected = torch.cat(
+        [branch_log_probs(model, [r], temperature=float(t)) for r, t in zip(rows, temperature_B, strict=True)]
+    )
+    forest = Forest.from_rows(rows)
+    wanted_F = draw.integers(0, 2, forest.num_flat).astype(bool)
+    wanted_F[forest.row_index.offsets[1:] - 1] = False
+    edges = plan_edges(forest, wanted_F, temperature_B)
+    got = tree_log_probs(model, TreeInputs.from_forest(forest), edges).log_probs_F
+    mask_F = torch.from_numpy(wanted_F)
+    assert float((got - expected * mask_F).detach().abs().max()) < 1e-10
+    assert_exact(gradients(model, got.square().sum()), gradients(model, (expected * mask_F).square().sum()))
+    assert len(edges.source_R) <= min(int(wanted_F.sum()), forest.num_unique)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=ROWS)
+def test_tree_loss_is_the_mean_over_branches(rows: list[list[int]]) -> None:
+    # Paper, boxed: sum_t (g_t / K) l_t equals eq. 1, the mean of the branch losses, for rows of one tree.
+    rows = [[0, *row] for row in rows]
+    model = PlainDecoder(VOCAB)
+    forest = Forest.from_rows(rows)
+    offsets = torch.from_numpy(forest.row_index.offsets)
+    mask_F = torch.ones(forest.num_flat, dtype=torch.bool)
+    mask_F[offsets[1:] - 1] = False
+    weights = torch.from_numpy(row_token_weights(forest, "sep_avg").values)
+    tree = weighted_loss(token_losses(forest_log_probs(model, forest)), mask_F, weights)
+    branches = sep_avg_loss(token_losses(branch_log_probs(model, rows)), mask_F, offsets)
+    torch.testing.assert_close(tree, branches, rtol=1e-12, atol=1e-12)
+    assert_exact(gradients(model, tree), gradients(model, branches))
+
+
+def test_a_wanted_last_position_names_its_row() -> None:
+    forest = Forest.from_rows([[1, 2], [1, 3, 4]])
+    wanted_F = np.array([True, False, True, True, True])
+    with pytest.raises(ValueError, match="row 1"):
+        plan_edges(forest, wanted_F, np.ones(2, dtype=np.float32))
+
+
+def test_no_wanted_edge_still_reaches_every_parameter() -> None:
+    model = PlainDecoder(VOCAB)
+    forest = Forest.from_rows([[1], [2]])
+    edges = plan_edges(forest, np.zeros(2, dtype=bool), np.ones(2, dtype=np.float32))
+    out = tree_log_probs(model, TreeInputs.from_forest(forest), edges, entropy=True).log_probs_F
+    assert out.tolist() == [0.0, 0.0]
+    assert all(float(g.norm()) == 0 for g in torch.autograd.grad(out.sum(), list(model.parameters())))

@@ -1,0 +1,125 @@
+"""Bad rows and unsupported settings end in an error that names the row or the key, before a model runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import VOCAB, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss
+from hostile_rows import row, tokens
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from tree_rl.models import UnsupportedModelError
+from tree_rl.verl_plugin.compat import EngineRegistry
+from tree_rl.verl_plugin.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.rows import RowError
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(max_position_embeddings=32))
+    return build_engine(path, tree=TreeConfig(mode="tree"))
+
+
+def refused(engine: Any, data: TensorDict, match: str, error: type[Exception] = RowError) -> None:
+    with engine.train_mode(disable_auto_offload=True), pytest.raises(error, match=match):
+        engine.forward_backward_batch(data, actor_loss("vanilla", "token-mean"))
+
+
+def good_rows() -> list[Any]:
+    return [row(tokens(0, 8), uid="a"), row(tokens(1, 9), uid="b")]
+
+
+def with_column(name: str, tensors: list[torch.Tensor]) -> TensorDict:
+    data = ppo_batch(good_rows())
+    data[name] = nested(tensors)
+    return data
+
+
+def test_an_id_outside_the_vocabulary(engine: Any) -> None:
+    rows = [*good_rows(), row([1, 2, VOCAB, 3], uid="c")]
+    refused(engine, ppo_batch(rows), rf"row 2 \(uid c\): token id {VOCAB} is outside the vocabulary of {VOCAB}")
+
+
+def test_a_row_longer_than_the_models_positions(engine: Any) -> None:
+    rows = [*good_rows(), row(tokens(2, 33), uid="c")]
+    refused(engine, ppo_batch(rows), r"row 2 \(uid c\): is longer than the model's 32 positions \(got 33\)")
+
+
+def test_an_empty_row(engine: Any) -> None:
+    offsets = torch.tensor([0, 8, 8])
+    data = ppo_batch(good_rows())
+    data["input_ids"] = torch.nested.nested_tensor_from_jagged(torch.arange(8), offsets)
+    refused(engine, data, r"row 1 \(uid b\): has no tokens")
+
+
+def test_a_mask_longer_than_its_row(engine: Any) -> None:
+    data = with_column("loss_mask", [torch.ones(6, dtype=torch.long), torch.ones(10, dtype=torch.long)])
+    refused(engine, data, r"row 1 \(uid b\): has a loss mask longer than the row \(got 10\)")
+
+
+def test_a_trained_first_token(engine: Any) -> None:
+    data = with_column("loss_mask", [torch.ones(8, dtype=torch.long), torch.ones(7, dtype=torch.long)])
+    refused(engine, data, r"row 0 \(uid a\): trains its first token")
+
+
+@pytest.mark.parametrize("column", ("advantages", "old_log_probs", "returns"))
+@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+def test_a_number_that_is_not_finite(engine: Any, column: str, value: float) -> None:
+    data = with_column(column, [torch.zeros(6), torch.tensor([0.0, value, 0, 0, 0, 0, 0])])
+    refused(engine, data, rf"row 1 \(uid b\): {column} holds {value}")
+
+
+@pytest.mark.parametrize("flag", ("distillation_use_topk", "enable_routing_replay"))
+def test_batches_that_ask_for_unsupported_features(engine: Any, flag: str) -> None:
+    refused(engine, ppo_batch(good_rows(), **{flag: True}), flag, UnsupportedFeatureError)
+
+
+def test_multimodal_rows(engine: Any) -> None:
+    data = ppo_batch(good_rows())
+    tu.assign_non_tensor_stack(data, "multi_modal_inputs", [{}, {"pixel_values": 1}])
+    refused(engine, data, "row 1 carries multimodal inputs", UnsupportedFeatureError)
+
+
+@pytest.mark.parametrize(
+    "settings, key",
+    (
+        ({"engine": {"ulysses_sequence_parallel_size": 2}}, "ulysses_sequence_parallel_size"),
+        ({"engine": {"pad_to_length": True}}, "pad_to_length"),
+        ({"model": {"use_fused_kernels": True}}, "use_fused_kernels"),
+    ),
+)
+def test_unsupported_settings_name_their_key(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
+    path = save_model(tmp_path, tiny_qwen3())
+    with pytest.raises(UnsupportedFeatureError, match=key):
+        build_engine(path, tree=TreeConfig(), **settings)
+
+
+def test_fsdp1_is_refused_with_the_key_to_change() -> None:
+    for model_type in ("tree_language_model", "tree_value_model"):
+        with pytest.raises(ValueError, match=r"actor\.strategy=fsdp2"):
+            EngineRegistry.new(model_type=model_type, backend="fsdp", model_config=None, engine_config=None)
+
+
+def test_a_model_that_cannot_be_exact_is_refused_when_built(tmp_path: Path) -> None:
+    path = save_model(tmp_path, tiny_qwen3(attention_dropout=0.1))
+    with pytest.raises(UnsupportedModelError, match="attention_dropout"):
+        build_engine(path, tree=TreeConfig())
+
+
+@pytest.mark.parametrize(
+    "tree, message",
+    (
+        ({"mode": "forest"}, r"tree\.mode='forest': expected one of auto, tree, flat"),
+        ({"max_token": 5}, r"tree\.max_token: no such option; known are max_tokens, mode"),
+        ({"max_tokens": 0}, r"tree\.max_tokens=0: expected a positive number"),
+        ({"scope": "group"}, r"tree\.scope='group'"),
+        ({"path_weighting": "mean"}, r"tree\.path_weighting='mean'"),
+    ),
+)
+def test_unknown_options_name_the_key(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TreeFSDPEngineConfig(tree=tree)

@@ -1,0 +1,63 @@
+"""The first-step self-check finds a model whose tree forward is wrong, and stays quiet for one that is right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, run
+from hostile_rows import shapes
+
+from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.self_check import TreeMismatchError
+
+SHAPES = shapes()
+
+
+@pytest.fixture
+def model_path(tmp_path: Path) -> Path:
+    return save_model(tmp_path, tiny_qwen3())
+
+
+@pytest.mark.parametrize("name", ("branches", "no_common_root", "single_response_token"))
+def test_a_right_model_passes_and_reports_its_error(model_path: Path, name: str) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", self_check=True))
+    result = run(engine, ppo_batch(SHAPES[name], calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    assert 0 <= result["metrics"]["tree/self_check_error"].aggregate() < 2e-5
+
+
+def test_a_critic_is_checked_too(tmp_path: Path) -> None:
+    path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
+    engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True)
+    with engine.eval_mode(disable_auto_offload=True):
+        engine.infer_batch(ppo_batch(SHAPES["branches"]))
+    assert 0 < engine.self_check_error < 2e-5
+
+
+def leaky(layer: torch.nn.Module) -> Any:
+    """A layer that mixes in its left neighbour in DFS order, as any recurrent layer does that ignores the tree."""
+    forward = layer.forward
+
+    def mixing(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = forward(hidden, *args, **kwargs)
+        return out + 0.5 * torch.cat([out[:, :1] * 0, out[:, :-1]], dim=1)
+
+    return mixing
+
+
+def test_a_model_that_mixes_siblings_is_stopped(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", self_check=True))
+    layer = engine.module.model.layers[0].mlp
+    layer.forward = leaky(layer)
+    with engine.train_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: log_probs"):
+        engine.forward_backward_batch(
+            ppo_batch(SHAPES["branches"], calculate_entropy=True), actor_loss("vanilla", "token-mean")
+        )
+
+
+def test_it_can_be_switched_off(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", self_check=False))
+    layer = engine.module.model.layers[0].mlp
+    layer.forward = leaky(layer)
+    run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), actor_loss("vanilla", "token-mean"))
