@@ -66,7 +66,7 @@ def test_concurrent_requests_are_decoded_together_and_carry_the_weight_version(m
 def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(model_path: str) -> None:
     async def run() -> None:
         server = build_server(model_path)
-        params = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 24}
+        params = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 24, "logprobs": True}
         running = asyncio.create_task(server.generate([5, 6, 7], dict(params), request_id="a"))
         while not server.engine.running:
             await asyncio.sleep(0.001)

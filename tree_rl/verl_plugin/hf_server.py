@@ -82,7 +82,7 @@ class HFServer:
 
         Args:
             prompt_ids: token ids.
-            sampling_params: vLLM-style parameters.
+            sampling_params: vLLM-style parameters; `logprobs` asks for log-probs.
             request_id: unused; a session's prefix is found by its tokens.
             image_data: must be empty, as the other media.
             video_data: see `image_data`.
@@ -90,7 +90,7 @@ class HFServer:
             mm_processor_kwargs: unused.
 
         Returns:
-            Tokens, their log-probs, `stop_reason` "completed" or "aborted", and in `extra_fields` the weight version
+            Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the weight version
             `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
 
         Raises:
@@ -101,7 +101,7 @@ class HFServer:
             raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")
         while not self._is_open.is_set():
             if self._reject:
-                return self._output(None)
+                return self._output(None, with_log_probs=False)
             await self._is_open.wait()
         room = self.capacity_tokens - len(prompt_ids)
         sampling = parse_sampling(
@@ -113,7 +113,7 @@ class HFServer:
         )
         request = self.engine.request(prompt_ids, sampling)
         await self._finished(request)
-        return self._output(request)
+        return self._output(request, with_log_probs=bool(sampling_params.get("logprobs", False)))
 
     async def load_weights(self, bucket: list[PackedTensor]) -> None:
         """Copy a bucket of weights into the model."""
@@ -184,13 +184,13 @@ class HFServer:
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
-    def _output(self, request: Request | None) -> TokenOutput:
+    def _output(self, request: Request | None, *, with_log_probs: bool) -> TokenOutput:
         version = {"global_steps": self.global_steps}
         if request is None:
             return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
         return TokenOutput(
             token_ids=request.token_ids,
-            log_probs=request.log_probs,
+            log_probs=request.log_probs if with_log_probs else None,
             stop_reason="aborted" if request.finish_reason == "abort" else "completed",
             num_preempted=0,
             extra_fields={

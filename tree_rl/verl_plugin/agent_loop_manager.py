@@ -1,0 +1,106 @@
+"""verl's agent loop manager with trees: once the sessions of a prompt are done, their rows are merged into a forest.
+
+Select it with `actor_rollout_ref.rollout.agent.agent_loop_manager_class=<this module>.TreeAgentLoopManager`; it works
+with every agent loop. A failed session costs its own rows only.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
+
+from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
+
+logger = logging.getLogger(__name__)
+
+
+class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc] # the class behind the Ray actor
+    """Runs sessions as verl's worker does, and writes `tree_unique_len, tree_paths, tree_por` into the rows' tags.
+
+    With `rollout.custom.tree_dump_dir` set, the rows of every prompt are appended there for `tree-rl inspect`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        custom = self.config.actor_rollout_ref.rollout.get("custom") or {}
+        folder = custom.get("tree_dump_dir")
+        self._dump_folder = Path(folder) if folder else None
+        self._finished: dict[str, list[FinishedRow]] = defaultdict(list)
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        """Run all sessions of one prompt; the prompt fails only if none of them leaves a row."""
+        uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
+        config = self.config.actor_rollout_ref.rollout
+        count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
+        sampling = dict(sampling_params)
+        if not prompt.pop("__do_sample__", True) and not trajectory["validate"]:
+            apply_greedy_sampling_params(sampling)
+        status = "failure"
+        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        try:
+            results = await asyncio.gather(
+                *[
+                    self._run_agent_loop(sampling, trajectory=trajectory, trace=trace, session_id=session, **prompt)
+                    for session in range(count)
+                ],
+                return_exceptions=True,
+            )
+            for session, result in enumerate(results):
+                if isinstance(result, BaseException):
+                    logger.error("session %d of prompt %s failed and is left out", session, uid, exc_info=result)
+            rows = self._finished.pop(uid, [])
+            if rows:
+                await self._publish_tree(rows, partition)
+                status = "finished"
+        finally:
+            # Whoever waits for the prompt must see an end, whatever happened.
+            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    async def _agent_loop_postprocess(
+        self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
+    ) -> None:
+        """Store a session's rows as verl does, and remember them for the tree."""
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+        outputs = output if isinstance(output, list) else [output]
+        self._finished[kwargs["uid"]] += [
+            FinishedRow(
+                uid=kwargs["uid"],
+                session=kwargs["session_id"],
+                index=index,
+                step=kwargs["global_steps"],
+                prompt_ids=tuple(row.prompt_ids),
+                response_ids=tuple(row.response_ids),
+                response_mask=tuple(row.response_mask),
+                reward=row.reward_score,
+            )
+            for index, row in enumerate(outputs)
+        ]
+
+    async def _publish_tree(self, rows: list[FinishedRow], partition: str) -> None:
+        forest = Forest.from_rows([row.prompt_ids + row.response_ids for row in rows])
+        tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
+        await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=[dict(tag) for _ in rows])
+        if self._dump_folder is not None:
+            await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
+
+
+class TreeAgentLoopManager(AgentLoopManagerTQ):
+    """Starts `TreeAgentLoopWorker`s.
+
+    Args:
+        args: verl's.
+        kwargs: verl's.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(TreeAgentLoopWorker)

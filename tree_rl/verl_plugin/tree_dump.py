@@ -1,0 +1,51 @@
+"""Finished rows on disk, one JSON line each, as `tree-rl inspect` reads them."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRow:
+    """One row of a finished session."""
+
+    uid: str
+    """Group: the prompt it answers."""
+    session: int
+    """Sample of the group."""
+    index: int
+    """Branch of the session."""
+    step: int
+    """Trainer step that asked for it."""
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    """1 where trained."""
+    reward: float | None
+    """None until a reward model has judged it."""
+
+    @property
+    def key(self) -> str:
+        """verl's row key."""
+        return f"{self.uid}_{self.session}_{self.index}"
+
+
+def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Path:
+    """Append the rows of one prompt.
+
+    Args:
+        folder: created if needed.
+        partition: "train" or "val".
+        rows: of one prompt.
+
+    Returns:
+        The file: one per partition, step and writing process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{partition}-step{rows[0].step:06d}-{os.getpid()}.jsonl"
+    text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
+    with path.open("a") as stream:
+        stream.write(text)
+    return path
