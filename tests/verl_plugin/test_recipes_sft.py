@@ -21,9 +21,7 @@ from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CPU = [
-    "engine.use_torch_compile=false",
-    "+engine.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
-    "+model.override_config.attn_implementation=sdpa",
+    "machine=sft_cpu",
     "trainer.device=cpu",
     "trainer.resume_mode=disable",
     "data.num_workers=0",
@@ -47,7 +45,7 @@ def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, An
         f"trainer.default_local_dir={tmp_path}/checkpoints",
     ]
     with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
-        config = compose("tree_sft", overrides=[*CPU, *files, *overrides])
+        config = compose("tree_sft_trainer", overrides=[*CPU, *files, *overrides])
     trainer = TreeSFTTrainer(config)
     steps: list[dict[str, Any]] = []
     train_batch = trainer.training_client.train_batch

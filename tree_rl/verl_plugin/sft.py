@@ -148,7 +148,7 @@ def run_sft(config: DictConfig) -> None:
     destroy_global_process_group()
 
 
-@hydra.main(config_path="config", config_name="tree_sft", version_base=None)
+@hydra.main(config_path="config", config_name="tree_sft_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     """Command line: verl's SFT options plus `engine.tree` and `data.group_key`."""
     run_sft(config)

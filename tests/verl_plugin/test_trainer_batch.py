@@ -1,0 +1,237 @@
+"""The trainer's batch from sampling to advantages, on a queue that lives in this process."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import verl.trainer.ppo.padding_utils as padding_utils
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+import tree_rl.verl_plugin.trainer as tree_trainer
+from tree_rl.verl_plugin.trainer import PPOTrainerTreeSync, check_workers
+from tree_rl.verl_plugin.worker import PluginNotLiveError, plugin_report
+
+
+class LocalQueue:
+    """The calls of the transfer queue that the trainer makes, without the Ray actors that verl keeps rows in."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.tags: dict[str, dict[str, Any]] = {}
+
+    def kv_batch_put(
+        self, keys: list[str], partition_id: str, fields: TensorDict | None = None, tags: list[dict] | None = None
+    ) -> KVBatchMeta:
+        for index, key in enumerate(keys):
+            row = self.rows.setdefault(key, {})
+            if fields is not None:
+                row.update({name: _entry(column, index) for name, column in fields.items()})
+            if tags is not None:
+                self.tags.setdefault(key, {}).update(tags[index])
+        return KVBatchMeta(keys=keys, tags=[self.tags[key] for key in keys], partition_id=partition_id)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
+        names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
+        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+
+
+def _entry(column: Any, index: int) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column.unbind()[index] if column.is_nested else column[index]
+    return column[index].data if hasattr(column[index], "data") else column[index]
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
+    local = LocalQueue()
+    monkeypatch.setattr(tree_trainer, "tq", local)
+    monkeypatch.setattr(padding_utils, "tq", local)
+    return local
+
+
+def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVBatchMeta:
+    """Prompt u has len(branches[u]) sessions; session s has branches[u][s] rows that share a prefix."""
+    generator = np.random.default_rng(seed)
+    keys, rows, tags = [], [], []
+    for prompt, sessions in enumerate(branches):
+        prompt_ids = generator.integers(3, 90, 6).tolist()
+        for session, count in enumerate(sessions):
+            stem = generator.integers(3, 90, 4).tolist()
+            reward = float(generator.normal())
+            for branch in range(count):
+                response = stem + generator.integers(3, 90, 2 + prompt).tolist()
+                mask = torch.tensor([1] * 4 + [0] + [1] * (len(response) - 5))
+                scores = torch.zeros(len(response))
+                scores[-1] = reward
+                keys.append(f"uid-{prompt}_{session}_{branch}")
+                rows.append(
+                    {
+                        "uid": f"uid-{prompt}",
+                        "input_ids": torch.tensor(prompt_ids + response),
+                        "prompts": torch.tensor(prompt_ids),
+                        "responses": torch.tensor(response),
+                        "position_ids": torch.arange(6 + len(response)),
+                        "response_mask": mask,
+                        "loss_mask": mask,
+                        "rm_scores": scores,
+                        "rollout_log_probs": -torch.rand(len(response)),
+                        "old_log_probs": -torch.rand(len(response)),
+                        "ref_log_prob": -torch.rand(len(response)),
+                        "values": torch.randn(len(response)),
+                        "loss_weight": torch.rand(len(response)),
+                        "extra_fields": {"reward_extra_info": {"a": reward, "b": -2 * reward}},
+                    }
+                )
+                tags.append({"seq_len": 6 + len(response), "status": "success"})
+    order = generator.permutation(len(keys))
+    queue.kv_batch_put(
+        [keys[i] for i in order],
+        "train",
+        fields=list_of_dict_to_tensordict([rows[i] for i in order]),
+        tags=[tags[i] for i in order],
+    )
+    picked = [keys[i] for i in order]
+    return KVBatchMeta(keys=picked, tags=[queue.tags[key] for key in picked], partition_id="train")
+
+
+def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
+    """A trainer with what the batch's path reads, and no workers."""
+    trainer = PPOTrainerTreeSync.__new__(PPOTrainerTreeSync)
+    trainer.config = OmegaConf.create(
+        {
+            "algorithm": {
+                "adv_estimator": estimator,
+                "gamma": 1.0,
+                "lam": 0.95,
+                "use_kl_in_reward": False,
+                "kl_penalty": "kl",
+                "rollout_correction": None,
+                **algorithm,
+            },
+            "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}},
+            "critic": {"ppo_mini_batch_size": 3},
+        }
+    )
+    trainer.use_critic = critic
+    trainer.tokenizer = SimpleNamespace(eos_token_id=2)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
+    trainer.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: seen.append(n_steps))
+    seen: list[int] = []
+    trainer.kl_steps_seen = seen
+    return trainer
+
+
+BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1], [1, 2], [1, 1]]
+
+
+def test_groups_stay_whole_and_steps_do_not_grow(queue: LocalQueue) -> None:
+    batch = put_rows(queue, BRANCHES)
+    metrics: dict[str, Any] = {}
+    trainer = make_trainer(critic=True)
+    balanced = trainer._balance_batch(batch, metrics)
+    assert trainer._steps == (3, 2)
+    # Six cells serve three actor and two critic mini-batches alike.
+    assert len(balanced) % (2 * 6) == 0
+    for steps in (3, 2, 6):
+        homes: dict[str, set[int]] = {}
+        block = len(balanced) // (2 * steps)
+        for row, key in enumerate(balanced.keys):
+            if not balanced.tags[row].get("is_padding", False):
+                homes.setdefault(key.rsplit("_", 2)[0], set()).add(row // block)
+        assert all(len(found) == 1 for found in homes.values())
+        assert len(homes) == len(BRANCHES)
+    assert metrics["tree/sessions"] == 12
+    assert metrics["tree/paths_per_session/max"] == 4
+    assert 0 < metrics["tree/por"] < 1
+    assert metrics["tree/token_bound"] == pytest.approx(1 / (1 - metrics["tree/por"]))
+    assert metrics["tree/flat_tokens"] == sum(tag["seq_len"] for tag in batch.tags)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "gdpo", "rloo", "grpo_passk", "reinforce_plus_plus_baseline"])
+def test_advantages_pass_through_the_queue(queue: LocalQueue, estimator: str) -> None:
+    trainer = make_trainer(estimator, gdpo_reward_keys=["a", "b"])
+    metrics: dict[str, Any] = {}
+    batch = trainer._balance_batch(put_rows(queue, BRANCHES), metrics)
+    batch = trainer._compute_advantage(batch, metrics)
+    assert np.isfinite(metrics["tree/session_score/mean"])
+    by_session: dict[str, set[float]] = {}
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        row = queue.rows[key]
+        assert row["advantages"].shape == row["response_mask"].shape
+        if tag.get("is_padding", False):
+            assert not row["advantages"].any()
+            assert not row["returns"].any()
+        elif estimator != "gae":
+            trained = row["advantages"][row["response_mask"].bool()]
+            by_session.setdefault(key.rsplit("_", 1)[0], set()).update(trained.tolist())
+    assert all(len(values) == 1 for values in by_session.values())
+
+
+def test_one_row_per_session_gives_verls_advantages(queue: LocalQueue) -> None:
+    batch = put_rows(queue, [[1, 1], [1, 1], [1, 1]])
+    trainer = make_trainer("gae", ranks=1)
+    ours = trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    keys = [key for key, tag in zip(ours.keys, ours.tags, strict=True) if not tag.get("is_padding", False)]
+    data, _ = trainer._fetch_for_advantage(keys, "train", "gae")
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+    theirs = compute_advantage_for_multi_trajectories(
+        data, keys, "gae", gamma=1.0, lam=0.95, num_repeat=2, config=trainer.config.algorithm
+    )
+    for row, key in enumerate(keys):
+        length = len(queue.rows[key]["advantages"])
+        assert torch.equal(queue.rows[key]["advantages"], theirs.batch["advantages"][row, :length])
+
+
+def test_padding_does_not_reach_the_kl_controller(queue: LocalQueue) -> None:
+    trainer = make_trainer("rloo", use_kl_in_reward=True, ranks=3)
+    batch = put_rows(queue, BRANCHES)
+    num_rows = len(batch)
+    metrics: dict[str, Any] = {}
+    balanced = trainer._balance_batch(batch, metrics)
+    assert len(balanced) > num_rows
+    trainer._compute_advantage(balanced, metrics)
+    assert trainer.kl_steps_seen == [num_rows]
+    assert "actor/reward_kl_penalty" in metrics
+    assert all("token_level_rewards" in queue.rows[key] for key in balanced.keys)
+
+
+def test_rollout_correction_masks_and_weighs_rows(queue: LocalQueue) -> None:
+    correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "bypass_mode": False}
+    trainer = make_trainer("grpo", rollout_correction=correction)
+    metrics: dict[str, Any] = {}
+    batch = trainer._compute_advantage(trainer._balance_batch(put_rows(queue, BRANCHES), metrics), metrics)
+    assert any(key.startswith("rollout_corr/") for key in metrics)
+    for key in batch.keys:
+        assert queue.rows[key]["rollout_is_weights"].shape == queue.rows[key]["response_mask"].shape
+
+
+def test_a_loss_weight_column_stays_as_it_is(queue: LocalQueue) -> None:
+    batch = put_rows(queue, BRANCHES)
+    before = {key: queue.rows[key]["loss_weight"].clone() for key in batch.keys}
+    trainer = make_trainer()
+    trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    assert all(torch.equal(queue.rows[key]["loss_weight"], value) for key, value in before.items())
+
+
+def test_a_missing_reward_component_is_named(queue: LocalQueue) -> None:
+    trainer = make_trainer("gdpo", gdpo_reward_keys=["a", "style"])
+    batch = trainer._balance_batch(put_rows(queue, BRANCHES), {})
+    with pytest.raises(ValueError, match=r"row uid-.*gdpo_reward_keys asks for 'style'"):
+        trainer._compute_advantage(batch, {})
+
+
+def test_verl_finds_the_trainer_by_name() -> None:
+    assert get_trainer_cls("tree_sync") is PPOTrainerTreeSync
+
+
+def test_a_worker_with_another_version_is_named() -> None:
+    check_workers([plugin_report()])
+    with pytest.raises(PluginNotLiveError, match="worker rank 3 on far"):
+        check_workers([plugin_report(), plugin_report() | {"worker": "rank 3 on far (pid 1)", "tree_rl": "0.0.0"}])
