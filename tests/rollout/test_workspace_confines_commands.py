@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from tree_rl.rollout.confinement import STRICTEST_FIRST, Limits, Means, strictest_means
 from tree_rl.rollout.workspace import Workspace
 
-WORKING = [means for means in STRICTEST_FIRST if STRICTEST_FIRST.index(means) >= STRICTEST_FIRST.index(strictest_means())]
+WORKING = [
+    means for means in STRICTEST_FIRST if STRICTEST_FIRST.index(means) >= STRICTEST_FIRST.index(strictest_means())
+]
 
 
 @pytest.fixture(params=WORKING)
@@ -158,11 +161,11 @@ def test_concurrent_commands_do_not_block_the_event_loop() -> None:
             results = await asyncio.gather(*[workspace.run_async(f"sleep 0.1; echo {i}") for i in range(8)])
             ticker.cancel()
             assert [result.output for result in results] == [f"{i}\n" for i in range(8)]
-            return max(b - a for a, b in zip(ticks, ticks[1:], strict=False))
+            return max(later - earlier for earlier, later in pairwise(ticks))
 
     assert asyncio.run(run()) < 0.5
 
 
 def test_limits_are_checked() -> None:
-    with pytest.raises(ValueError, match="Limits.processes=0"):
+    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
         Limits(processes=0)

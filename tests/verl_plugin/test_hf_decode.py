@@ -3,23 +3,43 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from transformers import Gemma2Config, Gemma3TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from tree_rl.verl_plugin.hf_decode import DecodeEngine, Request
 from tree_rl.verl_plugin.hf_sampling import Sampling
 
-SIZES = dict(
-    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, max_position_embeddings=256, eos_token_id=1, pad_token_id=0, bos_token_id=2,
-)
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+}
 CONFIGS = {
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES),
     "llama": LlamaConfig(**SIZES),
     "mistral_window": MistralConfig(**SIZES, sliding_window=7),
     "qwen3_mixed_window": Qwen3Config(
-        **SIZES, sliding_window=5, use_sliding_window=True, max_window_layers=1,
+        **SIZES,
+        sliding_window=5,
+        use_sliding_window=True,
+        max_window_layers=1,
         layer_types=["full_attention", "sliding_attention"],
     ),
     "gemma2_softcap": Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
@@ -73,8 +93,12 @@ def test_greedy_equals_generate_and_log_probs_equal_a_full_forward(name: str) ->
     run_to_end(engine)
     for request in requests:
         expected = model.generate(
-            torch.tensor([request.prompt_ids]), attention_mask=torch.ones(1, len(request.prompt_ids)),
-            max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0,
+            torch.tensor([request.prompt_ids]),
+            attention_mask=torch.ones(1, len(request.prompt_ids)),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=1,
+            pad_token_id=0,
         )[0, len(request.prompt_ids) :].tolist()
         assert request.token_ids == expected
         got = torch.tensor(request.log_probs)

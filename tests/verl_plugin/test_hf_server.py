@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.verl_plugin.hf_server import HFServer
@@ -18,8 +18,16 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("model"))
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, eos_token_id=1, tie_word_embeddings=True,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        eos_token_id=1,
+        tie_word_embeddings=True,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     vocabulary = {f"t{i}": i for i in range(64)}

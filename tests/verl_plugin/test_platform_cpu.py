@@ -11,7 +11,8 @@ import torch
 from tree_rl.verl_plugin import platform_cpu
 
 without_accelerator = pytest.mark.skipif(
-    platform_cpu.torch_has_accelerator(), reason="this torch build drives an accelerator; VERL_PLATFORM=cpu would be needed"
+    platform_cpu.torch_has_accelerator(),
+    reason="this torch build drives an accelerator; VERL_PLATFORM=cpu would be needed",
 )
 
 
@@ -19,7 +20,11 @@ def run_python(code: str, **env: str) -> str:
     inherited = {key: value for key, value in os.environ.items() if key not in ("VERL_PLATFORM", "VERL_ENGINE_DEVICE")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**inherited, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True, timeout=200, check=False,
+        env={**inherited, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -77,7 +82,8 @@ def test_the_stock_training_worker_of_verl_starts_its_process_group(tmp_path: ob
         precision = dict(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
         config = TrainingWorkerConfig(
             model_type="language_model",
-            model_config=HFModelConfig(path=path, use_remove_padding=True, override_config=dict(attn_implementation="sdpa")),
+            model_config=HFModelConfig(path=path, use_remove_padding=True,
+                                       override_config=dict(attn_implementation="sdpa")),
             engine_config=FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", mixed_precision=precision,
                                            use_torch_compile=False, use_dynamic_bsz=True, max_token_len_per_gpu=512,
                                            infer_max_token_len_per_gpu=512),

@@ -10,17 +10,27 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
-    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
 )
 TEMPLATE = """\
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
         {%- set content = message.content %}
-        {%- if '</think>' in content and not loop.last %}{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}
+        {%- if '</think>' in content and not loop.last %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
         {{- '<|im_start|>assistant\\n' + content }}
         {%- for call in message.tool_calls or [] %}
-            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
@@ -56,9 +66,19 @@ def save_model(folder: Path) -> str:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None, dtype="float32",
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -94,27 +114,47 @@ def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
     """Hydra overrides that run verl's stock `main_ppo` on two CPU cores with the embedded rollout engine."""
     precision = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
     return [
-        f"data.train_files={data}", f"data.val_files={data}", "data.train_batch_size=4", "data.max_prompt_length=64",
-        "data.max_response_length=96", "data.dataloader_num_workers=0", "data.return_raw_chat=True",
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=64",
+        "data.max_response_length=96",
+        "data.dataloader_num_workers=0",
+        "data.return_raw_chat=True",
         f"actor_rollout_ref.model.path={model}",
         "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
         "actor_rollout_ref.model.use_remove_padding=True",
-        "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096",
         "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
         f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={precision}",
-        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False", "actor_rollout_ref.actor.use_kl_loss=False",
-        "actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.n=3",
-        "actor_rollout_ref.rollout.dtype=float32", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-        "actor_rollout_ref.rollout.calculate_log_probs=True", "actor_rollout_ref.rollout.agent.num_workers=1",
-        "algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=False",
-        f"reward.custom_reward_function.path={reward}", "reward.num_workers=1",
-        "trainer.device=cpu", "trainer.nnodes=1", "trainer.logger=[console]", "trainer.val_before_train=False",
-        "trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.total_training_steps=2",
-        f"trainer.default_local_dir={out}", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        "+ray_kwargs.ray_init.include_dashboard=False", "ray_kwargs.ray_init.num_cpus=24",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+        "actor_rollout_ref.actor.use_kl_loss=False",
+        "actor_rollout_ref.rollout.name=hf",
+        "actor_rollout_ref.rollout.n=3",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=False",
+        f"reward.custom_reward_function.path={reward}",
+        "reward.num_workers=1",
+        "trainer.device=cpu",
+        "trainer.nnodes=1",
+        "trainer.logger=[console]",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.total_training_steps=2",
+        f"trainer.default_local_dir={out}",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        "+ray_kwargs.ray_init.include_dashboard=False",
+        "ray_kwargs.ray_init.num_cpus=24",
     ]
 
 
@@ -124,6 +164,11 @@ def read_metrics(log: str) -> list[dict[str, float]]:
     for line in log.splitlines():
         if "step:" in line and " - " in line:
             fields = line[line.index("step:") :].split(" - ")
-            steps.append({key: json.loads(value) for key, _, value in (f.strip().partition(":") for f in fields)
-                          if value.replace(".", "").replace("-", "").replace("e", "").isdigit()})
+            steps.append(
+                {
+                    key: json.loads(value)
+                    for key, _, value in (f.strip().partition(":") for f in fields)
+                    if value.replace(".", "").replace("-", "").replace("e", "").isdigit()
+                }
+            )
     return steps

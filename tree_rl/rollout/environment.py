@@ -121,7 +121,9 @@ class ShellEnvironment:
             KeyError: the task has none.
         """
         if "check" not in self.task:
-            raise KeyError("extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code")
+            raise KeyError(
+                "extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code"
+            )
         return float((await self._workspace.run_async(self.task["check"])).exit_code == 0)
 
     async def close(self) -> None:

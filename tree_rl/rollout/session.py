@@ -168,8 +168,8 @@ async def run_session(
         context = chat.prompt_ids(messages, environment.tools())
         if len(context) > options.max_prompt_tokens:
             raise ValueError(
-                f"first prompt of {len(context)} tokens: expected at most max_prompt_tokens={options.max_prompt_tokens}; "
-                "raise data.max_prompt_length or shorten the task and its tool descriptions"
+                f"first prompt of {len(context)} tokens: expected at most max_prompt_tokens="
+                f"{options.max_prompt_tokens}; raise data.max_prompt_length or shorten the task and its tools"
             )
         session = _Session(
             chat=chat,

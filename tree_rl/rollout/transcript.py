@@ -65,7 +65,7 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
     Args:
         calls: in the order they were answered.
         shared: a generated token that several rows contain in the same context is trained in `every_row` (its weight
-            grows with the number of branches behind it, as in a data set of independent rows) or in the `first_row` only.
+            grows with the number of branches behind it, as among independent rows) or in the `first_row` only.
 
     Returns:
         Rows in the order they were opened. A row that would train nothing is left out, unless it is the only one.

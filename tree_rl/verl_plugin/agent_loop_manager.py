@@ -21,7 +21,7 @@ from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
 logger = logging.getLogger(__name__)
 
 
-class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc] # the class behind the Ray actor
+class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """Runs sessions as verl's worker does, and writes `tree_unique_len, tree_paths, tree_por` into the rows' tags.
 
     With `rollout.custom.tree_dump_dir` set, the rows of every prompt are appended there for `tree-rl inspect`.
@@ -88,7 +88,9 @@ class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignor
     async def _publish_tree(self, rows: list[FinishedRow], partition: str) -> None:
         forest = Forest.from_rows([row.prompt_ids + row.response_ids for row in rows])
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
-        await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=[dict(tag) for _ in rows])
+        await tq.async_kv_batch_put(
+            keys=[row.key for row in rows], partition_id=partition, tags=[dict(tag) for _ in rows]
+        )
         if self._dump_folder is not None:
             await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
 

@@ -72,12 +72,10 @@ def attention_masks(
         )
     key_K = torch.arange(context_tokens, device=positions_RQ.device)
     masks = {FULL: key_K <= positions_RQ[:, None, :, None]}
-    if SLIDING in layer_types:
+    if SLIDING in layer_types and window is not None:
         masks[SLIDING] = masks[FULL] & (key_K > positions_RQ[:, None, :, None] - window)
     if config._attn_implementation == "eager":
         lowest = torch.finfo(config.dtype or torch.float32).min
-        masks = {
-            kind: torch.where(mask, 0.0, lowest).to(config.dtype or torch.float32) for kind, mask in masks.items()
-        }
+        masks = {kind: torch.where(mask, 0.0, lowest).to(config.dtype or torch.float32) for kind, mask in masks.items()}
     kinds = set(layer_types)
     return masks[kinds.pop()] if len(kinds) == 1 else masks

@@ -27,7 +27,7 @@ class HFReplica(RolloutReplica):
         options = HFRolloutOptions.from_rollout(self.config)
         worker = self.workers[0]
         node_id, accelerator_ids = await worker.__ray_call__.remote(_where)
-        env_vars = {**{name: "1" for name in get_platform().ray_noset_envvars()}, "OMP_WAIT_POLICY": "PASSIVE"}
+        env_vars = {**dict.fromkeys(get_platform().ray_noset_envvars(), "1"), "OMP_WAIT_POLICY": "PASSIVE"}
         if get_platform().device_name != "cpu":
             env_vars[get_platform().visible_devices_envvar()] = ",".join(accelerator_ids)
         server_class = ray.remote(num_cpus=0)(HFServer)

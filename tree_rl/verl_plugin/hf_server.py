@@ -90,8 +90,8 @@ class HFServer:
             mm_processor_kwargs: unused.
 
         Returns:
-            Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the weight version
-            `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
+            Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
+            weight version `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
 
         Raises:
             ValueError: bad prompt or sampling parameters.

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to a rollout server, as buckets of plain NumPy arrays that Ray shares by memory.
+"""Weights on their way from the trainer to a rollout server, as buckets of NumPy arrays that Ray shares by memory.
 
 NumPy has no bfloat16, so every tensor travels as bytes with its dtype and shape.
 """
@@ -66,8 +66,8 @@ def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
     for packed in bucket:
         if packed.name not in targets:
             raise KeyError(
-                f"weight {packed.name!r} from the trainer: the rollout model has no such parameter, expected names like "
-                f"{next(iter(targets))!r}. LoRA adapters must be merged: actor_rollout_ref.model.lora.merge=True"
+                f"weight {packed.name!r} from the trainer: the rollout model has no such parameter, expected names "
+                f"like {next(iter(targets))!r}. LoRA adapters must be merged: actor_rollout_ref.model.lora.merge=True"
             )
         target = targets[packed.name]
         if tuple(target.shape) != packed.shape:

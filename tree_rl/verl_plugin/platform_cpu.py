@@ -32,77 +32,95 @@ class PlatformCPU(PlatformBase):
 
     @property
     def device_name(self) -> str:
+        """Return the torch device type."""
         return "cpu"
 
     @property
     def vendor_name(self) -> str:
+        """Return the vendor verl's engine registry looks up."""
         return "cpu"
 
     @property
     def device_module(self) -> ModuleType:
+        """Return the stand-in for `torch.cuda`."""
         return cpu_device
 
     def is_available(self) -> bool:
+        """Return True: the platform works wherever it is asked for."""
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Return whether verl's detection should settle on the CPU."""
         return not torch_has_accelerator()
 
-    def current_device(self) -> torch.device:  # type: ignore[override]
+    def current_device(self) -> torch.device:
+        """Return the CPU device, not an index: verl passes it to `tensor.to`."""
         return cpu_device.current_device()
 
     def device_count(self) -> int:
+        """Return 1."""
         return cpu_device.device_count()
 
     def set_device(self, device_index: int) -> None:
+        """Do nothing."""
         cpu_device.set_device(device_index)
 
     def synchronize(self, device_index: int | None = None) -> None:
+        """Do nothing."""
         cpu_device.synchronize(device_index)
 
     def manual_seed(self, seed: int) -> None:
+        """Seed the CPU generator."""
         cpu_device.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
+        """Seed the CPU generator."""
         cpu_device.manual_seed_all(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        return None
+        """Do nothing."""
 
     def empty_cache(self) -> None:
+        """Do nothing."""
         cpu_device.empty_cache()
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        """Return no compute capability."""
         return cpu_device.get_device_capability(device_index)
 
     def communication_backend_name(self) -> str:
+        """Return gloo."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
+        """Return the variable in which Ray lists logical GPUs."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
+        """Mark nothing."""
         yield
 
     def profiler_start(self) -> None:
-        return None
+        """Do nothing."""
 
     def profiler_stop(self) -> None:
-        return None
+        """Do nothing."""
 
     def ray_resource_name(self) -> str:
-        """Return "GPU": verl's placement groups count GPUs, and a CPU run declares logical ones (`ray_init.num_gpus`)."""
+        """Return "GPU": verl's placement groups count GPUs; a CPU run declares logical ones (`ray_init.num_gpus`)."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
+        """Return none."""
         return []
 
     def is_ipc_supported(self) -> bool:
+        """Return False: weights travel through shared memory."""
         return False
 
     def cudart(self) -> Any:
-        return None
+        """Return None."""
 
 
 def torch_has_accelerator() -> bool:

@@ -1,0 +1,86 @@
+"""verl's stock `main_ppo` on two CPU cores, with the embedded engine, the branching agent loop and the tree manager."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_qwen
+
+from tree_rl.tree.forest import Forest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+ENVIRONMENT = """
+from tree_rl.rollout.environment import ShellEnvironment
+
+
+class CountingEnvironment(ShellEnvironment):
+    sessions = 0
+
+    async def reset(self, task):
+        await super().reset(task)
+        CountingEnvironment.sessions += 1
+        if CountingEnvironment.sessions == 2:
+            raise OSError("this session fails, its siblings must not")
+
+    async def score(self, outcome):
+        return float(len(outcome.answer) % 2)
+"""
+
+
+def test_main_ppo_trains_on_branches_and_a_failed_session_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "toy_environment.py").write_text(ENVIRONMENT)
+    overrides = toy_qwen.ppo_overrides(
+        toy_qwen.save_model(tmp_path / "model"),
+        toy_qwen.save_prompts(
+            tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_tool_agent"
+        ),
+        toy_qwen.save_reward(tmp_path / "reward.py"),
+        tmp_path / "out",
+    )
+    overrides += [
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.CountingEnvironment",
+        f"+actor_rollout_ref.rollout.custom.tree_dump_dir={tmp_path / 'trees'}",
+        "actor_rollout_ref.model.model_type=tree_language_model",
+        "trainer.v1.trainer_mode=tree_sync",
+        "+ray_kwargs.ray_init.num_gpus=2",
+        "trainer.n_gpus_per_node=2",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "RAY_AUTH_MODE": "disabled",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    finished = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    log = finished.stdout + finished.stderr
+    assert finished.returncode == 0, log[-6000:]
+    assert "this session fails" in log
+    differences = [float(v) for v in re.findall(r"training/rollout_probs_diff_max:([0-9.e+-]+)", log)]
+    assert len(differences) == 2 and max(differences) < 1e-5
+
+    rows = [json.loads(line) for path in (tmp_path / "trees").glob("train-*.jsonl") for line in path.open()]
+    sessions = {(row["step"], row["uid"], row["session"]) for row in rows}
+    assert len(sessions) == 2 * 4 * 3 - 1
+    for uid in {row["uid"] for row in rows}:
+        group = [row["prompt_ids"] + row["response_ids"] for row in rows if row["uid"] == uid]
+        forest = Forest.from_rows([np.asarray(tokens) for tokens in group])
+        assert forest.num_unique < forest.num_flat
+    assert all(sum(row["response_mask"]) > 0 and row["reward"] in (0.0, 1.0) for row in rows)
