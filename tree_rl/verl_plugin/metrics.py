@@ -14,6 +14,9 @@ from tree_rl.verl_plugin.balance import workload
 from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.sessions import Sessions
 
+ENGINE_FIGURES = ("repeated_tokens", "micro_batches", "self_check_error")
+"""Names after `tree/` in the engine's metrics that say something beside token counts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOverlap:
@@ -78,8 +81,8 @@ def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
         metrics["tree/realised_saving"] = 1.0 - ran / flat
 
 
-def realised_saving(metrics: Mapping[str, Any], role: str) -> dict[str, float]:
-    """Share of the flat tokens that the engine did not run in this step's update.
+def update_metrics(metrics: Mapping[str, Any], role: str) -> dict[str, float]:
+    """What the engine made of this step's update: above all the share of the flat tokens that it did not run.
 
     Args:
         metrics: the step's metrics with the engine's `{role}/tree/unique_tokens` (tokens that it ran) and
@@ -87,10 +90,13 @@ def realised_saving(metrics: Mapping[str, Any], role: str) -> dict[str, float]:
         role: "actor" or "critic".
 
     Returns:
-        tree/realised_saving (tree/critic_realised_saving), empty where the engine reports no trees.
+        tree/realised_saving, tree/repeated_tokens, tree/micro_batches (means over mini-batches) and
+        tree/self_check_error of the actor; tree/critic_* of the critic. Empty where the engine reports no trees.
     """
     ran, flat = metrics.get(f"{role}/tree/unique_tokens"), metrics.get(f"{role}/tree/flat_tokens")
     if ran is None or not flat:
         return {}
-    name = "tree/realised_saving" if role == "actor" else f"tree/{role}_realised_saving"
-    return {name: 1.0 - float(ran) / float(flat)}
+    prefix = "tree/" if role == "actor" else f"tree/{role}_"
+    kept = {name: float(metrics[f"{role}/tree/{name}"]) for name in ENGINE_FIGURES if f"{role}/tree/{name}" in metrics}
+    kept["realised_saving"] = 1.0 - float(ran) / float(flat)
+    return {prefix + name: value for name, value in kept.items()}

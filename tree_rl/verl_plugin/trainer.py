@@ -22,7 +22,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from tree_rl import __version__
 from tree_rl.verl_plugin.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups
-from tree_rl.verl_plugin.metrics import GroupOverlap, measure_group, overlap_metrics, realised_saving
+from tree_rl.verl_plugin.metrics import GroupOverlap, measure_group, overlap_metrics, update_metrics
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config
 from tree_rl.verl_plugin.worker import PluginNotLiveError, TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
@@ -159,13 +159,13 @@ class TreeTrainerMixin:
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[1]
         batch = super()._update_critic(batch, metrics)
-        metrics.update(realised_saving(metrics, "critic"))
+        metrics.update(update_metrics(metrics, "critic"))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[0]
         batch = super()._update_actor(batch, metrics)
-        metrics.update(realised_saving(metrics, "actor"))
+        metrics.update(update_metrics(metrics, "actor"))
         return batch
 
     def _compute_metrics(
