@@ -74,3 +74,24 @@ def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
     assert (inspected.exit_code, planned.exit_code) == (0, 0)
     assert "sampling" in inspected.output
     assert planned.output.splitlines()[2].split()[:3] == ["tree", "2", "13"]
+
+
+def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:
+    # The plugin imports verl: only this test pays for it.
+    from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
+
+    finished = [
+        FinishedRow(
+            uid="a",
+            session=0,
+            index=index,
+            step=1,
+            prompt_ids=tuple(PROMPT),
+            response_ids=tuple(response),
+            response_mask=(1,) * len(response),
+            reward=None,
+        )
+        for index, response in enumerate(RESPONSES)
+    ]
+    (report,) = report_groups(read_row_file(append_tree(tmp_path, "train", finished)))
+    assert (report.name, report.overlap.paths, report.overlap.unique_tokens) == ("a", 3, 9)
