@@ -3,12 +3,14 @@
 Everything registers when verl imports the part it belongs to, so a process pays only for what it uses.
 """
 
+import sys
 from importlib import import_module
 from types import ModuleType
 
 from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
+from tree_rl.verl_plugin.drop_in import accept_model_type
 from tree_rl.verl_plugin.platform_cpu import register_cpu_platform
 
 VERL_VERSION = check_verl_version()
@@ -31,5 +33,6 @@ def _register_with(verl_module: str, our_module: str) -> None:
 
 
 register_cpu_platform()
+accept_model_type(sys.argv)
 for _verl_module, _our_module in REGISTRATIONS.items():
     _register_with(_verl_module, _our_module)

@@ -42,7 +42,7 @@ class Estimation:
         """verl's own advantages of the given rows, each an independent sample."""
         return compute_advantage(
             data,
-            adv_estimator=self.estimator,  # type: ignore[arg-type]
+            adv_estimator=self.estimator,
             gamma=self.algorithm.gamma,
             lam=self.algorithm.lam,
             num_repeat=self.num_repeat,

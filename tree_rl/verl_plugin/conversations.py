@@ -25,9 +25,9 @@ def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
     """
     order = Forest.from_rows(row_tokens).row_order
     shorter = np.minimum(order.lengths[1:], order.lengths[:-1])
-    starts_new = np.concatenate(([True], order.shared[1:] < SHARED_PART * shorter)) if len(order.rows) else []
+    starts_new = order.shared[1:] < SHARED_PART * shorter
     conversation = np.zeros(len(order.rows), dtype=np.int64)
-    conversation[order.rows] = np.cumsum(starts_new) - 1
+    conversation[order.rows[1:]] = np.cumsum(starts_new)
     return conversation
 
 

@@ -14,7 +14,7 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
@@ -30,7 +30,7 @@ from tree_rl.verl_plugin.worker import PluginNotLiveError, TreeActorRolloutRefWo
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 
 
-class TreeTrainerMixin:
+class TreeTrainerMixin(PPOTrainer):
     """What a V1 trainer needs for trees; mixed in before one of verl's trainers."""
 
     base_trainer_mode: str
@@ -123,7 +123,7 @@ class TreeTrainerMixin:
         metrics.update(
             {"tree/session_score/mean": outcome_S.mean().item(), "tree/session_score/max": outcome_S.max().item()}
         )
-        lengths = nested_mask.offsets().diff().numpy()
+        lengths = np.array([len(row) for row in nested_mask.unbind()])
 
         def token_weights() -> torch.Tensor:
             tokens = [self._row_tokens[key] for key in keys]
