@@ -59,3 +59,6 @@ unset PYTHONDONTWRITEBYTECODE
 export PYTHONSAFEPATH=1        # keeps the folder kernels/ from posing as the package of that name
 export RAY_AUTH_MODE=disabled  # Ray 2.60 otherwise mixes token and no-token processes on one machine
 export TOKENIZERS_PARALLELISM=false
+if ! nvidia-smi -L >/dev/null 2>&1; then
+    export VERL_PLATFORM=cpu   # a CUDA build of torch makes verl expect GPUs elsewhere in the cluster
+fi

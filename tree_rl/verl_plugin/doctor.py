@@ -103,7 +103,7 @@ def _find_devices() -> Finding:
     cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     found = ", ".join(cuda) if cuda else f"CPU, {torch.get_num_threads()} threads"
     if chosen == "cuda" and not cuda:
-        detail = "verl chose cuda but no GPU is visible; on a CPU machine install the CPU build of torch"
+        detail = "verl runs on cuda, but no GPU is visible; on a machine without one set VERL_PLATFORM=cpu"
         return Finding(subject="device", status=Status.FAILED, detail=detail)
     return Finding(subject="device", status=Status.OK, detail=f"{found}; verl runs on {chosen}")
 
