@@ -1,6 +1,6 @@
 """The one-line drop-in as it is written: verl's yaml lacks `model_type`, a field of its own HFModelConfig.
 
-Hydra takes an override of a missing key only as `++key=value`, so the plugin adds the two signs before Hydra reads them.
+Hydra overrides a missing key only as `++key=value`, so the plugin adds the two signs before Hydra reads them.
 """
 
 MODEL_TYPE_KEYS = ("actor_rollout_ref.model.model_type=", "critic.model.model_type=", "model.model_type=")
