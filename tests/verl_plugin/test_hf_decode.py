@@ -1,5 +1,7 @@
 """The embedded engine against `transformers.generate` and against a full forward."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from tree_rl.verl_plugin.hf_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.hf_decode import DecodeEngine, Request
 from tree_rl.verl_plugin.hf_sampling import Sampling
+from tree_rl.verl_plugin.hf_server import needs_eager
 
 SIZES = {
     "vocab_size": 97,
@@ -51,7 +55,7 @@ CONFIGS = {
 def build(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     config = CONFIGS[name]
-    attention = "eager" if name.startswith(("gpt_oss", "gemma2")) else "sdpa"
+    attention = "eager" if needs_eager(config) else GROUPED_SDPA
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -65,6 +69,14 @@ def prompts(lengths: list[int], seed: int = 1) -> list[list[int]]:
     return [rng.integers(3, 97, size=length).tolist() for length in lengths]
 
 
+def reference_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The same weights under a stock attention implementation."""
+    stock = "eager" if needs_eager(model.config) else "sdpa"
+    reference = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), attn_implementation=stock).eval()
+    reference.load_state_dict(model.state_dict())
+    return reference
+
+
 def run_to_end(engine: DecodeEngine) -> None:
     for _ in range(1000):
         if engine.is_idle:
@@ -76,7 +88,7 @@ def run_to_end(engine: DecodeEngine) -> None:
 def full_forward_log_probs(model: torch.nn.Module, request: Request, temperature: float = 1.0) -> torch.Tensor:
     ids = torch.tensor([request.prompt_ids + request.token_ids])
     with torch.no_grad():
-        logits = model(input_ids=ids).logits[0].float() / temperature
+        logits = reference_of(model)(input_ids=ids).logits[0].float() / temperature
     first = len(request.prompt_ids)
     return torch.log_softmax(logits[first - 1 : -1], -1).gather(1, ids[0, first:, None]).squeeze(1)
 
@@ -91,8 +103,9 @@ def test_greedy_equals_generate_and_log_probs_equal_a_full_forward(name: str) ->
         engine.step()
     requests += [engine.request(ids, greedy) for ids in prompts([9, 40], seed=2)]
     run_to_end(engine)
+    reference = reference_of(model)
     for request in requests:
-        expected = model.generate(
+        expected = reference.generate(
             torch.tensor([request.prompt_ids]),
             attention_mask=torch.ones(1, len(request.prompt_ids)),
             max_new_tokens=20,

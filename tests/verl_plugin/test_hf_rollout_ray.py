@@ -48,7 +48,6 @@ def test_main_ppo_trains_on_branches_and_a_failed_session_costs_only_itself(tmp_
         "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.CountingEnvironment",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={tmp_path / 'trees'}",
-        "actor_rollout_ref.model.model_type=tree_language_model",
         "trainer.v1.trainer_mode=tree_sync",
         "+ray_kwargs.ray_init.num_gpus=2",
         "trainer.n_gpus_per_node=2",

@@ -14,6 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
+from tree_rl.verl_plugin.hf_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.hf_decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.hf_sampling import parse_sampling
@@ -206,23 +207,30 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
 
     Args:
         config: `dtype`.
-        model_config: path and overrides; attention is SDPA unless `override_config.attn_implementation=eager`.
+        model_config: path and overrides; attention is SDPA, eager if `override_config.attn_implementation=eager` or
+            where SDPA cannot express the model (logit soft-cap, sinks).
         weights_follow: build random weights, as the trainer sends the real ones.
     """
+    hf_config: PretrainedConfig = AutoConfig.from_pretrained(
+        model_config.local_hf_config_path, trust_remote_code=model_config.trust_remote_code
+    )
     asked = dict(model_config.override_config).get("attn_implementation")
     dtype = getattr(torch, {"half": "float16", "float": "float32"}.get(config.dtype, config.dtype))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options = {
         "dtype": dtype,
-        "attn_implementation": "eager" if asked == "eager" else "sdpa",
+        "attn_implementation": "eager" if asked == "eager" or needs_eager(hf_config) else GROUPED_SDPA,
         "trust_remote_code": model_config.trust_remote_code,
     }
-    hf_config: PretrainedConfig = AutoConfig.from_pretrained(
-        model_config.local_hf_config_path, trust_remote_code=model_config.trust_remote_code
-    )
     if weights_follow:
         return AutoModelForCausalLM.from_config(hf_config, **options).to(device)
     return AutoModelForCausalLM.from_pretrained(model_config.local_path, config=hf_config, **options).to(device)
+
+
+def needs_eager(config: PretrainedConfig) -> bool:
+    """Return whether scaled dot-product attention lacks something of this model: logit soft-cap or attention sinks."""
+    text_config = config.get_text_config()
+    return getattr(text_config, "attn_logit_softcapping", None) is not None or text_config.model_type == "gpt_oss"
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

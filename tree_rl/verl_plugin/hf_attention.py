@@ -1,0 +1,51 @@
+"""Attention for decoding: query heads of one key-value head are more queries, so keys and values are never repeated.
+
+Stock SDPA in `transformers` copies the whole cache once per query-head group and step when a mask is given.
+Shapes: R rows, H query heads, G key-value heads, Q queries, K keys, D head size.
+"""
+
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+GROUPED_SDPA = "tree_rl_grouped_sdpa"
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    **_kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with a boolean mask; the contract is that of `transformers`' attention functions.
+
+    Args:
+        module: the attention layer.
+        query: [R, H, Q, D].
+        key: [R, G, K, D].
+        value: [R, G, K, D].
+        attention_mask: bool [R, 1, Q, K].
+        scaling: None takes 1 / sqrt(D).
+
+    Returns:
+        [R, Q, H, D], and no weights.
+    """
+    rows, heads, queries, head_size = query.shape
+    groups = key.shape[1]
+    repeats = heads // groups
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, groups, repeats * queries, head_size),
+        key,
+        value,
+        attn_mask=attention_mask if queries == 1 else attention_mask.repeat(1, 1, repeats, 1),
+        scale=scaling,
+    )
+    out = out.view(rows, groups, repeats, queries, head_size).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows, queries, heads, head_size), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(GROUPED_SDPA, grouped_sdpa)
