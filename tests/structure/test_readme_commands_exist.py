@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 
+from tree_rl.verl_plugin.drop_in import accept_model_type
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
     sorted(path for path in ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("examples/**/*.md"))
@@ -30,6 +32,7 @@ def test_scripts_of_the_readme_exist() -> None:
 @pytest.mark.parametrize("document", ["README.md", "docs/configuration.md", "docs/faq.md"])
 def test_overrides_fit_into_stock_verl(document: str) -> None:
     overrides = sorted(set(OVERRIDE.findall((ROOT / document).read_text(encoding="utf-8"))))
+    accept_model_type(overrides)
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
     assert config.trainer.v1.trainer_mode in ("tree_sync", "sync")
