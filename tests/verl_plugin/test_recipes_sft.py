@@ -180,3 +180,21 @@ def test_bad_token_rows_are_named(tmp_path: Path, ids: list[int], mask: list[int
     path = write_rows(tmp_path / "rows.parquet", input_ids=[[1, 2], ids], loss_mask=[[0, 1], mask])
     with pytest.raises(ValueError, match=complaint):
         TokenRowsDataset(path, None, {"max_length": 4})
+
+
+def test_token_rows_train_through_verls_custom_class(toy: Path, tmp_path: Path, environment: None) -> None:
+    stems = np.random.default_rng(0).integers(5, 200, (4, 12)).tolist()
+    ids = [[*stem, 7 + branch, 9, 11] for stem in stems for branch in range(4)]
+    path = write_rows(tmp_path / "rows.parquet", input_ids=ids, loss_mask=[[0] * 12 + [1] * 3 for _ in ids])
+    steps, _ = train(
+        toy,
+        tmp_path,
+        f"data.train_files={path}",
+        "data.custom_cls.path=pkg://tree_rl.verl_plugin.token_rows_dataset",
+        "data.custom_cls.name=TokenRowsDataset",
+        "data.train_batch_size=8",
+        "trainer.total_epochs=1",
+    )
+    # Two stems of four rows: 12 shared and 4 * 3 own tokens each.
+    assert [step["tree/unique_tokens"] for step in steps] == [48.0, 48.0]
+    assert [step["tree/flat_tokens"] for step in steps] == [120.0, 120.0]

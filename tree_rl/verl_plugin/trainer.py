@@ -79,6 +79,7 @@ class TreeTrainerMixin(PPOTrainer):
             num_cells=math.lcm(*self._steps),
         )
         metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys), layout.imbalance))
+        metrics["tree/padding_rows"] = len(layout.order) - layout.num_rows
         batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
         partitions = layout.order.reshape(num_ranks, -1).tolist()
