@@ -13,15 +13,15 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from verl.experimental.agent_loop import AgentLoopOutput
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
 from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
 
 logger = logging.getLogger(__name__)
 
 
-class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
+class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     """Runs sessions as verl's worker does, and writes `tree_unique_len, tree_paths, tree_por` into the rows' tags.
 
     With `rollout.custom.tree_dump_dir` set, the rows of every prompt are appended there for `tree-rl inspect`.
@@ -43,7 +43,7 @@ class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
         sampling = dict(sampling_params)
         if not prompt.pop("__do_sample__", True) and not trajectory["validate"]:
-            apply_greedy_sampling_params(sampling)
+            compat.apply_greedy_sampling_params(sampling)
         status = "failure"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         try:
@@ -95,7 +95,7 @@ class TreeAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
 
 
-class TreeAgentLoopManager(AgentLoopManagerTQ):
+class TreeAgentLoopManager(compat.AgentLoopManagerTQ):
     """Starts `TreeAgentLoopWorker`s.
 
     Args:

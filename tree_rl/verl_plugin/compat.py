@@ -27,6 +27,9 @@ PRIVATE_NAMES: dict[str, str] = {
     "get_device_name": "verl.utils.device",
     # Rollout side.
     "_ROLLOUT_REGISTRY": "verl.workers.rollout.base",
+    "AgentLoopManagerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
+    "AgentLoopWorkerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
+    "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
 }
 """Private or semi-public names of verl -> the module that defines them."""
 
