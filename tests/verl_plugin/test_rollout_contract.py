@@ -25,9 +25,12 @@ def test_the_name_hf_resolves_on_both_sides() -> None:
 @pytest.mark.parametrize("name", ["_run_prompt", "_agent_loop_postprocess"])
 def test_the_workers_overridden_methods_have_verls_parameters(name: str) -> None:
     base = compat.AgentLoopWorkerTQ.__ray_actor_class__
-    assert list(inspect.signature(getattr(TreeAgentLoopWorker, name)).parameters) == list(
-        inspect.signature(getattr(base, name)).parameters
+    parameters, expected = (
+        # Ray may add a tracing parameter to the methods of an actor class.
+        [p for p in inspect.signature(getattr(cls, name)).parameters if not p.startswith("_ray")]
+        for cls in (TreeAgentLoopWorker, base)
     )
+    assert parameters == expected
 
 
 def test_the_server_answers_every_method_that_verl_calls_on_one() -> None:
