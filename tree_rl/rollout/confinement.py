@@ -7,7 +7,7 @@ It is no boundary against a determined attacker: run untrusted agents in contain
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,11 @@ from typing import Literal
 
 Means = Literal["bubblewrap", "namespaces", "limits"]
 STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "namespaces", "limits")
+PROGRAMS: Mapping[Means, tuple[str, ...]] = {
+    "bubblewrap": ("bwrap", "prlimit", "setpriv"),
+    "namespaces": ("unshare", "prlimit", "setpriv"),
+    "limits": ("prlimit", "setpriv"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +65,14 @@ def confined_argv(
     Returns:
         argv to execute.
     """
+    as_user: list[str] = []
+    if user_id is not None:
+        # Root is exempt from the process limit, so a command never runs as root.
+        as_user = ["setpriv", f"--reuid={user_id}", f"--regid={user_id}", "--clear-groups", "--no-new-privs", "--"]
     argv: list[str] = []
     if means == "bubblewrap":
-        argv += ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev"]
+        # bubblewrap needs no root, and its namespace would not know another user later.
+        argv += [*as_user, "bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev"]
         argv += ["--proc", "/proc", "--tmpfs", "/tmp", "--bind", str(directory), str(directory)]
         argv += ["--chdir", str(directory), "--"]
     elif means == "namespaces":
@@ -79,9 +89,8 @@ def confined_argv(
         "--core=0",
         "--",
     ]
-    if user_id is not None and means != "bubblewrap":
-        # Root is exempt from the process limit, so a command never runs as root.
-        argv += ["setpriv", f"--reuid={user_id}", f"--regid={user_id}", "--clear-groups", "--no-new-privs", "--"]
+    if means != "bubblewrap":
+        argv += as_user
     return [*argv, *command]
 
 
@@ -95,7 +104,7 @@ def strictest_means() -> Means:
     user_id = 65534 if os.geteuid() == 0 else None
     for means in STRICTEST_FIRST:
         argv = confined_argv(["true"], directory=Path("/"), user_id=user_id, limits=Limits(), means=means)
-        if shutil.which(argv[0]) is None:
+        if any(shutil.which(program) is None for program in PROGRAMS[means]):
             continue
         if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20).returncode == 0:
             return means
