@@ -93,6 +93,8 @@ def test_a_fork_bomb_is_contained(workspace: Workspace) -> None:
 def test_writing_outside_fails(workspace: Workspace, target: str) -> None:
     if os.geteuid() != 0 and workspace.means != "bubblewrap" and target == "../escape.txt":
         pytest.skip("without root and bubblewrap, the user's own rights apply")
+    if os.geteuid() != 0 and target.startswith("/root"):
+        pytest.skip("only root can tell what is in /root")
     path = (workspace.directory / target).resolve()
     result = workspace.run(f"echo x > {target}")
     assert result.exit_code != 0 or workspace.means == "bubblewrap"

@@ -77,6 +77,12 @@ class Workspace:
 
     def close(self) -> None:
         """Remove the directory. Idempotent."""
+        for folder, subfolders, _ in os.walk(self._parent):
+            for name in subfolders:
+                path = Path(folder, name)
+                if not path.is_symlink():
+                    # The agent may have locked its own folders.
+                    path.chmod(0o700)
         shutil.rmtree(self._parent, ignore_errors=True)
 
     def run(self, command: str) -> CommandResult:
