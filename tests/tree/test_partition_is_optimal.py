@@ -1,0 +1,159 @@
+"""Against brute force over every valid partition: fewest, then least relayed, then shallowest."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.tree import Forest
+from tree_rl.tree.partition import plan_partitions
+from tree_rl.tree.partition_bins import bound_bins, pack_loads
+
+Score = tuple[int, int, int]
+Open = tuple[int, int, int, int]
+"""Tokens that hang together on top, and below or beside them: partitions closed, tokens relayed, levels."""
+
+
+def best_score(forest: Forest, budget: int) -> Score:
+    """Try every subset of cuts and every way to share partitions below one token."""
+    segments = forest.segments
+    unit_of_token: list[int] = []
+    parent: list[int] = []
+    size: list[int] = []
+    past: list[int] = []
+    for segment in range(len(segments)):
+        start, length = int(segments.start[segment]), int(segments.lengths[segment])
+        step = 1 if length > budget else length
+        for token in range(start, start + length, step):
+            above = int(forest.parent[token])
+            parent.append(unit_of_token[above] if above >= 0 else -1)
+            size.append(step)
+            past.append(int(forest.position[token]))
+            unit_of_token += [len(size) - 1] * step
+    children: list[list[int]] = [[] for _ in range(len(size) + 1)]
+    for unit, above in enumerate(parent):
+        children[above].append(unit)
+    states: list[set[Open]] = [set() for _ in size]
+    for unit in reversed(range(len(size))):
+        states[unit] = set(combine(size[unit], past[unit] + size[unit], [states[c] for c in children[unit]], budget))
+    closed = combine(0, 0, [states[root] for root in children[-1]], budget)
+    return min((count, relayed, level - 1) for load, count, relayed, level in closed if load == 0)
+
+
+def combine(own: int, past: int, states: list[set[Open]], budget: int) -> Iterator[Open]:
+    """What can hang on top of a token, for every state, subset and sharing of what hangs below it."""
+    partial: set[tuple[int, int, int, int, tuple[int, ...]]] = {(own, 0, 0, 1, ())}
+    for options in states:
+        extended = set()
+        for load, count, relayed, level, bins in partial:
+            for more, closed, passed, below in options:
+                total, context = count + closed, relayed + passed
+                if load + more <= budget:
+                    extended.add((load + more, total, context, max(level, below), bins))
+                deeper = max(level, below + 1)
+                extended.add((load, total + 1, context + past, deeper, tuple(sorted((*bins, more)))))
+                for place, filled in enumerate(bins):
+                    if filled + more <= budget:
+                        shared = (*bins[:place], filled + more, *bins[place + 1 :])
+                        extended.add((load, total, context, deeper, tuple(sorted(shared))))
+        partial = extended
+    return (state[:4] for state in partial)
+
+
+SMALL = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=5)
+FEW_LONG = st.lists(
+    st.builds(
+        lambda shared, branch, length: [0] * shared + [branch] * length,
+        st.integers(0, 6),
+        st.integers(1, 3),
+        st.integers(1, 7),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(rows=SMALL | FEW_LONG, budget=st.integers(1, 9))
+@settings(max_examples=400, deadline=None)
+def test_small_forests_are_cut_optimally(rows, budget):
+    forest = Forest.from_rows(rows)
+    plan = plan_partitions(forest, budget, time_limit_s=20.0)
+    assert plan.is_optimal
+    assert (plan.num_partitions, plan.relayed_tokens, plan.depth) == best_score(forest, budget)
+
+
+@given(rows=SMALL | FEW_LONG, budget=st.integers(1, 9))
+@settings(max_examples=400, deadline=None)
+def test_the_heuristic_finds_the_fewest_where_few_branches_meet(rows, budget):
+    forest = Forest.from_rows(rows)
+    plan = plan_partitions(forest, budget, solver="heuristic")
+    best = best_score(forest, budget)
+    assert plan.num_partitions == plan.lower_bound == best[0]
+    if plan.is_optimal:
+        assert (plan.num_partitions, plan.relayed_tokens, plan.depth) == best
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=60),
+    budget=st.integers(1, 40),
+    limit=st.sampled_from([0.0, 0.002, 0.2]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_solver_is_never_worse_and_repeats_itself(rows, budget, limit):
+    forest = Forest.from_rows(rows)
+    heuristic = plan_partitions(forest, budget, solver="heuristic")
+    plan = plan_partitions(forest, budget, solver="cp_sat", time_limit_s=limit)
+    score = (plan.num_partitions, plan.relayed_tokens, plan.depth)
+    assert score <= (heuristic.num_partitions, heuristic.relayed_tokens, heuristic.depth)
+    assert max(heuristic.lower_bound, plan.lower_bound) <= plan.num_partitions
+    if plan.is_optimal:
+        again = plan_partitions(forest, budget, solver="cp_sat", time_limit_s=limit)
+        assert again.partition_of_token.tolist() == plan.partition_of_token.tolist()
+        assert plan.lower_bound == plan.num_partitions
+
+
+def every_packing(loads: list[int], room: int, capacity: int) -> tuple[int, int]:
+    """Fewest bins and then least kept, over every subset that stays and every set partition of the rest."""
+    best = (len(loads) + 1, 0)
+    for size in range(len(loads) + 1):
+        for kept in combinations(range(len(loads)), size):
+            stays = sum(loads[index] for index in kept)
+            if stays <= room:
+                fills: set[tuple[int, ...]] = {()}
+                for index in set(range(len(loads))) - set(kept):
+                    fills = {
+                        tuple(sorted((*fill[:place], fill[place] + loads[index], *fill[place + 1 :])))
+                        for fill in ((*known, 0) for known in fills)
+                        for place in range(len(fill))
+                        if fill[place] + loads[index] <= capacity
+                    }
+                    fills = {tuple(load for load in fill if load) for fill in fills}
+                best = min(best, (min(len(fill) for fill in fills), stays))
+    return best
+
+
+@given(data=st.data(), capacity=st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_few_loads_are_packed_optimally_and_bounds_hold(data, capacity):
+    loads = data.draw(st.lists(st.integers(1, capacity), min_size=1, max_size=6))
+    room = data.draw(st.integers(0, capacity - 1))
+    bins, proven = pack_loads(loads, room, capacity)
+    kept = sum(loads) - sum(loads[index] for content in bins for index in content)
+    best = every_packing(loads, room, capacity)
+    assert proven and (len(bins), kept) == best
+    assert all(0 < sum(loads[index] for index in content) <= capacity for content in bins)
+    assert bound_bins(loads, room, capacity) <= best
+
+
+@given(data=st.data(), capacity=st.integers(1, 30))
+@settings(max_examples=200, deadline=None)
+def test_many_loads_are_packed_within_their_room(data, capacity):
+    loads = data.draw(st.lists(st.integers(1, capacity), min_size=8, max_size=60))
+    room = data.draw(st.integers(0, capacity - 1))
+    bins, _ = pack_loads(loads, room, capacity)
+    packed = [index for content in bins for index in content]
+    assert len(set(packed)) == len(packed)
+    assert sum(loads) - sum(loads[index] for index in packed) <= room
+    assert all(0 < sum(loads[index] for index in content) <= capacity for content in bins)
+    assert bound_bins(loads, room, capacity)[0] <= len(bins)

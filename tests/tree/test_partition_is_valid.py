@@ -1,0 +1,200 @@
+"""Laws of every plan: each token once, connected, within the budget, past equal to the path, one path alive."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.tree import Forest
+from tree_rl.tree.partition import PartitionPlan, plan_partitions
+
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), max_size=12)
+HOSTILE = {
+    "no rows": [],
+    "one token": [[7]],
+    "identical rows": [[1, 2, 3, 4]] * 3,
+    "strict prefixes": [[1], [1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]],
+    "no common root": [[1, 1], [2], [3, 3, 3], [4]],
+    "single-token rows": [[token] for token in range(9)],
+    "one long row": [list(range(130))],
+    "long row and its branch": [list(range(130)), [*range(65), 500, 501], [*range(65), 502]],
+    "branch at 63": [list(range(70)), [*range(63), 99, 98]],
+    "branch at 64": [list(range(70)), [*range(64), 99, 98]],
+    "branch at 65": [list(range(70)), [*range(65), 99, 98]],
+    "star": [[0, branch, branch] for branch in range(1, 40)],
+    "comb": [[0] * tooth + [1] for tooth in range(1, 40)],
+    "binary": [[number >> bit & 1 for bit in range(6)] for number in range(64)],
+}
+
+
+def path_to(forest: Forest, token: int) -> list[int]:
+    path = []
+    while token >= 0:
+        path.append(token)
+        token = int(forest.parent[token])
+    return path[::-1]
+
+
+def check_tokens(forest: Forest, plan: PartitionPlan, budget: int) -> None:
+    seen = [int(token) for part in plan.partitions for token in part.tokens]
+    assert sorted(seen) == list(range(forest.num_unique))
+    for number, part in enumerate(plan.partitions):
+        assert 1 <= part.num_tokens <= budget
+        assert (np.diff(part.tokens) > 0).all()
+        assert (plan.partition_of_token[part.tokens] == number).all()
+        assert plan.local_index[part.tokens].tolist() == list(range(part.num_tokens))
+        assert part.position.tolist() == forest.position[part.tokens].tolist()
+
+
+def check_connected_below_one_cut(forest: Forest, plan: PartitionPlan) -> None:
+    long = forest.segments.lengths > plan.capacity_tokens
+    for number, part in enumerate(plan.partitions):
+        for token, local_parent in zip(part.tokens.tolist(), part.local_parent.tolist(), strict=True):
+            above = int(forest.parent[token])
+            inside = above >= 0 and plan.partition_of_token[above] == number
+            assert local_parent == (plan.local_index[above] if inside else -1)
+            if not inside:
+                assert above == part.cut_token
+                segment = forest.segment_of_token[token]
+                assert token == forest.segments.start[segment] or long[segment]
+        if part.cut_token < 0:
+            assert (part.parent, part.past_length) == (-1, 0)
+        else:
+            assert part.parent == plan.partition_of_token[part.cut_token] < number
+
+
+def check_masks(forest: Forest, plan: PartitionPlan) -> None:
+    for part in plan.partitions:
+        tokens, ends = part.tokens, part.local_subtree_end
+        for local, token in enumerate(tokens.tolist()):
+            seen = [int(tokens[other]) for other in range(local + 1) if local < ends[other]]
+            past = path_to(forest, part.cut_token)
+            assert past + seen == path_to(forest, token)
+            assert len(past) == part.past_length
+
+
+def check_gateways(forest: Forest, plan: PartitionPlan) -> None:
+    for number, part in enumerate(plan.partitions):
+        assert part.children == tuple(child for child, other in enumerate(plan.partitions) if other.parent == number)
+        assert sorted(child for cut in part.cuts for child in cut.children) == list(part.children)
+        assert [cut.token for cut in part.cuts] == sorted({plan.partitions[child].cut_token for child in part.children})
+        for cut in part.cuts:
+            assert part.tokens[cut.local_token] == cut.token
+            assert path_to(forest, part.cut_token) + part.tokens[cut.path].tolist() == path_to(forest, cut.token)
+            for child in cut.children:
+                assert plan.partitions[child].cut_token == cut.token
+                assert plan.partitions[child].past_length == cut.past_length == forest.position[cut.token] + 1
+
+
+def check_edges(forest: Forest, plan: PartitionPlan) -> None:
+    labels = sorted(int(token) for part in plan.partitions for token in part.edge_token)
+    assert labels == np.flatnonzero(forest.parent >= 0).tolist()
+    for part in plan.partitions:
+        assert part.tokens[part.edge_start].tolist() == forest.parent[part.edge_token].tolist()
+
+
+def check_ops(plan: PartitionPlan) -> None:
+    forwards = [number for kind, number in plan.ops if kind == "forward"]
+    backwards = [number for kind, number in plan.ops if kind == "backward"]
+    assert forwards == sorted(backwards) == list(range(plan.num_partitions))
+    live: list[int] = []
+    peak_graphs = peak_tokens = 0
+    for kind, number in plan.ops:
+        if kind == "forward":
+            assert plan.partitions[number].parent == (live[-1] if live else -1)
+            live.append(number)
+        else:
+            assert live.pop() == number
+        peak_graphs = max(peak_graphs, len(live))
+        peak_tokens = max(peak_tokens, sum(plan.partitions[other].num_tokens for other in live))
+    assert not live
+    assert (peak_graphs, peak_tokens) == (plan.depth, plan.peak_live_tokens)
+
+
+def check_figures(forest: Forest, plan: PartitionPlan) -> None:
+    assert plan.relayed_tokens == sum(part.past_length for part in plan.partitions)
+    assert -(-forest.num_unique // plan.capacity_tokens) <= plan.lower_bound <= plan.num_partitions
+    assert plan.utilisation * plan.num_partitions * plan.capacity_tokens == pytest.approx(forest.num_unique)
+
+
+def check(forest: Forest, plan: PartitionPlan, budget: int) -> None:
+    check_tokens(forest, plan, budget)
+    check_connected_below_one_cut(forest, plan)
+    check_masks(forest, plan)
+    check_gateways(forest, plan)
+    check_edges(forest, plan)
+    check_ops(plan)
+    check_figures(forest, plan)
+
+
+@given(rows=ROWS, budget=st.integers(1, 60))
+@settings(max_examples=300, deadline=None)
+def test_the_heuristic_keeps_every_law(rows, budget):
+    forest = Forest.from_rows(rows)
+    check(forest, plan_partitions(forest, budget, solver="heuristic"), budget)
+
+
+@given(rows=ROWS, budget=st.integers(1, 60))
+@settings(max_examples=80, deadline=None)
+def test_the_solver_keeps_every_law(rows, budget):
+    forest = Forest.from_rows(rows)
+    check(forest, plan_partitions(forest, budget, solver="cp_sat", time_limit_s=1.0), budget)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 16, 63, 64, 65, 1000])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_shapes_are_ordinary(name, budget):
+    forest = Forest.from_rows(HOSTILE[name])
+    check(forest, plan_partitions(forest, budget, solver="heuristic"), budget)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_fits_is_one_partition(name):
+    forest = Forest.from_rows(HOSTILE[name])
+    plan = plan_partitions(forest, max(forest.num_unique, 1))
+    assert plan.num_partitions == min(forest.num_rows, 1)
+    assert (plan.relayed_tokens, plan.is_optimal, plan.utilisation) == (0, True, 1.0)
+
+
+def test_one_token_each_relays_every_path():
+    forest = Forest.from_rows([[1, 2, 3], [1, 4]])
+    plan = plan_partitions(forest, 1)
+    assert [part.past_length for part in plan.partitions] == [0, 1, 2, 1]
+    assert plan.relayed_tokens == forest.position.sum()
+    assert plan.ops == (
+        ("forward", 0), ("forward", 1), ("forward", 2), ("backward", 2), ("backward", 1),
+        ("forward", 3), ("backward", 3), ("backward", 0),
+    )  # fmt: skip
+
+
+def test_small_trees_fill_up_a_partition_together():
+    plan = plan_partitions(Forest.from_rows([[1] * 6, [2] * 5, [3] * 4, [4] * 5]), 10)
+    assert [part.num_tokens for part in plan.partitions] == [10, 10]
+    assert plan.relayed_tokens == 0
+
+
+def test_siblings_below_one_cut_share_a_partition():
+    plan = plan_partitions(Forest.from_rows([[0] * 9 + [branch] * 3 for branch in (1, 2, 3)]), 9)
+    assert [part.tokens.tolist() for part in plan.partitions] == [list(range(9)), list(range(9, 18))]
+    assert plan.partitions[1].local_subtree_end.tolist() == [3, 3, 3, 6, 6, 6, 9, 9, 9]
+    assert len(plan.partitions[0].cuts) == 1
+
+
+def test_a_long_segment_is_a_chain_with_its_rest_on_top():
+    plan = plan_partitions(Forest.from_rows([list(range(23))]), 10)
+    assert [part.num_tokens for part in plan.partitions] == [3, 10, 10]
+    assert [part.past_length for part in plan.partitions] == [0, 3, 13]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens: expected at least 1"),
+        ({"max_tokens": 4, "time_limit_s": -1.0}, "time_limit_s"),
+        ({"max_tokens": 4, "time_limit_s": float("nan")}, "time_limit_s"),
+        ({"max_tokens": 4, "solver": "greedy"}, "solver: expected auto, heuristic or cp_sat, received 'greedy'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plan_partitions(Forest.from_rows([[1, 2]]), **arguments)

@@ -1,0 +1,175 @@
+"""Where a forest may be cut, reduced to the cuts that an optimal plan can use, and what a choice of cuts costs.
+
+A subtree that fits into one partition is never cut inside: a cut above it costs the same partition and relays less.
+Only segments heavier than the capacity therefore count one by one.
+Legend: I items (heavy segments, and whole subtrees that hang from them or are trees).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tree_rl.tree.forest import Forest
+
+KEPT = -1
+"""In ``leader``: the item stays in the partition of the token before it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CutProblem:
+    """I items in depth-first order; a partition is a set of items that hang from one token, with what they keep."""
+
+    capacity_tokens: int
+    """C, most unique tokens of a partition."""
+    start: list[int]
+    """[I + 1], first unique token; items cover the layout without gaps, the last entry is N."""
+    length: list[int]
+    """[I], unique tokens of the item; only a segment can be longer than C."""
+    past: list[int]
+    """[I], tokens before the item on its path: what a cut above it relays."""
+    parent: list[int]
+    """[I], item that it hangs from, -1 at a root."""
+    children: list[list[int]]
+    """[I], items that hang from its last token."""
+    roots: list[int]
+    """Items without a parent."""
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of siblings: the size of the exact model."""
+        return sum(len(group) * (len(group) - 1) // 2 for group in (*self.children, self.roots))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cuts:
+    """A choice of cuts and what follows from it."""
+
+    leader: list[int]
+    """[I], KEPT, or the first item of the partition that the item begins, itself or a smaller sibling."""
+    top: list[int]
+    """[I], tokens that hang together with the item's first token, from it downwards."""
+    inner: list[int]
+    """[I], cuts inside the item, placed as ``split_chain`` says."""
+    partitions: int
+    """Number of partitions."""
+    relayed_tokens: int
+    """Sum of the past lengths of all partitions."""
+    depth: int
+    """Partitions on the longest path."""
+
+    @property
+    def score(self) -> tuple[int, int, int]:
+        """What a plan minimises, most important first."""
+        return self.partitions, self.relayed_tokens, self.depth
+
+
+def reduce_forest(forest: Forest, capacity_tokens: int) -> CutProblem:
+    """The items of a forest.
+
+    Args:
+        forest: N unique tokens.
+        capacity_tokens: C, at least 1.
+
+    Returns:
+        The problem; no items for an empty forest.
+    """
+    segments = forest.segments
+    heavy = segments.subtree_end - segments.start > capacity_tokens
+    is_root = segments.parent < 0
+    is_item = is_root | heavy[segments.parent] if len(segments) else is_root
+    item_of_segment = np.cumsum(is_item) - 1
+    start = segments.start[is_item].tolist()
+    parent = np.where(is_root, -1, item_of_segment[segments.parent])[is_item].tolist() if start else []
+    children: list[list[int]] = [[] for _ in start]
+    for item, above in enumerate(parent):
+        if above >= 0:
+            children[above].append(item)
+    end = np.where(heavy, segments.end, segments.subtree_end)
+    return CutProblem(
+        capacity_tokens=capacity_tokens,
+        start=[*start, forest.num_unique],
+        length=(end - segments.start)[is_item].tolist(),
+        past=segments.depth[is_item].tolist(),
+        parent=parent,
+        children=children,
+        roots=[item for item, above in enumerate(parent) if above < 0],
+    )
+
+
+def split_chain(length: int, kept_tokens: int, capacity_tokens: int) -> tuple[int, int]:
+    """Cut a segment that exceeds the capacity: full pieces from the bottom, the rest on top.
+
+    No other split of the segment has fewer pieces, a smaller rest to hang on the parent, or higher cuts.
+
+    Args:
+        length: tokens of the segment.
+        kept_tokens: tokens below that stay with its last token; fewer than C.
+        capacity_tokens: C.
+
+    Returns:
+        Cuts inside the segment, and the tokens that stay with its first token. Cut j, from 0, is before token
+        ``top + j * C`` of the segment.
+    """
+    total = length + kept_tokens
+    if length <= capacity_tokens:
+        return 0, total
+    inner = (total - 1) // capacity_tokens
+    return inner, total - inner * capacity_tokens
+
+
+def room_below(length: int, capacity_tokens: int) -> int:
+    """Most tokens that can stay with the last token of an item: a chain's last piece has at least one token."""
+    return capacity_tokens - length if length <= capacity_tokens else capacity_tokens - 1
+
+
+def measure_cuts(problem: CutProblem, leader: list[int]) -> Cuts:
+    """What a choice of cuts costs.
+
+    Args:
+        problem: I items.
+        leader: [I], see ``Cuts``.
+
+    Returns:
+        The choice with its pieces and its score.
+
+    Raises:
+        ValueError: a partition beyond the capacity, or a root that is kept.
+    """
+    capacity = problem.capacity_tokens
+    items = len(problem.length)
+    top, inner = [0] * items, [0] * items
+    kept, load = [0] * items, [0] * items
+    relayed = partitions = 0
+    for item in range(items - 1, -1, -1):
+        if kept[item] > room_below(problem.length[item], capacity):
+            raise ValueError(f"item {item}: {kept[item]} tokens kept below {problem.length[item]} exceed {capacity}")
+        inner[item], top[item] = split_chain(problem.length[item], kept[item], capacity)
+        first = leader[item]
+        if first == KEPT:
+            if problem.parent[item] < 0:
+                raise ValueError(f"item {item}: a root has no partition to stay in")
+            kept[problem.parent[item]] += top[item]
+        else:
+            load[first] += top[item]
+            partitions += first == item
+            relayed += problem.past[item] * (first == item)
+        partitions += inner[item]
+        above_first_cut = problem.past[item] + top[item]
+        relayed += inner[item] * above_first_cut + capacity * (inner[item] * (inner[item] - 1) // 2)
+    if max(load, default=0) > capacity:
+        raise ValueError(f"item {load.index(max(load))}: its partition of {max(load)} tokens exceeds {capacity}")
+    return Cuts(
+        leader=leader,
+        top=top,
+        inner=inner,
+        partitions=partitions,
+        relayed_tokens=relayed,
+        depth=_depth(problem, leader, inner),
+    )
+
+
+def _depth(problem: CutProblem, leader: list[int], inner: list[int]) -> int:
+    level: list[int] = []
+    for item, above in enumerate(problem.parent):
+        level.append((level[above] if above >= 0 else 0) + (leader[item] != KEPT) + inner[item])
+    return max(level, default=0)
