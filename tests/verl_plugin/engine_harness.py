@@ -62,13 +62,14 @@ def save_model(path: Path, config: PretrainedConfig, *, value: bool = False) -> 
 
 
 def join_process_group() -> None:
-    """A gloo group of one process, unless there is a group already."""
+    """A group of one process as verl makes it for this machine, unless there is a group already."""
     if torch.distributed.is_initialized():
         return
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
 
 
 def build_engine(
@@ -83,9 +84,8 @@ def build_engine(
     join_process_group()
     stock_class = StockValueEngine if value else FSDPEngineWithLMHead
     tree_class = TreeFSDPEngineWithValueHead if value else TreeFSDPEngineWithLMHead
-    shared = dict(
-        strategy="fsdp2", use_torch_compile=False, mixed_precision=FLOAT32, model_dtype="fp32", **(engine or {})
-    )
+    settings = {"mixed_precision": FLOAT32, "model_dtype": "fp32", **(engine or {})}
+    shared = dict(strategy="fsdp2", use_torch_compile=False, **settings)
     config = FSDPEngineConfig(**shared) if tree is None else TreeFSDPEngineConfig(**shared, tree=tree)
     model_config = HFModelConfig(
         path=str(path),

@@ -46,7 +46,7 @@ def assert_equal_runs(stock: dict[str, Any], tree: dict[str, Any], wanted: torch
     """Outputs, loss and every gradient within the tolerances of the design."""
     assert sum(tree["loss"]) == pytest.approx(sum(stock["loss"]), rel=LOSS_TOLERANCE, abs=1e-6)
     for key in keys:
-        expected, got = stock["model_output"][key].values(), tree["model_output"][key].values()
+        expected, got = (out["model_output"][key].values().cpu() for out in (stock, tree))
         torch.testing.assert_close(got[wanted], expected[wanted], rtol=LOG_PROB_TOLERANCE, atol=LOG_PROB_TOLERANCE)
     assert stock["gradients"].keys() == tree["gradients"].keys()
     largest = max(g.norm() for g in stock["gradients"].values())

@@ -1,0 +1,97 @@
+"""On a GPU: float32 equals rows alone through FlexAttention, and bf16 is no further from float32 than stock bf16 is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from hostile_rows import Row, row
+
+from tree_kernels.tree_attention import chosen_implementation
+from tree_rl.verl_plugin.options import TreeConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+VOCAB = 1000
+BFLOAT16 = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = tiny_qwen3(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        head_dim=64,
+        max_position_embeddings=4096,
+        initializer_range=0.05,
+    )
+    return save_model(tmp_path_factory.mktemp("model"), config)
+
+
+def agent_rows(seed: int = 0) -> list[Row]:
+    """Two prompts of eight branches, and a trunk whose turns leave stubs."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for uid in ("a", "b"):
+        prompt = draw.integers(1, VOCAB, 300).tolist()
+        for branch in range(8):
+            rows.append(row([*prompt, *draw.integers(1, VOCAB, 90)], prompt=300, uid=uid, advantage=branch / 4 - 1))
+    trunk = draw.integers(1, VOCAB, 700).tolist()
+    for turn in range(5):
+        length = 200 + 100 * turn
+        rows.append(row([*trunk[:length], *draw.integers(1, VOCAB, 40)], prompt=50, uid="c", advantage=turn / 2 - 1))
+    return rows
+
+
+def gradient_error(run_: dict[str, Any], truth: dict[str, Any]) -> float:
+    """Relative norm of the difference of all gradients together."""
+    names = truth["gradients"]
+    off = sum(float((run_["gradients"][n].float() - truth["gradients"][n]).square().sum()) for n in names)
+    return (off / sum(float(truth["gradients"][n].square().sum()) for n in names)) ** 0.5
+
+
+def test_flex_is_what_runs() -> None:
+    chosen = chosen_implementation(device=torch.device("cuda"), dtype=torch.bfloat16, head_size=64)
+    assert chosen == "flex"
+
+
+@pytest.mark.parametrize("agg_mode", ("token-mean", "seq-mean-token-mean"))
+def test_float32_equals_rows_alone(model_path: Path, agg_mode: str) -> None:
+    loss = actor_loss("vanilla", agg_mode)
+    flags = {"calculate_entropy": True, "return_model_output": True}
+    rows = agent_rows()
+    stock = run(
+        build_engine(model_path, tree=None),
+        ppo_batch(rows, use_dynamic_bsz=False, micro_batch_size_per_gpu=1, **flags),
+        loss,
+    )
+    tree = run(build_engine(model_path, tree=TreeConfig(mode="tree")), ppo_batch(rows, **flags), loss)
+    assert_equal_runs(stock, tree, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+
+
+def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Path) -> None:
+    # A loss without clipping: a clip that flips by rounding would drown the rounding of the forward itself.
+    loss = actor_loss("gpg", "token-mean")
+    alone = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+    truth_engine = build_engine(model_path, tree=None)
+    stock_engine = build_engine(model_path, tree=None, engine=BFLOAT16)
+    tree_engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine=BFLOAT16)
+    pairs = []
+    for seed in range(6):
+        rows = agent_rows(seed)
+        truth = run(truth_engine, ppo_batch(rows, seed=seed, calculate_entropy=True, **alone), loss)
+        stock = run(stock_engine, ppo_batch(rows, seed=seed, calculate_entropy=True, **alone), loss)
+        tree = run(tree_engine, ppo_batch(rows, seed=seed, calculate_entropy=True), loss)
+        pairs.append((gradient_error(stock, truth), gradient_error(tree, truth)))
+    stock_error, tree_error = np.array(pairs).T
+    print(f"bf16 gradient error against float32: rows alone {stock_error}, tree {tree_error}")
+    excess = tree_error - stock_error
+    assert excess.mean() <= 2 * excess.std(ddof=1) / len(excess) ** 0.5
