@@ -81,6 +81,8 @@ def test_a_detached_process_dies_with_its_namespace() -> None:
 
 
 def test_a_fork_bomb_is_contained(workspace: Workspace) -> None:
+    if os.geteuid() != 0 and workspace.means == "limits":
+        pytest.skip("without root and namespaces there is no process limit of the workspace's own")
     started = time.monotonic()
     result = workspace.run("bomb() { bomb 161803 | bomb 161803 & }; bomb; sleep 1; echo still here")
     assert time.monotonic() - started < 6

@@ -41,7 +41,8 @@ class Limits:
     memory_bytes: int = 1 << 30
     """Address space of each process."""
     processes: int = 32
-    """Processes and threads at a time."""
+    """Processes and threads at a time; not enforced by `limits` without root, where only the time-out ends a fork
+    bomb."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -84,7 +85,8 @@ def confined_argv(
         f"--cpu={limits.cpu_seconds}",
         f"--fsize={limits.file_bytes}",
         f"--as={limits.memory_bytes}",
-        f"--nproc={limits.processes}",
+        # Outside a namespace the limit counts all processes of the user, and the trainer has many.
+        *([f"--nproc={limits.processes}"] if user_id is not None or means != "limits" else []),
         "--nofile=256",
         "--core=0",
         "--",
@@ -103,7 +105,9 @@ def strictest_means() -> Means:
     """
     user_id = 65534 if os.geteuid() == 0 else None
     for means in STRICTEST_FIRST:
-        argv = confined_argv(["true"], directory=Path("/"), user_id=user_id, limits=Limits(), means=means)
+        # The probe forks, as a process limit that counts the trainer's own processes would fail only then.
+        probe = ["/bin/sh", "-c", "(:) & wait"]
+        argv = confined_argv(probe, directory=Path("/"), user_id=user_id, limits=Limits(), means=means)
         if any(shutil.which(program) is None for program in PROGRAMS[means]):
             continue
         if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20).returncode == 0:
