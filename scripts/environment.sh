@@ -28,7 +28,7 @@ tree_rl_install() {
     # Byte-compiled on installation: `import verl` costs 8 seconds a process then, and 25 otherwise.
     if ! "$tree_rl_venv/bin/python" -m pip install --compile --disable-pip-version-check \
         -c "$tree_rl_constraints" -e "$tree_rl_root[cpu,dev]" 2>&1 | tee "$log" | awk -v total="$total" '
-            /^Collecting |^Requirement already/ && $2 != "" { n++; if (n % 15 == 0) { print "[environment]   found " n " of about " total; fflush() } }
+            /^(Collecting|Processing|Requirement already) / { n++; if (n % 15 == 0) { print "[environment]   found " n " of about " total; fflush() } }
             /^Installing collected/ { print "[environment]   unpacking and byte-compiling, about a minute"; fflush() }'; then
         tail -n 25 "$log" >&2
         echo "[environment] the installation failed; the lines above are the end of $log" >&2
