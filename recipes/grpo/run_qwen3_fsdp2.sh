@@ -17,8 +17,8 @@ ROLLOUT_N=${ROLLOUT_N:-8}
 PROMPT_LENGTH=${PROMPT_LENGTH:-256}
 RESPONSE_LENGTH=${RESPONSE_LENGTH:-16}
 MAX_TOKENS=${MAX_TOKENS:-16384}            # unique tokens of one micro-batch
-LR=${LR:-1e-3}                             # for the tiny model; 1e-6 for a pretrained one
-STEPS=${STEPS:-20}
+LR=${LR:-5e-3}                             # for the tiny model; 1e-6 for a pretrained one
+STEPS=${STEPS:-30}
 OUTPUT=${OUTPUT:-outputs/grpo}
 PYTHON=${PYTHON:-python3}
 # -------------------------
