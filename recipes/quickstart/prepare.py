@@ -1,0 +1,109 @@
+"""Writes what the quickstart starts from: tokenizer, untrained model, demonstrations, and the tasks of GRPO."""
+
+import argparse
+import asyncio
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from quickstart.experts import DONE, act, demonstrate
+from quickstart.model import build_model
+from quickstart.task import REPORT, ROOMS, ROOMS_ASKED, StockEnvironment, draw_task, first_messages
+from quickstart.tokenizer import build_tokenizer
+
+from tree_rl.rollout.chat import Tokenizer
+from tree_rl.rollout.session import SessionOptions, SessionRecord
+from tree_rl.rollout.transcript import rows_of_calls
+
+# The same as rollout.custom.tree_agent in grpo.yaml: demonstrations are sessions like the policy's own.
+SESSION = SessionOptions(parallel_tools="branches", max_turns=4, max_response_tokens=320, max_turn_tokens=112)
+
+
+def task_words() -> list[str]:
+    """Return text that contains every word of the task, for the tokenizer to learn."""
+    tool = StockEnvironment().tools()[0]["function"]
+    texts = [f"system\n{first_messages({'rooms': ROOMS})[0]['content']}\n# Tools\n{tool['name']}: {tool['description']}\n"]
+    for shift in range(10):
+        rooms = [ROOMS[(shift + place) % len(ROOMS)] for place in range(ROOMS_ASKED)]
+        found = " ".join(f"{room} {(shift + place) % 10}" for place, room in enumerate(rooms))
+        texts += [
+            f"user\n{first_messages({'rooms': rooms})[1]['content']}\nassistant\n{DONE}",
+            act(f"read {' '.join(rooms)}", [f"cat {room}.txt" for room in rooms]),
+            act(f"stock: {found}", [f"echo {found} > {REPORT}"]),
+            "\n".join(rooms),
+        ]
+    return texts
+
+
+def demonstration_table(records: list[SessionRecord]) -> pd.DataFrame:
+    """Cut sessions into rows as the rollout does.
+
+    Args:
+        records: Demonstrated sessions.
+
+    Returns:
+        Columns conversation, input_ids, loss_mask (1 on the expert's tokens), reward.
+    """
+    columns: dict[str, list] = {"conversation": [], "input_ids": [], "loss_mask": [], "reward": []}
+    for conversation, record in enumerate(records):
+        for row in rows_of_calls(record.calls):
+            columns["conversation"].append(conversation)
+            columns["input_ids"].append(np.array(row.token_ids, dtype=np.int64))
+            columns["loss_mask"].append(np.array([0] * len(row.prompt_ids) + list(row.response_mask), dtype=np.int64))
+            columns["reward"].append(record.reward)
+    return pd.DataFrame(columns)
+
+
+def prompt_table(count: int, *, seed: int) -> pd.DataFrame:
+    """Draw the tasks of GRPO, in verl's columns.
+
+    Args:
+        count: Tasks.
+        seed: Decides them.
+    """
+    random_source = random.Random(seed)
+    tasks = [draw_task(random_source) for _ in range(count)]
+    for index, task in enumerate(tasks):
+        task["index"] = index
+    return pd.DataFrame(
+        {
+            "prompt": [first_messages(task) for task in tasks],
+            "data_source": "quickstart",
+            "reward_model": [{"style": "rule", "ground_truth": ""} for _ in tasks],
+            "extra_info": tasks,
+        }
+    )
+
+
+def prepare(folder: Path, *, seed: int, demonstrations: int, tasks: int) -> None:
+    """Write `model/`, `demonstrations.parquet` and `tasks.parquet`.
+
+    Args:
+        folder: Where to; created.
+        seed: Decides weights, demonstrations and tasks.
+        demonstrations: Sessions to demonstrate.
+        tasks: Tasks for GRPO.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(task_words())
+    tokenizer.save_pretrained(folder / "model")
+    build_model(tokenizer, seed=seed).save_pretrained(folder / "model")
+    records = asyncio.run(demonstrate(demonstrations, tokenizer, SESSION, seed=seed))
+    table = demonstration_table(records)
+    table.to_parquet(folder / "demonstrations.parquet")
+    prompt_table(tasks, seed=seed + 1).to_parquet(folder / "tasks.parquet")
+    print(
+        f"{len(records)} demonstrations, {len(table)} rows, mean reward "
+        f"{np.mean([record.reward for record in records]):.2f}, vocabulary {len(tokenizer)}"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--demonstrations", type=int, default=600)
+    parser.add_argument("--tasks", type=int, default=512)
+    arguments = parser.parse_args()
+    prepare(arguments.folder, seed=arguments.seed, demonstrations=arguments.demonstrations, tasks=arguments.tasks)

@@ -1,0 +1,108 @@
+"""A small Qwen-style tokenizer, built offline from the words of the task.
+
+Byte-level BPE, so any text encodes; every word of the task, and every digit with its leading space, is one token.
+The chat template is Qwen3's, except that the reasoning of every earlier turn is stripped.
+"""
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+
+# A tool call's JSON frame, then a digit, a word, white space, anything else: each alternative may become one token.
+PIECES = Regex(r'\{"name": "[a-z_]+", "arguments": \{"[a-z_]+": "|"\}\}| ?[0-9]| ?[A-Za-z_]+|\n+| |[^\sA-Za-z0-9_]+')
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+    {{- '# Tools\\n' }}
+    {%- for tool in tools %}{{- tool.function.name + ': ' + tool.function.description + '\\n' }}{%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
+        {%- if '</think>' in content %}
+            {%- if not reasoning %}{%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}{%- endif %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if reasoning and loop.last %}{{- '<think>\\n' + reasoning + '\\n</think>\\n' }}{%- endif %}
+        {{- content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- set call = call.function or call %}
+            {%- if not loop.first or content %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 768) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on the task's own text.
+
+    Args:
+        texts: Rendered conversations or word lists; special tokens in them are cut out.
+        vocab_size: Upper bound on the vocabulary, 256 bytes and the special tokens included.
+
+    Returns:
+        A fast tokenizer with Qwen's special tokens, `<|im_end|>` as end of sequence, and the chat template.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=1,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((_without_specials(text) for text in texts), trainer=trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=4096,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _without_specials(text: str) -> str:
+    for token in SPECIAL_TOKENS:
+        text = text.replace(token, "\n")
+    return text
