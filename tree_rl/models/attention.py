@@ -7,6 +7,7 @@ runs the attention the model was loaded with. The layout travels as a keyword, s
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
+from tree_rl.models.kv_relay import KeyValueRelay
 
 PREFIX = "tree_rl_over_"
 
@@ -55,7 +57,7 @@ def skip_mask(device: torch.device | str) -> torch.Tensor:
 
 
 def _attention_forward(
-    module: nn.Module,
+    module: Any,
     query_1HND: torch.Tensor,
     key_1HND: torch.Tensor,
     value_1HND: torch.Tensor,
@@ -69,6 +71,7 @@ def _attention_forward(
     flat_implementation: str,
     impl: str,
     tree_layout: TreeLayout | None = None,
+    kv_relay: KeyValueRelay | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Signature of transformers' attention interface; the result is [1, N, H, D]."""
@@ -92,11 +95,18 @@ def _attention_forward(
             f"attention dropout is {dropout}, but a shared prefix cannot draw one mask per branch; "
             "set model.override_config.attention_dropout=0"
         )
+    key_NHD, value_NHD = key_1HND[0].transpose(0, 1), value_1HND[0].transpose(0, 1)
+    past_k, past_v = None, None
+    if kv_relay is not None:
+        past_k, past_v = kv_relay.past(module.layer_idx)
+        kv_relay.capture(module.layer_idx, key_NHD, value_NHD)
     out_NHD = tree_attention(
         query_1HND[0].transpose(0, 1),
-        key_1HND[0].transpose(0, 1),
-        value_1HND[0].transpose(0, 1),
+        key_NHD,
+        value_NHD,
         tree_layout,
+        past_k=past_k,
+        past_v=past_v,
         scale=scaling,
         window=sliding_window,
         softcap=softcap,

@@ -1,0 +1,67 @@
+"""Any ranks' ops merge into one sequence that each of them can follow with dummies, its own ops in order."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tree_rl.training.schedule import merge_ops
+
+
+@st.composite
+def legal_ops(draw: st.DrawFn) -> str:
+    """Partitions depth first: every backward after its forward."""
+    ops, balance = "", 0
+    for _ in range(draw(st.integers(0, 12))):
+        forward = balance == 0 or draw(st.booleans())
+        ops += "F" if forward else "B"
+        balance += 1 if forward else -1
+    return ops + "B" * balance
+
+
+def follow(merged: str, ops: str) -> int:
+    """Run one rank along the merged sequence; returns its number of dummies."""
+    at, dummy_graphs, dummies = 0, 0, 0
+    for op in merged:
+        if at < len(ops) and ops[at] == op:
+            at += 1
+            continue
+        dummies += 1
+        dummy_graphs += 1 if op == "F" else -1
+        assert dummy_graphs >= 0, "a dummy backward without a dummy forward"
+    assert at == len(ops), "a rank's own op was left out"
+    return dummies
+
+
+@given(ops_of_rank=st.lists(legal_ops(), min_size=1, max_size=4))
+def test_every_rank_can_follow(ops_of_rank: list[str]) -> None:
+    merged = merge_ops(ops_of_rank)
+    for ops in ops_of_rank:
+        follow(merged, ops)
+    assert len(merged) <= 3 * sum(map(len, ops_of_rank)) + 3
+
+
+@given(ops=legal_ops(), ranks=st.integers(1, 4))
+def test_equal_ranks_need_no_dummy(ops: str, ranks: int) -> None:
+    assert merge_ops([ops] * ranks) == ops
+
+
+@given(ops=legal_ops(), other=legal_ops())
+def test_merging_is_deterministic_and_symmetric_in_length(ops: str, other: str) -> None:
+    assert merge_ops([ops, other]) == merge_ops([ops, other])
+    assert len(merge_ops([ops, other])) == len(merge_ops([other, ops]))
+
+
+def test_a_rank_without_rows_only_answers() -> None:
+    merged = merge_ops(["FFBB", ""])
+    assert follow(merged, "FFBB") == len(merged) - 4
+    assert follow(merged, "") == len(merged)
+
+
+def test_inference_needs_forwards_alone() -> None:
+    assert merge_ops(["FFF", "F"]) == "FFF"
+
+
+@pytest.mark.parametrize("ops", ("BF", "FBB", "FX"))
+def test_illegal_ops_name_the_rank(ops: str) -> None:
+    with pytest.raises(ValueError, match="rank 1"):
+        merge_ops(["FB", ops])

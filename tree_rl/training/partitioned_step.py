@@ -1,0 +1,130 @@
+"""A forest larger than memory, partition by partition: every token forward once and backward once.
+
+Parent before child, a child's backward before its parent's; one `autograd.backward` per partition over its loss and
+the keys and values it relayed (paper, section "Redundancy-Free Tree Partitioning").
+Legend: N unique tokens, n tokens of a partition, E slots that the rows' loss reads, e those of one partition.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from tree_kernels.layout import TreeLayout
+from tree_rl.models.attention import skip_mask
+from tree_rl.training.gateway import Gateway
+from tree_rl.training.readout import Readout, SlotValues
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition_plan import Partition, PartitionPlan
+
+FORWARD, BACKWARD = "F", "B"
+
+SlotGradients = Callable[[SlotValues], SlotValues]
+"""From the values of all slots known so far to dL/dvalue of each slot."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenCount:
+    """How often tokens ran: the claim of the paper, counted."""
+
+    forward: int = 0
+    """Tokens that ran forward with a graph, or without one in inference."""
+    backward: int = 0
+    """Tokens whose graph was traversed."""
+    preview: int = 0
+    """Tokens of an extra pass without gradients, which only sequence-coupled losses off-policy need."""
+
+
+class PartitionedRun:
+    """One forest under one plan; its generators yield the next op, so that ranks can run in lock-step."""
+
+    def __init__(self, model: nn.Module, forest: Forest, plan: PartitionPlan, readout: Readout) -> None:
+        """Bind a model prepared by `use_tree_attention` to a forest, its plan and what the loss reads."""
+        self.model = model
+        self.forest = forest
+        self.plan = plan
+        self.readout = readout
+        self.count = TokenCount()
+
+    @property
+    def training_ops(self) -> str:
+        """Ops of `train`, in order."""
+        return "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in self.plan.ops)
+
+    @property
+    def inference_ops(self) -> str:
+        """Ops of `infer`, in order."""
+        return FORWARD * self.plan.num_partitions
+
+    def infer(self, *, preview: bool = False) -> Iterator[str]:
+        """Values of all slots without gradients; yields each op before it runs, and leaves them in `readout`."""
+        waiting: dict[int, Gateway] = {}
+        with torch.no_grad():
+            for kind, number in self.plan.ops:
+                if kind == "backward":
+                    waiting.pop(number)
+                    continue
+                yield FORWARD
+                gateway, values = self._forward(number, waiting)
+                self.readout.store(number, values)
+                waiting[number] = gateway
+                tokens = self.plan.partitions[number].num_tokens
+                self.count.preview += tokens if preview else 0
+                self.count.forward += 0 if preview else tokens
+
+    def train(self, slot_gradients: SlotGradients, *, scale: float = 1.0) -> Iterator[str]:
+        """Forward and backward of all partitions; yields each op before it runs.
+
+        Args:
+            slot_gradients: dL/dvalue of every slot from the slots known so far; asked once per partition, after its
+                values are known. Slots of other partitions may be stale, which a token-separable loss does not notice.
+            scale: factor on the loss, as a gradient scaler asks for.
+        """
+        live: dict[int, tuple[Gateway, torch.Tensor]] = {}
+        for kind, number in self.plan.ops:
+            partition = self.plan.partitions[number]
+            if kind == "forward":
+                yield FORWARD
+                gateway, values = self._forward(number, {p: pair[0] for p, pair in live.items()})
+                self.readout.store(number, values)
+                surrogate = self.readout.surrogate(number, values, slot_gradients(self.readout.values))
+                live[number] = (gateway, surrogate * scale)
+                self.count.forward += partition.num_tokens
+            else:
+                yield BACKWARD
+                gateway, loss = live.pop(number)
+                upward = gateway.backward(loss)
+                if partition.parent >= 0:
+                    live[partition.parent][0].receive(upward, self._path_to(partition))
+                self.count.backward += partition.num_tokens
+
+    def _forward(self, number: int, live: dict[int, Gateway]) -> tuple[Gateway, SlotValues]:
+        partition = self.plan.partitions[number]
+        past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
+        gateway = Gateway(past)
+        values = self.readout.read(self.model, self._model_kwargs(partition, gateway), number)
+        return gateway.close(has_children=bool(partition.children)), values
+
+    def _path_to(self, partition: Partition) -> torch.Tensor:
+        """Indices in the parent partition of the path to the cut that `partition` hangs from."""
+        cuts = self.plan.partitions[partition.parent].cuts
+        (path,) = (cut.path for cut in cuts if cut.token == partition.cut_token)
+        return self._index(path)
+
+    def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
+        layout = TreeLayout.from_subtree_end(
+            torch.from_numpy(partition.local_subtree_end), past_length=partition.past_length
+        )
+        return {
+            "input_ids": self._index(self.forest.input_ids[partition.tokens]).unsqueeze(0),
+            "position_ids": self._index(partition.position).unsqueeze(0),
+            "attention_mask": skip_mask(self.readout.device),
+            "tree_layout": layout.to(self.readout.device),
+            "kv_relay": gateway.relay,
+            "use_cache": False,
+        }
+
+    def _index(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.readout.device, non_blocking=True)

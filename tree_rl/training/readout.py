@@ -1,0 +1,127 @@
+"""What the rows' loss reads from a partitioned forest: log-probs and entropies of edges, or values of tokens.
+
+A slot is one number of that kind, computed in exactly one partition: an edge belongs to its parent token's partition
+(DESIGN invariant 3). Legend: E slots, e slots of a partition, F flat tokens, V vocabulary.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from tree_kernels.edge_log_probs import logits_edge_log_probs
+from tree_rl.training.edges import EdgePlan, scatter
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition_plan import PartitionPlan
+
+SlotValues = dict[str, torch.Tensor]
+"""Name -> [E] or [e]."""
+
+
+class Readout(Protocol):
+    """Reads slots from a partition's forward and turns slots into what rows see."""
+
+    device: torch.device
+    """Where everything runs."""
+    values: SlotValues
+    """Name -> [E], values known so far, without graph."""
+
+    def read(self, model: nn.Module, model_kwargs: dict[str, object], partition: int) -> SlotValues:
+        """Forward of one partition: name -> [e], with graph."""
+
+    def store(self, partition: int, values: SlotValues) -> None:
+        """Keep the values of a partition, without graph."""
+
+    def surrogate(self, partition: int, values: SlotValues, gradients: SlotValues) -> torch.Tensor:
+        """Scalar whose gradient is sum of dL/dvalue * dvalue over the partition's slots."""
+
+    def flat(self, values: SlotValues) -> SlotValues:
+        """Slots as the rows see them: name -> [F], differentiable."""
+
+
+class _Slots:
+    """Slots of each partition, and the bookkeeping that both readouts share."""
+
+    def __init__(
+        self, slots_of: list[np.ndarray], num_slots: int, names: tuple[str, ...], device: torch.device
+    ) -> None:
+        self.device = device
+        self.names = names
+        self._slots_of = [torch.from_numpy(slots.astype(np.int64)).to(device) for slots in slots_of]
+        self.values: SlotValues = {name: torch.zeros(num_slots, device=device) for name in names}
+
+    def store(self, partition: int, values: SlotValues) -> None:
+        """Keep the values of a partition, without graph."""
+        for name, known in self.values.items():
+            got = values[name].detach()
+            if known.dtype != got.dtype:
+                self.values[name] = known = known.to(got.dtype)
+            known[self._slots_of[partition]] = got
+
+    def surrogate(self, partition: int, values: SlotValues, gradients: SlotValues) -> torch.Tensor:
+        """See `Readout.surrogate`."""
+        slots = self._slots_of[partition]
+        terms = [(values[name] * gradients[name][slots]).sum() for name in self.names if name in gradients]
+        return torch.stack(terms).sum() + values["anchor"]
+
+
+class EdgeReadout(_Slots):
+    """Log-probs (and entropies) of wanted edges."""
+
+    def __init__(
+        self, forest: Forest, plan: PartitionPlan, edges: EdgePlan, *, entropy: bool, device: torch.device
+    ) -> None:
+        """Give each edge of `edges` to the partition of its source token."""
+        source_E = edges.source_R.cpu().numpy()[edges.row_of_edge_E.cpu().numpy()]
+        owner_E = plan.partition_of_token[source_E]
+        slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
+        names = ("log_probs", "entropy") if entropy else ("log_probs",)
+        super().__init__(slots_of, len(source_E), names, device)
+        self._edges = edges
+        self._sources: list[torch.Tensor] = []
+        self._row_of_edge: list[torch.Tensor] = []
+        for slots in slots_of:
+            rows, row_of_edge = np.unique(plan.local_index[source_E[slots]], return_inverse=True)
+            self._sources.append(torch.from_numpy(rows.astype(np.int64)).to(device))
+            self._row_of_edge.append(torch.from_numpy(row_of_edge.astype(np.int64)).to(device))
+
+    def read(self, model: nn.Module, model_kwargs: dict[str, object], partition: int) -> SlotValues:
+        """Project only the tokens of the partition that wanted edges start from."""
+        sources = self._sources[partition]
+        # Token 0 stands in where no edge is wanted: the module's output must carry the graph of relayed keys.
+        kept = sources if len(sources) else sources.new_zeros(1)
+        logits_RV = model(**model_kwargs, logits_to_keep=kept).logits[0]
+        slots = self._slots_of[partition]
+        log_probs, entropy, _ = logits_edge_log_probs(
+            logits_RV,
+            self._row_of_edge[partition],
+            self._edges.target_E[slots],
+            temperature=self._edges.temperature_E[slots],
+            entropy="entropy" in self.names,
+        )
+        values = {"log_probs": log_probs, "anchor": (logits_RV[:1] * 0).sum()}
+        return values if entropy is None else {**values, "entropy": entropy}
+
+    def flat(self, values: SlotValues) -> SlotValues:
+        """See `Readout.flat`; 0 where no edge was wanted."""
+        return {name: scatter(values[name], self._edges.edge_of_flat_F) for name in self.names}
+
+
+class ValueReadout(_Slots):
+    """Values of all tokens, from a token classifier with one label."""
+
+    def __init__(self, forest: Forest, plan: PartitionPlan, *, device: torch.device) -> None:
+        """Give each token its partition."""
+        slots_of = [partition.tokens for partition in plan.partitions]
+        super().__init__(slots_of, forest.num_unique, ("values",), device)
+        self._row_index_F = torch.from_numpy(forest.row_index.values.astype(np.int64)).to(device)
+
+    def read(self, model: nn.Module, model_kwargs: dict[str, object], partition: int) -> SlotValues:
+        """Values of the partition's tokens."""
+        values_n = model(**model_kwargs).logits[0, :, 0]
+        return {"values": values_n, "anchor": (values_n[:1] * 0).sum()}
+
+    def flat(self, values: SlotValues) -> SlotValues:
+        """See `Readout.flat`."""
+        return {"values": values["values"][self._row_index_F]}
