@@ -3,12 +3,17 @@
 from collections.abc import Iterator
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
 from tree_rl.tree.partition import plan_partitions
 from tree_rl.tree.partition_bins import bound_bins, pack_loads
+from tree_rl.tree.partition_exact import exact_cuts
+from tree_rl.tree.partition_greedy import fewest_partitions, greedy_cuts
+from tree_rl.tree.partition_problem import measure_cuts, reduce_forest
+from tree_rl.tree.partition_solver import improve_cuts
 
 Score = tuple[int, int, int]
 Open = tuple[int, int, int, int]
@@ -74,13 +79,40 @@ FEW_LONG = st.lists(
 )
 
 
+@pytest.mark.parametrize("solver", ["auto", "cp_sat"])
 @given(rows=SMALL | FEW_LONG, budget=st.integers(1, 9))
-@settings(max_examples=400, deadline=None)
-def test_small_forests_are_cut_optimally(rows, budget):
+@settings(max_examples=300, deadline=None)
+def test_small_forests_are_cut_optimally(solver, rows, budget):
     forest = Forest.from_rows(rows)
-    plan = plan_partitions(forest, budget, time_limit_s=20.0)
+    plan = plan_partitions(forest, budget, solver=solver, time_limit_s=60.0)
     assert plan.is_optimal
     assert (plan.num_partitions, plan.relayed_tokens, plan.depth) == best_score(forest, budget)
+    assert plan.lower_bound == plan.num_partitions
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=6, max_size=16),
+    budget=st.integers(3, 30),
+)
+@settings(max_examples=100, deadline=None)
+def test_two_exact_methods_agree_beyond_brute_force(rows, budget):
+    problem = reduce_forest(Forest.from_rows(rows), budget)
+    start, _ = greedy_cuts(problem)
+    by_states = exact_cuts(problem, start)
+    by_model, is_proven = improve_cuts(problem, start, fewest_partitions(problem), time_limit_s=1.0)
+    if by_states is not None:
+        assert by_states.score == by_model.score if is_proven else by_states.score <= by_model.score
+        assert fewest_partitions(problem) <= by_states.partitions
+
+
+def test_what_exceeds_the_work_limit_is_left_to_the_solver():
+    rows = [[0] + [branch] * (20 + branch * 7 % 31) for branch in range(1, 13)]
+    forest = Forest.from_rows(rows)
+    problem = reduce_forest(forest, 100)
+    start, _ = greedy_cuts(problem)
+    assert exact_cuts(problem, start, work_limit=100) is None
+    exact = exact_cuts(problem, start, work_limit=10**7)
+    assert exact is not None and exact.partitions == 5
 
 
 @given(rows=SMALL | FEW_LONG, budget=st.integers(1, 9))
@@ -111,6 +143,14 @@ def test_the_solver_is_never_worse_and_repeats_itself(rows, budget, limit):
         again = plan_partitions(forest, budget, solver="cp_sat", time_limit_s=limit)
         assert again.partition_of_token.tolist() == plan.partition_of_token.tolist()
         assert plan.lower_bound == plan.num_partitions
+
+
+def test_cuts_that_are_no_plan_are_refused():
+    problem = reduce_forest(Forest.from_rows([[1] * 3, [2] * 4, [3, 3, 4, 4], [3, 3, 5, 5]]), 5)
+    with pytest.raises(ValueError, match="exceeds 5"):
+        measure_cuts(problem, [0] * len(problem.length))
+    with pytest.raises(ValueError, match="a root has no partition"):
+        measure_cuts(problem, [-1] * len(problem.length))
 
 
 def every_packing(loads: list[int], room: int, capacity: int) -> tuple[int, int]:

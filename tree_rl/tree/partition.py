@@ -7,9 +7,10 @@ Fewest partitions, then least relayed context, then the shallowest tree of parti
 from typing import Literal
 
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition_exact import exact_cuts
 from tree_rl.tree.partition_greedy import fewest_partitions, greedy_cuts, least_depth, least_relayed
 from tree_rl.tree.partition_layout import lay_out_partitions
-from tree_rl.tree.partition_plan import Cut, Op, Partition, PartitionPlan
+from tree_rl.tree.partition_plan import Cut, Op, Partition, PartitionPlan, SolverName
 from tree_rl.tree.partition_problem import CutProblem, Cuts, reduce_forest
 
 __all__ = ["Cut", "Op", "Partition", "PartitionPlan", "plan_partitions"]
@@ -37,8 +38,8 @@ def plan_partitions(
         max_tokens: C, most unique tokens of a partition.
         time_limit_s: most seconds for the solver.
         solver: ``heuristic`` runs in linear time; ``cp_sat`` improves on it until proven best or out of time, which
-            needs OR-Tools; ``auto`` asks the solver where the heuristic's plan is not proven best and the forest has
-            few places to cut.
+            needs OR-Tools; ``auto`` stops where the heuristic's plan is at a bound, else searches exactly within a
+            fixed amount of work, and asks the solver only where that ends and the forest has few places to cut.
 
     Returns:
         The plan; equal inputs give equal plans unless the solver is stopped by the clock. No partitions for an empty
@@ -46,7 +47,7 @@ def plan_partitions(
 
     Raises:
         ValueError: a budget below 1, a negative time limit, an unknown solver.
-        ImportError: ``cp_sat`` without OR-Tools.
+        ImportError: a solver is asked and OR-Tools is not installed.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens: expected at least 1 unique token, received {max_tokens}")
@@ -57,19 +58,33 @@ def plan_partitions(
     problem = reduce_forest(forest, max_tokens)
     greedy, has_fewest = greedy_cuts(problem)
     bound = greedy.partitions if has_fewest else fewest_partitions(problem)
-    cuts, is_optimal = greedy, _is_best(problem, greedy, bound)
-    if not is_optimal and (solver == "cp_sat" or (solver == "auto" and _is_small(problem))):
-        from tree_rl.tree.partition_solver import improve_cuts
-
-        cuts, bound, is_optimal = improve_cuts(problem, greedy, bound, time_limit_s=time_limit_s)
+    cuts, is_optimal, solved_by = _choose(problem, greedy, bound, solver, time_limit_s)
     return lay_out_partitions(
         forest,
         problem,
         cuts,
-        lower_bound=bound,
-        solver="heuristic" if cuts is greedy else "cp_sat",
+        lower_bound=cuts.partitions if is_optimal else bound,
+        solver=solved_by,
         is_optimal=is_optimal,
     )
+
+
+def _choose(
+    problem: CutProblem, greedy: Cuts, bound: int, solver: str, time_limit_s: float
+) -> tuple[Cuts, bool, SolverName]:
+    """The cuts of the chosen solver, whether they are proven best, and who found them."""
+    if solver == "heuristic" or _is_best(problem, greedy, bound):
+        return greedy, _is_best(problem, greedy, bound), "heuristic"
+    if solver == "auto":
+        exact = exact_cuts(problem, greedy)
+        if exact is not None:
+            return exact, True, "dynamic_programming"
+        if not _is_small(problem):
+            return greedy, False, "heuristic"
+    from tree_rl.tree.partition_solver import improve_cuts
+
+    cuts, is_optimal = improve_cuts(problem, greedy, bound, time_limit_s=time_limit_s)
+    return cuts, is_optimal, "heuristic" if cuts is greedy else "cp_sat"
 
 
 def _is_best(problem: CutProblem, cuts: Cuts, fewest: int) -> bool:

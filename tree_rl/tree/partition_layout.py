@@ -1,15 +1,14 @@
 """From chosen cuts to a plan: tokens, pasts, gateways and the order of execution.
 
-Legend: N unique tokens, I items, p partitions.
+Legend: N unique tokens, I items, p partitions, r runs.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition_plan import Cut, Op, Partition, PartitionPlan
+from tree_rl.tree.partition_plan import Cut, Op, Partition, PartitionPlan, SolverName
 from tree_rl.tree.partition_problem import KEPT, CutProblem, Cuts
 
 
@@ -18,13 +17,30 @@ class _Pieces:
     """Partitions before they are put into order."""
 
     start: list[int]
-    """First unique token of each run of one partition; runs cover the layout without gaps."""
+    """[r], first unique token of each run; runs cover the layout without gaps. A run is part of a segment or a whole
+    subtree: only its first token can follow a token outside."""
     partition: list[int]
-    """Partition of each run."""
+    """[r], partition of each run."""
     cut_token: list[int]
     """[p], -1 without a past."""
     parent: list[int]
     """[p], smaller than the partition; -1 without a past."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Runs:
+    """Runs by the final numbers of their partitions."""
+
+    partition_of_token: np.ndarray
+    """int32 [N]."""
+    local_index: np.ndarray
+    """int32 [N]."""
+    tokens: list[np.ndarray]
+    """[p] of int32, tokens of each partition."""
+    lengths: list[np.ndarray]
+    """[p], tokens of each of its runs."""
+    hanging_heads: list[np.ndarray]
+    """[p] of int32, first tokens of runs that follow one of its tokens, ascending."""
 
 
 def lay_out_partitions(
@@ -33,7 +49,7 @@ def lay_out_partitions(
     cuts: Cuts,
     *,
     lower_bound: int,
-    solver: Literal["heuristic", "cp_sat"],
+    solver: SolverName,
     is_optimal: bool,
 ) -> PartitionPlan:
     """Write out a plan.
@@ -53,25 +69,19 @@ def lay_out_partitions(
     order, ops = _depth_first(pieces.parent)
     number = np.empty(len(order), dtype=np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
-    runs = np.diff([*pieces.start, forest.num_unique])
-    partition_of_token = np.repeat(number[pieces.partition], runs)
-    sizes = np.bincount(partition_of_token, minlength=len(order))
-    by_partition = np.argsort(partition_of_token, kind="stable").astype(np.int32)
-    first = np.cumsum(sizes) - sizes
-    local_index = np.empty(forest.num_unique, dtype=np.int32)
-    local_index[by_partition] = np.arange(forest.num_unique) - np.repeat(first, sizes)
     parents = [int(number[above]) if above >= 0 else -1 for above in (pieces.parent[old] for old in order)]
     cut_tokens = [pieces.cut_token[old] for old in order]
-    partitions = _partitions(forest, partition_of_token, local_index, parents, cut_tokens)
+    runs = _runs(forest, pieces, number)
+    partitions = _partitions(forest, runs, parents, cut_tokens)
     return PartitionPlan(
         capacity_tokens=problem.capacity_tokens,
         partitions=partitions,
-        partition_of_token=partition_of_token,
-        local_index=local_index,
+        partition_of_token=runs.partition_of_token,
+        local_index=runs.local_index,
         ops=ops,
         relayed_tokens=sum(partition.past_length for partition in partitions),
         depth=cuts.depth,
-        peak_live_tokens=_peak_live_tokens(sizes.tolist(), parents),
+        peak_live_tokens=_peak_live_tokens([partition.num_tokens for partition in partitions], parents),
         lower_bound=lower_bound,
         solver=solver,
         is_optimal=is_optimal,
@@ -128,26 +138,54 @@ def _depth_first(parent: list[int]) -> tuple[list[int], tuple[Op, ...]]:
     return order, tuple(ops)
 
 
-def _partitions(
-    forest: Forest,
-    partition_of_token: np.ndarray,
-    local_index: np.ndarray,
-    parents: list[int],
-    cut_tokens: list[int],
-) -> tuple[Partition, ...]:
-    tokens_of = _grouped(partition_of_token, len(parents))
-    inner = np.flatnonzero(forest.parent >= 0)
-    partition_of_edge = partition_of_token[forest.parent[inner]]
-    edges_of = [inner[edges].astype(np.int32) for edges in _grouped(partition_of_edge, len(parents))]
+def _runs(forest: Forest, pieces: _Pieces, number: np.ndarray) -> _Runs:
+    start = np.array(pieces.start, dtype=np.int32)
+    partition = number[pieces.partition]
+    length = np.diff(start, append=np.int32(forest.num_unique))
+    order = np.argsort(partition, kind="stable")
+    runs_in = np.cumsum(np.bincount(partition, minlength=len(number)))
+    borders = np.cumsum(length[order])
+    shift = (start[order] - borders + length[order]).astype(np.int32)
+    first_of_partition = np.concatenate(([0], borders[runs_in - 1]))[:-1]
+    offset = np.empty_like(shift)
+    offset[order] = shift + first_of_partition[partition[order]]
+    tokens = np.arange(forest.num_unique, dtype=np.int32)
+    above = forest.parent[start]
+    heads = start[above >= 0]
+    partition_of_token = np.repeat(partition, length)
+    holder = partition_of_token[above[above >= 0]]
+    by_holder = np.argsort(holder, kind="stable")
+    heads_of = np.cumsum(np.bincount(holder, minlength=len(number)))
+    return _Runs(
+        partition_of_token=partition_of_token,
+        local_index=tokens - np.repeat(offset, length),
+        tokens=_split(tokens + np.repeat(shift, length[order]), borders[runs_in - 1]),
+        lengths=_split(length[order], runs_in),
+        hanging_heads=_split(heads[by_holder], heads_of),
+    )
+
+
+def _split(values: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+    """One view per end; no ends give no views."""
+    return np.split(values, ends[:-1]) if len(ends) else []
+
+
+def _partitions(forest: Forest, runs: _Runs, parents: list[int], cut_tokens: list[int]) -> tuple[Partition, ...]:
     hanging: list[dict[int, list[int]]] = [{} for _ in parents]
     for number, (above, cut_token) in enumerate(zip(parents, cut_tokens, strict=True)):
         if above >= 0:
             hanging[above].setdefault(cut_token, []).append(number)
     partitions = []
-    for number, (tokens, edges) in enumerate(zip(tokens_of, edges_of, strict=True)):
-        ends = np.searchsorted(tokens, forest.subtree_end[tokens]).astype(np.int32)
-        above = forest.parent[tokens]
-        is_inside = (above >= 0) & (partition_of_token[above] == number)
+    for number, (tokens, lengths) in enumerate(zip(runs.tokens, runs.lengths, strict=True)):
+        first = np.cumsum(lengths) - lengths
+        heads = tokens[first]
+        local_parent = forest.parent[tokens] - tokens + np.arange(len(tokens), dtype=np.int32)
+        local_parent[first] = _local_or_none(runs, forest.parent[heads], number)
+        past_head = forest.subtree_end[heads]
+        ends = forest.subtree_end[tokens]
+        ends += np.repeat((np.searchsorted(tokens, past_head) - past_head).astype(np.int32), lengths)
+        inside, hanging_heads = np.delete(tokens, first), runs.hanging_heads[number]
+        edges = np.insert(inside, np.searchsorted(inside, hanging_heads), hanging_heads)
         cut_token = cut_tokens[number]
         partitions.append(
             Partition(
@@ -156,12 +194,12 @@ def _partitions(
                 cut_token=cut_token,
                 past_length=int(forest.position[cut_token]) + 1 if cut_token >= 0 else 0,
                 position=forest.position[tokens],
-                local_parent=np.where(is_inside, local_index[above], -1).astype(np.int32),
+                local_parent=local_parent,
                 local_subtree_end=ends,
                 edge_token=edges,
-                edge_start=local_index[forest.parent[edges]],
+                edge_start=runs.local_index[forest.parent[edges]],
                 cuts=tuple(
-                    _cut(forest, token, int(local_index[token]), ends, children)
+                    _cut(forest, token, int(runs.local_index[token]), ends, children)
                     for token, children in sorted(hanging[number].items())
                 ),
                 children=tuple(sorted(child for group in hanging[number].values() for child in group)),
@@ -181,11 +219,10 @@ def _cut(forest: Forest, token: int, local_token: int, local_subtree_end: np.nda
     )
 
 
-def _grouped(group_of: np.ndarray, num_groups: int) -> list[np.ndarray]:
-    """int32 indices of each group, ascending."""
-    order = np.argsort(group_of, kind="stable").astype(np.int32)
-    ends = np.cumsum(np.bincount(group_of, minlength=num_groups))
-    return np.split(order, ends[:-1]) if num_groups else []
+def _local_or_none(runs: _Runs, tokens: np.ndarray, partition: int) -> np.ndarray:
+    """Indices of the tokens in the partition, -1 for those outside and for -1."""
+    is_inside = (tokens >= 0) & (runs.partition_of_token[tokens] == partition)
+    return np.where(is_inside, runs.local_index[tokens], -1)
 
 
 def _peak_live_tokens(sizes: list[int], parents: list[int]) -> int:

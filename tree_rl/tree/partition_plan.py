@@ -12,6 +12,8 @@ import numpy as np
 Op = tuple[Literal["forward", "backward"], int]
 """One step of the runner and the partition that it runs."""
 
+SolverName = Literal["heuristic", "dynamic_programming", "cp_sat"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Cut:
@@ -86,8 +88,8 @@ class PartitionPlan:
     """Most unique tokens whose graphs are alive at a time."""
     lower_bound: int
     """No plan has fewer partitions."""
-    solver: Literal["heuristic", "cp_sat"]
-    """Which of the two found this plan."""
+    solver: SolverName
+    """Who found this plan."""
     is_optimal: bool
     """Whether partitions, then relayed tokens, then depth are proven minimal."""
 
