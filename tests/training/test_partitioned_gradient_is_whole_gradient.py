@@ -43,7 +43,7 @@ def partitioned(
     forest = Forest.from_rows(rows)
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
-    readout = EdgeReadout(forest, plan, edges, entropy=False, device=CPU)
+    readout = EdgeReadout(plan, edges, device=CPU)
     run = PartitionedRun(model, forest, plan, readout)
     model.zero_grad()
     if coupled:

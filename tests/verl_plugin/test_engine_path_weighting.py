@@ -81,12 +81,13 @@ def test_sep_avg_counts_the_rows_of_each_tree(model_path: Path) -> None:
     assert_close(got["gradients"], expected)
 
 
-def test_sep_avg_survives_a_budget_that_splits_the_tree(model_path: Path) -> None:
+def test_sep_avg_survives_a_budget_that_cuts_the_tree(model_path: Path) -> None:
     rows = SHAPES["branches"]
     loss = actor_loss("vanilla", "token-sum")
     whole = weighted_run(model_path, "sep_avg", rows, loss)
     split = weighted_run(model_path, "sep_avg", rows, loss, max_tokens=20)
-    assert len(split["loss"]) > 1
+    assert split["metrics"]["tree/partitions"].aggregate() > 1
+    assert sum(split["loss"]) == pytest.approx(sum(whole["loss"]), rel=1e-4)
     assert_close(split["gradients"], whole["gradients"])
 
 

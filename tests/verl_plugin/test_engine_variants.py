@@ -56,17 +56,21 @@ def test_resharding(model_path: Path, reshard: bool) -> None:
     compare_built(model_path, "branches", engine={"reshard_after_forward": reshard})
 
 
+@pytest.mark.parametrize("max_tokens, partitions", ((20, 2), (17, 4), (3, 14)))
 @pytest.mark.parametrize("sync_every_micro_batch", (True, False))
-def test_gradient_accumulation_over_small_micro_batches(model_path: Path, sync_every_micro_batch: bool) -> None:
+def test_gradient_accumulation_over_small_budgets(
+    model_path: Path, sync_every_micro_batch: bool, max_tokens: int, partitions: int
+) -> None:
     got = compare_built(
         model_path,
         "two_groups",
-        tree=TreeConfig(mode="tree", max_tokens=17),
+        tree=TreeConfig(mode="tree", max_tokens=max_tokens),
         engine={"use_no_sync_for_gradient_accumulation": not sync_every_micro_batch},
     )
-    # 4 rows of 16 tokens with a trunk of 12: two rows of a group are 20 unique tokens, over the budget of 17.
-    assert len(got["loss"]) == 4
-    assert got["metrics"]["tree/repeated_tokens"].aggregate() == 2 * 12
+    # Two groups of two rows with a trunk of 12 tokens and 4 more each: 20 unique tokens a group, none computed twice.
+    assert len(got["loss"]) == 2
+    assert got["metrics"]["tree/unique_tokens"].aggregate() == 40
+    assert got["metrics"]["tree/partitions"].aggregate() == partitions
 
 
 @pytest.mark.parametrize("mode", ("auto", "flat"))

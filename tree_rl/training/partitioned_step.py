@@ -16,10 +16,9 @@ from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.training.gateway import Gateway
 from tree_rl.training.readout import Readout, SlotValues
+from tree_rl.training.schedule import BACKWARD, FORWARD
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import Partition, PartitionPlan
-
-FORWARD, BACKWARD = "F", "B"
 
 SlotGradients = Callable[[SlotValues], SlotValues]
 """From the values of all slots known so far to dL/dvalue of each slot."""
@@ -61,18 +60,18 @@ class PartitionedRun:
     def infer(self, *, preview: bool = False) -> Iterator[str]:
         """Values of all slots without gradients; yields each op before it runs, and leaves them in `readout`."""
         waiting: dict[int, Gateway] = {}
-        with torch.no_grad():
-            for kind, number in self.plan.ops:
-                if kind == "backward":
-                    waiting.pop(number)
-                    continue
-                yield FORWARD
-                gateway, values = self._forward(number, waiting)
-                self.readout.store(number, values)
-                waiting[number] = gateway
-                tokens = self.plan.partitions[number].num_tokens
-                self.count.preview += tokens if preview else 0
-                self.count.forward += 0 if preview else tokens
+        for kind, number in self.plan.ops:
+            if kind == "backward":
+                waiting.pop(number)
+                continue
+            yield FORWARD
+            # Entered anew for each op: a suspended generator would leave gradients off for its caller.
+            with torch.no_grad():
+                waiting[number], values = self._forward(number, waiting)
+            self.readout.store(number, values)
+            tokens = self.plan.partitions[number].num_tokens
+            self.count.preview += tokens if preview else 0
+            self.count.forward += 0 if preview else tokens
 
     def train(self, slot_gradients: SlotGradients, *, scale: float = 1.0) -> Iterator[str]:
         """Forward and backward of all partitions; yields each op before it runs.

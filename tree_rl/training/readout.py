@@ -15,6 +15,8 @@ from tree_rl.training.edges import EdgePlan, scatter
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import PartitionPlan
 
+LOG_PROBS, ENTROPY, SUM_PI_SQUARED = "log_probs", "entropy", "sum_pi_squared"
+
 SlotValues = dict[str, torch.Tensor]
 """Name -> [E] or [e]."""
 
@@ -35,6 +37,9 @@ class Readout(Protocol):
 
     def surrogate(self, partition: int, values: SlotValues, gradients: SlotValues) -> torch.Tensor:
         """Scalar whose gradient is sum of dL/dvalue * dvalue over the partition's slots."""
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """Take values that the rows know already, [F]."""
 
     def flat(self, values: SlotValues) -> SlotValues:
         """Slots as the rows see them: name -> [F], differentiable."""
@@ -70,13 +75,19 @@ class EdgeReadout(_Slots):
     """Log-probs (and entropies) of wanted edges."""
 
     def __init__(
-        self, forest: Forest, plan: PartitionPlan, edges: EdgePlan, *, entropy: bool, device: torch.device
+        self, plan: PartitionPlan, edges: EdgePlan, *, names: tuple[str, ...] = (LOG_PROBS,), device: torch.device
     ) -> None:
-        """Give each edge of `edges` to the partition of its source token."""
+        """Give each edge to the partition of its source token.
+
+        Args:
+            plan: the partitions.
+            edges: wanted edges of the forest.
+            names: log_probs, and optionally entropy and sum_pi_squared.
+            device: where everything runs.
+        """
         source_E = edges.source_R.cpu().numpy()[edges.row_of_edge_E.cpu().numpy()]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
-        names = ("log_probs", "entropy") if entropy else ("log_probs",)
         super().__init__(slots_of, len(source_E), names, device)
         self._edges = edges
         self._sources: list[torch.Tensor] = []
@@ -93,15 +104,24 @@ class EdgeReadout(_Slots):
         kept = sources if len(sources) else sources.new_zeros(1)
         logits_RV = model(**model_kwargs, logits_to_keep=kept).logits[0]
         slots = self._slots_of[partition]
-        log_probs, entropy, _ = logits_edge_log_probs(
+        per_edge = logits_edge_log_probs(
             logits_RV,
             self._row_of_edge[partition],
             self._edges.target_E[slots],
             temperature=self._edges.temperature_E[slots],
-            entropy="entropy" in self.names,
+            entropy=ENTROPY in self.names,
+            sum_pi_squared=SUM_PI_SQUARED in self.names,
         )
-        values = {"log_probs": log_probs, "anchor": (logits_RV[:1] * 0).sum()}
-        return values if entropy is None else {**values, "entropy": entropy}
+        named = zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)
+        values = {name: value for name, value in named if value is not None}
+        return {**values, "anchor": (logits_RV[:1] * 0).sum()}
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """See `Readout.preset`."""
+        is_wanted = self._edges.edge_of_flat_F >= 0
+        known = self.values[name].to(torch.promote_types(values_F.dtype, torch.float32))
+        known[self._edges.edge_of_flat_F[is_wanted]] = values_F.to(known)[is_wanted]
+        self.values[name] = known
 
     def flat(self, values: SlotValues) -> SlotValues:
         """See `Readout.flat`; 0 where no edge was wanted."""
@@ -121,6 +141,11 @@ class ValueReadout(_Slots):
         """Values of the partition's tokens."""
         values_n = model(**model_kwargs).logits[0, :, 0]
         return {"values": values_n, "anchor": (values_n[:1] * 0).sum()}
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """See `Readout.preset`."""
+        self.values[name] = self.values[name].to(values_F.dtype)
+        self.values[name][self._row_index_F] = values_F.to(self.device)
 
     def flat(self, values: SlotValues) -> SlotValues:
         """See `Readout.flat`."""

@@ -6,6 +6,8 @@ functions, metrics, checkpoints and weight sync follow unchanged.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,8 +15,10 @@ import torch.distributed
 from tensordict import TensorDict
 
 from tree_rl.training.edges import plan_edges
+from tree_rl.training.readout import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, EdgeReadout, Readout, ValueReadout
 from tree_rl.training.tree_step import TreeInputs, tree_log_probs, tree_values
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition_plan import PartitionPlan
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
     EngineRegistry,
@@ -28,12 +32,13 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.engine_build import TreeReadingEngine
 from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
-from tree_rl.verl_plugin.micro_batches import MicroBatch, agree_on_count, budget_of, plan_micro_batches
+from tree_rl.verl_plugin.lock_step import agree_on_ops, run_in_step
+from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, plan_micro_batches
 from tree_rl.verl_plugin.options import TreeConfig, as_tree_config
 from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
-from tree_rl.verl_plugin.path_weighting import weigh
 from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
 from tree_rl.verl_plugin.self_check import run_self_check
+from tree_rl.verl_plugin.steps import LogProbMemory, Step, make_step
 
 LANGUAGE_MODEL = "tree_language_model"
 VALUE_MODEL = "tree_value_model"
@@ -55,6 +60,8 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
         self._self_checked = not self.tree_config.self_check
+        self.memory = LogProbMemory()
+        self.dummy_ops = 0
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool = False
@@ -75,37 +82,44 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         if self.tree_config.mode == "flat":
             return super().forward_backward_batch(data, loss_function, forward_only)
         refuse_batch_features(data)
-        rows, micro_batches = self._plan(data)
+        rows, micro_batches, steps, schedule = self._plan(data, loss_function, forward_only)
         self._assign_normalisers(data)
-        grad_context = torch.no_grad() if forward_only else nullcontext()
         if not self._self_checked:
             self._self_checked = True
             self.self_check_error = run_self_check(self, data, rows, micro_batches)
-        outputs = []
-        for index, micro_batch in enumerate(micro_batches):
-            is_last = index == len(micro_batches) - 1
-            sync = nullcontext() if forward_only else self._gradient_sync_context(is_last_micro_batch=is_last)
-            with grad_context, sync, torch.profiler.record_function(f"micro_batch{index}"):
-                outputs.append(self._run(micro_batch, data, rows, loss_function, forward_only))
+        with torch.no_grad() if forward_only else nullcontext():
+            work = chain.from_iterable(step.work() for step in steps)
+            self.dummy_ops = run_in_step(schedule, work, self.idle_step, partial(self._sync_context, forward_only))
+        if not (forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)):
+            for step in steps:
+                step.output.pop("model_output", None)
+        outputs = [step.output for step in steps]
         result = collect_outputs(outputs, micro_batches, rows.num_rows, self.get_data_parallel_group())
         result["metrics"] |= plan_metrics(micro_batches, self.get_data_parallel_size(), self.self_check_error)
+        if forward_only and "log_probs" in result["model_output"]:
+            self.memory.remember(rows, result["model_output"]["log_probs"])
         return result
 
-    def _plan(self, data: TensorDict) -> tuple[Rows, list[MicroBatch]]:
-        """Check the rows and cut them into micro-batches; ranks agree on the number before anyone computes."""
+    def _plan(
+        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool
+    ) -> tuple[Rows, list[MicroBatch], list[Step], str]:
+        """Check the rows, cut them into micro-batches, and agree with all ranks on the ops before anyone computes."""
         failure: RowError | None = None
+        micro_batches: list[MicroBatch] = []
+        steps: list[Step] = []
         try:
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
             micro_batches = plan_micro_batches(rows, self.tree_config, budget_of(data, rows, self.tree_config))
+            steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:
-            failure, micro_batches = error, []
-        count, failed = agree_on_count(len(micro_batches), failure is not None, self.get_data_parallel_group())
+            failure = error
+        ops = "".join(step.ops for step in steps)
+        schedule, failed = agree_on_ops(ops, failure is not None, self.get_data_parallel_group())
         if failure is not None:
             raise failure
         if failed:
             raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
-        idle = [MicroBatch(rows=(), forest=None) for _ in range(count - len(micro_batches))]
-        return rows, micro_batches + idle
+        return rows, micro_batches, steps, schedule
 
     def _assign_normalisers(self, data: TensorDict) -> None:
         """The row-based normalisers verl's losses read: the same numbers as in stock verl."""
@@ -113,32 +127,25 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         torch.distributed.all_reduce(tokens, group=self.get_data_parallel_group())
         tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size())
 
-    def _run(
-        self,
-        micro_batch: MicroBatch,
-        data: TensorDict,
-        rows: Rows,
-        loss_function: LossFunction | None,
-        forward_only: bool,
-    ) -> dict[str, Any]:
-        """Forward, loss and backward of one micro-batch."""
-        output: dict[str, Any] = {}
-        if not micro_batch.rows:
-            loss = self.idle_step()
-        else:
-            selected = tu.index_select_tensor_dict(data, list(micro_batch.rows))
-            weighted = None if loss_function is None else weigh(loss_function, micro_batch)
-            if micro_batch.forest is None:
-                loss, output = self.stock_step(selected, weighted, forward_only)
-            else:
-                members = list(micro_batch.rows)
-                loss, output = self.tree_step(selected, rows, members, micro_batch.forest, weighted)
-        if not forward_only:
-            scaled = loss if self.scaler is None else self.scaler.scale(loss)
-            scaled.backward()
-            if not tu.get_non_tensor_data(data=data, key="return_model_output", default=False):
-                output.pop("model_output", None)
-        return output
+    def _sync_context(self, forward_only: bool, is_last_backward: bool) -> AbstractContextManager[Any]:
+        if forward_only:
+            return nullcontext()
+        return self._gradient_sync_context(is_last_micro_batch=is_last_backward)
+
+    def optimizer_step(self) -> float:
+        """verl's step; log-probs of the last inference are stale from here on."""
+        self.memory.forget()
+        return super().optimizer_step()
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor on the loss in float16 training, 1 elsewhere."""
+        return 1.0 if self.scaler is None else float(self.scaler.scale(torch.ones((), device=get_device_name())))
+
+    def forward_module(self, **model_kwargs: Any) -> Any:
+        """The module under verl's mixed precision."""
+        with self.autocast():
+            return self.module(**model_kwargs)
 
     def tree_step(
         self,
@@ -178,12 +185,13 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         """Log-probs (and entropy, sum of squared probabilities where asked for) of the rows, nested."""
         wanted_F = rows.wanted_F[rows.flat_positions(members)]
         device = get_device_id()
+        names = wanted_outputs(selected)
         flat = tree_log_probs(
             self.module,
             TreeInputs.from_forest(forest, device),
             plan_edges(forest, wanted_F, rows.temperature_B[members], device),
-            entropy=tu.get_non_tensor_data(data=selected, key="calculate_entropy", default=False),
-            sum_pi_squared=tu.get_non_tensor_data(data=selected, key="calculate_sum_pi_squared", default=False),
+            entropy=ENTROPY in names,
+            sum_pi_squared=SUM_PI_SQUARED in names,
         )
         output = {
             "log_probs": flat.log_probs_F,
@@ -191,6 +199,15 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
             "sum_pi_squared": flat.sum_pi_squared_F,
         }
         return {key: self.nested(value, selected) for key, value in output.items() if value is not None}
+
+    def readout(
+        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, plan: PartitionPlan
+    ) -> Readout:
+        """What the loss reads from a partitioned forest: log-probs of wanted edges."""
+        device = torch.device(get_device_id())
+        wanted_F = rows.wanted_F[rows.flat_positions(members)]
+        edges = plan_edges(forest, wanted_F, rows.temperature_B[members], device)
+        return EdgeReadout(plan, edges, names=wanted_outputs(selected), device=device)
 
     def stock_step(
         self, selected: TensorDict, loss_function: LossFunction | None = None, forward_only: bool = True
@@ -202,8 +219,7 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         """The smallest forward that keeps FSDP's collectives in step on a rank that has fewer micro-batches."""
         forest = Forest.from_rows([[0]])
         inputs = TreeInputs.from_forest(forest, get_device_id())
-        with self.autocast():
-            return (self.module(**inputs.model_kwargs()).logits * 0).sum().float()
+        return (self.forward_module(**inputs.model_kwargs()).logits * 0).sum().float()
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -221,6 +237,13 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         return torch.nested.nested_tensor_from_jagged(values_F, selected["input_ids"].offsets())
 
 
+def wanted_outputs(selected: TensorDict) -> tuple[str, ...]:
+    """Names of the outputs that verl asks a language model for."""
+    flags = {"calculate_entropy": ENTROPY, "calculate_sum_pi_squared": SUM_PI_SQUARED}
+    asked = [name for flag, name in flags.items() if tu.get_non_tensor_data(data=selected, key=flag, default=False)]
+    return (LOG_PROBS, *asked)
+
+
 @EngineRegistry.register(model_type=VALUE_MODEL, backend=["fsdp2"], device=DEVICES)
 class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueHead):
     """Critic: the value of every unique token, computed once."""
@@ -233,6 +256,12 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
         """Values of the rows, nested."""
         values_F = tree_values(self.module, TreeInputs.from_forest(forest, get_device_id()))
         return {"values": self.nested(values_F, selected)}
+
+    def readout(
+        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, plan: PartitionPlan
+    ) -> Readout:
+        """What the loss reads from a partitioned forest: values of all its tokens."""
+        return ValueReadout(forest, plan, device=torch.device(get_device_id()))
 
 
 @EngineRegistry.register(model_type=LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)

@@ -1,23 +1,18 @@
 """From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
 
-import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-import torch.distributed
 from tensordict import TensorDict
 
 from tree_rl.tree.cost import ModelShape, forest_cost, row_cost
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.packing import Packing, pack_groups
+from tree_rl.tree.packing import pack_groups
+from tree_rl.tree.partition import PartitionPlan, plan_partitions
 from tree_rl.tree.weights import row_token_weights
-from tree_rl.verl_plugin.compat import get_device_name
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.rows import Rows
-
-logger = logging.getLogger(__name__)
 
 LEAST_GAIN = 1.02
 """A group runs as a tree if that saves at least 2 % of its operations: less would not pay for planning."""
@@ -28,7 +23,7 @@ class MicroBatch:
     """Rows that run in one forward and backward."""
 
     rows: tuple[int, ...]
-    """Row indices of the engine call; empty on a rank that only keeps step."""
+    """Row indices of the engine call."""
     forest: Forest | None
     """Their forest, or None to run them through stock verl."""
     row_weight_B: np.ndarray | None = None
@@ -39,8 +34,8 @@ class MicroBatch:
     """Tokens that the rows contain."""
     unique_tokens: int = 0
     """Tokens that run: the forest's, or all of the rows' when they run flat."""
-    repeated_tokens: int = 0
-    """Tokens of the whole call that run again because a group was over the budget; told by its first micro-batch."""
+    plan: PartitionPlan | None = None
+    """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +74,7 @@ def plan_micro_batches(
         shape: sizes of the model, which `mode: auto` compares costs with; None counts tokens alone.
 
     Returns:
-        Forests first, then flat micro-batches; every row in exactly one.
+        Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
     """
     if rows.num_rows == 0:
         return []
@@ -92,21 +87,17 @@ def plan_micro_batches(
     as_tree = [config.mode == "tree" or _tree_pays(forest, group, shape) for group in groups]
     tree_groups = [group for group, tree in zip(groups, as_tree, strict=True) if tree]
     flat_rows = [int(row) for group, tree in zip(groups, as_tree, strict=True) if not tree for row in group]
-    packing = pack_groups(forest, tree_groups, max_tokens=budget.unique_tokens)
-    _warn_about_splits(packing, rows, tree_groups, budget)
+    whole_groups, large = [], []
+    for group in tree_groups:
+        part = forest.select_rows(group)
+        if part.num_unique <= budget.unique_tokens:
+            whole_groups.append(group)
+        else:
+            large.append(_partitioned_batch(part, group, budget))
+    packing = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
     forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
-    if forests:
-        forests[0] = replace(forests[0], repeated_tokens=packing.repeated_tokens)
-    return [_with_weights(batch, forest, rows, config) for batch in forests + flats]
-
-
-def agree_on_count(count: int, failed: bool, group: torch.distributed.ProcessGroup | None) -> tuple[int, bool]:
-    """The most micro-batches of any rank, and whether any rank refused its rows."""
-    agreed = torch.tensor([count, int(failed)], device=get_device_name())
-    torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX, group=group)
-    most, any_failed = agreed.tolist()
-    return most, bool(any_failed)
+    return [_with_weights(batch, forest, rows, config) for batch in large + forests + flats]
 
 
 def _tree_pays(forest: Forest, group: np.ndarray, shape: ModelShape | None) -> bool:
@@ -114,6 +105,16 @@ def _tree_pays(forest: Forest, group: np.ndarray, shape: ModelShape | None) -> b
     if shape is None:
         return part.token_bound >= LEAST_GAIN
     return float(row_cost(shape, part.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, part)
+
+
+def _partitioned_batch(part: Forest, group: np.ndarray, budget: Budget) -> MicroBatch:
+    return MicroBatch(
+        rows=tuple(group.tolist()),
+        forest=part,
+        plan=plan_partitions(part, budget.unique_tokens),
+        flat_tokens=part.num_flat,
+        unique_tokens=part.num_unique,
+    )
 
 
 def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> MicroBatch:
@@ -139,25 +140,6 @@ def _with_weights(batch: MicroBatch, forest: Forest, rows: Rows, config: TreeCon
         weight_of_next_F = np.append(weights.values[1:], 0.0)
         return replace(batch, edge_weight_F=weight_of_next_F[rows.flat_positions(members)])
     return batch
-
-
-def _warn_about_splits(packing: Packing, rows: Rows, groups: list[np.ndarray], budget: Budget) -> None:
-    if packing.split_groups:
-        first = rows.label_B[int(groups[packing.split_groups[0]][0])]
-        logger.warning(
-            "%d group(s) exceed tree.max_tokens=%d unique tokens (the first holds %s) and run as subtrees that repeat "
-            "their prefix: %d tokens more; raise tree.max_tokens or ppo_max_token_len_per_gpu",
-            len(packing.split_groups),
-            budget.unique_tokens,
-            first,
-            packing.repeated_tokens,
-        )
-    if packing.oversized_rows:
-        logger.warning(
-            "%s alone exceeds tree.max_tokens=%d and runs in a micro-batch of its own",
-            rows.label_B[packing.oversized_rows[0]],
-            budget.unique_tokens,
-        )
 
 
 def _flat_bins(forest: Forest, members: list[int], budget: Budget) -> list[list[int]]:

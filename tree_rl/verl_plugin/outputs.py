@@ -19,7 +19,7 @@ def collect_outputs(
     """Join the outputs of micro-batches as verl's `postprocess_batch_func` does.
 
     Args:
-        outputs: verl's dict of each micro-batch; empty where a rank only kept step.
+        outputs: verl's dict of each micro-batch.
         micro_batches: in the same order.
         num_rows: rows of the call.
         group: data-parallel group.
@@ -30,11 +30,10 @@ def collect_outputs(
     metrics: dict[str, Any] = {}
     for output in outputs:
         append_to_dict(metrics, output.get("metrics", {}))
-    idle = sum(1 for output in outputs if not output)
     return {
         "model_output": _in_row_order(outputs, micro_batches, num_rows),
         "loss": [output["loss"] for output in outputs if "loss" in output],
-        "metrics": _even_out(metrics, idle, group),
+        "metrics": _even_out(metrics, len(outputs), group),
     }
 
 
@@ -45,7 +44,8 @@ def plan_metrics(
     sums = {
         "tree/unique_tokens": sum(batch.unique_tokens for batch in micro_batches),
         "tree/flat_tokens": sum(batch.flat_tokens for batch in micro_batches),
-        "tree/repeated_tokens": sum(batch.repeated_tokens for batch in micro_batches),
+        "tree/partitions": sum(1 if batch.plan is None else batch.plan.num_partitions for batch in micro_batches),
+        "tree/relayed_tokens": sum(0 if batch.plan is None else batch.plan.relayed_tokens for batch in micro_batches),
     }
     metrics = {key: Metric(AggregationType.SUM, float(value * dp_size)) for key, value in sums.items()}
     metrics["tree/micro_batches"] = Metric(AggregationType.SUM, float(len(micro_batches)))
@@ -65,24 +65,23 @@ def _in_row_order(
     return {key: torch.nested.as_nested_tensor(column, layout=torch.jagged) for key, column in rows.items()}
 
 
-def _even_out(metrics: dict[str, Any], idle: int, group: torch.distributed.ProcessGroup | None) -> dict[str, Any]:
-    """verl joins metrics across ranks value by value: give a rank that kept step neutral values for those it lacks."""
+def _even_out(metrics: dict[str, Any], count: int, group: torch.distributed.ProcessGroup | None) -> dict[str, Any]:
+    """verl joins metrics across ranks value by value: give a rank with fewer micro-batches neutral values."""
     world = torch.distributed.get_world_size(group)
     if world == 1:
         return metrics
     mine = {key: value.aggregation for key, value in metrics.items() if isinstance(value, Metric)}
     plain = [key for key, value in metrics.items() if not isinstance(value, Metric)]
     gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, (idle, mine, plain), group=group)
-    if not any(others for others, _, _ in gathered):
-        return metrics
+    torch.distributed.all_gather_object(gathered, (count, mine, plain), group=group)
+    missing = max(others for others, _, _ in gathered) - count
     for _, aggregations, plain_keys in gathered:
         for key, aggregation in aggregations.items():
             metrics.setdefault(key, Metric(aggregation))
         for key in plain_keys:
             metrics.setdefault(key, [])
     for value in metrics.values():
-        if isinstance(value, Metric):
+        if isinstance(value, Metric) and missing:
             neutral = 0.0 if value.aggregation == AggregationType.SUM or not value.values else value.aggregate()
-            value.extend([float(neutral)] * idle)
+            value.extend([float(neutral)] * missing)
     return metrics

@@ -27,6 +27,11 @@ def weigh(loss_function: LossFunction, micro_batch: MicroBatch) -> LossFunction:
     return loss_function
 
 
+def unweighted(loss_function: LossFunction) -> LossFunction:
+    """The loss inside `weigh`."""
+    return loss_function.loss_function if isinstance(loss_function, _RowWeighted | _EdgeWeighted) else loss_function
+
+
 class _RowWeighted:
     def __init__(self, loss_function: LossFunction, weight_B: np.ndarray) -> None:
         self.loss_function = loss_function

@@ -1,0 +1,133 @@
+"""One micro-batch as work for the lock-step loop: its ops, the generator that runs them, and what it gives verl."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.schedule import BACKWARD, FORWARD
+from tree_rl.verl_plugin.compat import get_device_id
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.micro_batches import MicroBatch
+from tree_rl.verl_plugin.partitioned import RowsLoss, is_token_separable
+from tree_rl.verl_plugin.path_weighting import weigh
+from tree_rl.verl_plugin.rows import Rows
+
+
+class Step(Protocol):
+    """A micro-batch that runs op by op."""
+
+    ops: str
+    """Its forwards and backwards, in order."""
+    output: dict[str, Any]
+    """verl's output dict, once the work is done."""
+
+    def work(self) -> Iterator[str]:
+        """Run; yields the kind of each op before it runs."""
+
+
+class WholeStep:
+    """A micro-batch that runs in one forward: a forest, or rows through stock verl."""
+
+    def __init__(
+        self, engine: Any, micro_batch: MicroBatch, data: TensorDict, rows: Rows, loss: Any, forward_only: bool
+    ) -> None:
+        """Bind a micro-batch without a plan to its engine and verl's loss."""
+        self.engine, self.micro_batch, self.data, self.rows = engine, micro_batch, data, rows
+        self.loss = None if loss is None else weigh(loss, micro_batch)
+        self.forward_only = forward_only
+        self.ops = FORWARD if forward_only else FORWARD + BACKWARD
+        self.output: dict[str, Any] = {}
+
+    def work(self) -> Iterator[str]:
+        """See `Step.work`."""
+        yield FORWARD
+        members = list(self.micro_batch.rows)
+        selected = tu.index_select_tensor_dict(self.data, members)
+        if self.micro_batch.forest is None:
+            loss, self.output = self.engine.stock_step(selected, self.loss, self.forward_only)
+        else:
+            loss, self.output = self.engine.tree_step(selected, self.rows, members, self.micro_batch.forest, self.loss)
+        if not self.forward_only:
+            yield BACKWARD
+            (loss * self.engine.loss_scale).backward()
+
+
+class PartitionedStep:
+    """A micro-batch whose forest is beyond the budget and runs partition by partition."""
+
+    def __init__(
+        self, engine: Any, micro_batch: MicroBatch, data: TensorDict, rows: Rows, loss: Any, forward_only: bool
+    ) -> None:
+        """Bind a micro-batch with a plan to its engine and verl's loss; looks up values that are known already."""
+        assert micro_batch.plan is not None and micro_batch.forest is not None
+        self.engine, self.micro_batch, self.data, self.rows = engine, micro_batch, data, rows
+        self.loss = None if loss is None else weigh(loss, micro_batch)
+        self.forward_only = forward_only
+        coupled = not forward_only and not is_token_separable(self.loss)
+        self.known_F = engine.memory.recall(rows, list(micro_batch.rows)) if coupled else None
+        self.previews = coupled and self.known_F is None
+        forwards = FORWARD * micro_batch.plan.num_partitions
+        training = "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in micro_batch.plan.ops)
+        self.ops = forwards if forward_only else (forwards if self.previews else "") + training
+        self.output: dict[str, Any] = {}
+        self.run: PartitionedRun | None = None
+
+    def work(self) -> Iterator[str]:
+        """See `Step.work`."""
+        forest, plan, members = self.micro_batch.forest, self.micro_batch.plan, list(self.micro_batch.rows)
+        assert forest is not None and plan is not None
+        selected = tu.index_select_tensor_dict(self.data, members).to(get_device_id())
+        readout = self.engine.readout(selected, self.rows, members, forest, plan)
+        group = self.engine.get_data_parallel_group()
+        loss = None if self.loss is None else partial(self.loss, dp_group=group)
+        rows_loss = RowsLoss(readout, selected, loss)
+        self.run = PartitionedRun(self.engine.forward_module, forest, plan, readout)
+        if self.forward_only:
+            yield from self.run.infer()
+        else:
+            if self.known_F is not None:
+                readout.preset("log_probs", self.known_F)
+            if self.previews:
+                yield from self.run.infer(preview=True)
+            yield from self.run.train(rows_loss.slot_gradients, scale=self.engine.loss_scale)
+        self.output = rows_loss.output()
+
+
+def make_step(
+    engine: Any, micro_batch: MicroBatch, data: TensorDict, rows: Rows, loss: Any, forward_only: bool
+) -> Step:
+    """The step of a micro-batch: partitioned where it has a plan."""
+    kind = WholeStep if micro_batch.plan is None else PartitionedStep
+    return kind(engine, micro_batch, data, rows, loss, forward_only)
+
+
+class LogProbMemory:
+    """Log-probs of the last inference, valid as long as the weights have not moved: on-policy updates reuse them."""
+
+    def __init__(self) -> None:
+        """Remember nothing."""
+        self._rows: dict[tuple[bytes, float], torch.Tensor] = {}
+
+    def remember(self, rows: Rows, log_probs: torch.Tensor) -> None:
+        """Keep the nested log-probs of all rows of a call."""
+        for row, values in enumerate(log_probs.unbind()):
+            self._rows[_key(rows, row)] = values.detach().cpu()
+
+    def forget(self) -> None:
+        """The weights have moved."""
+        self._rows.clear()
+
+    def recall(self, rows: Rows, members: list[int]) -> torch.Tensor | None:
+        """[F] of the given rows, or None if any of them is unknown."""
+        found = [self._rows.get(_key(rows, row)) for row in members]
+        known = [values for values in found if values is not None]
+        return torch.cat(known) if len(known) == len(found) else None
+
+
+def _key(rows: Rows, row: int) -> tuple[bytes, float]:
+    wanted = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
+    return rows.token_ids(row).tobytes() + wanted.tobytes(), float(rows.temperature_B[row])
