@@ -37,14 +37,20 @@ def slot_gradients(readout: EdgeReadout, loss: RowLoss) -> Callable[[SlotValues]
 
 
 def partitioned(
-    model: PlainDecoder, rows: list[list[int]], capacity: int, loss: RowLoss, *, coupled: bool = False
+    model: PlainDecoder,
+    rows: list[list[int]],
+    capacity: int,
+    loss: RowLoss,
+    *,
+    coupled: bool = False,
+    offload: bool = False,
 ) -> tuple[list[torch.Tensor], PartitionedRun]:
     """Gradients of one partitioned step."""
     forest = Forest.from_rows(rows)
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
     readout = EdgeReadout(plan, edges, device=CPU)
-    run = PartitionedRun(model, forest, plan, readout)
+    run = PartitionedRun(model, forest, plan, readout, offload=offload)
     model.zero_grad()
     if coupled:
         assert "".join(run.infer(preview=True)) == run.inference_ops

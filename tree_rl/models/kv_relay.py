@@ -33,8 +33,15 @@ class KeyValueRelay:
             self._captured[layer] = (key_NHD, value_NHD)
 
     def take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The captured (keys, values) [n, H, D] of all layers, in order; the relay forgets them."""
-        captured = [self._captured[layer] for layer in sorted(self._captured)]
+        """The captured (keys, values) [n, H, D] of all layers, in order; the relay forgets them.
+
+        Raises:
+            ValueError: a layer without attention of its own; such a model cannot run in partitions.
+        """
+        layers = sorted(self._captured)
+        if layers != list(range(len(layers))) or not layers:
+            raise ValueError(f"expected keys and values of layers 0, 1, ..., received those of layers {layers}")
+        captured = [self._captured[layer] for layer in layers]
         # A dict that still answers `in` keeps a recomputation from capturing again.
         self._captured = dict.fromkeys(self._captured, (torch.empty(0), torch.empty(0)))
         return captured

@@ -1,13 +1,13 @@
 """What crosses a cut: keys and values down as detached leaves, their gradients up in float32.
 
 Only the root-to-cut path is relayed (paper, appendix "Zero-Overhead Partition Boundaries"; no siblings, so no bias
-mask). Legend: n tokens of a partition, P tokens of its past, H key-value heads, D head size, L layers.
+mask). Legend: r relayed tokens of a partition, P tokens of its past, H key-value heads, D head size, L layers.
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tree_rl.models.kv_relay import KeyValueRelay
 
@@ -21,34 +21,55 @@ class Gateway:
     keys pass through in float32 without entering this partition's graph.
     """
 
-    def __init__(self, past: Sequence[KeyValue]) -> None:
-        """Take the past of every layer, [P, H, D] without graph; empty for a partition of roots."""
-        for key, value in past:
-            key.requires_grad_(torch.is_grad_enabled())
-            value.requires_grad_(torch.is_grad_enabled())
-        self.past = list(past)
-        self.relay = KeyValueRelay(self.past)
-        self._local: list[KeyValue] = []
-        self._local_gradient: list[list[torch.Tensor]] = []
-        self._past_gradient: list[list[torch.Tensor]] = []
-
-    def close(self, *, has_children: bool) -> Self:
-        """After the forward: keep the keys and values if a child will read them."""
-        captured = self.relay.take()
-        if has_children:
-            self._local = captured
-            if torch.is_grad_enabled():
-                self._local_gradient = [[_zeros(tensor) for tensor in layer] for layer in captured]
-                self._past_gradient = [[_zeros(tensor) for tensor in layer] for layer in self.past]
-        return self
-
-    def past_of_child(self, path: torch.Tensor) -> list[KeyValue]:
-        """Past of a child partition: [P + len(path), H, D] per layer, detached.
+    def __init__(self, past: Sequence[KeyValue], *, offload: bool = False) -> None:
+        """Open the gateway of a partition that is about to run.
 
         Args:
-            path: int64, indices in this partition of the cut token and its ancestors here.
+            past: keys and values [P, H, D] of every layer, without graph; empty for a partition of roots.
+            offload: keep what waits for children (keys, values and gradient sums) in host memory.
         """
-        own = [(key.detach()[path], value.detach()[path]) for key, value in self._local]
+        for pair in past:
+            for tensor in pair:
+                tensor.requires_grad_(torch.is_grad_enabled())
+        self.past = list(past)
+        self.relay = KeyValueRelay(self.past)
+        self._offload = offload
+        self._kept: list[KeyValue] = []
+        self._edges: list[list[GradientEdge]] = []
+        self._kept_gradient: list[list[torch.Tensor]] = []
+        self._past_gradient: list[list[torch.Tensor]] = []
+
+    def close(self, relayed: torch.Tensor | None) -> None:
+        """After the forward: keep the keys and values that children will read; the relay forgets the others.
+
+        Args:
+            relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
+        """
+        captured = self.relay.take()
+        if relayed is None:
+            return
+        for pair in captured:
+            gathered = [tensor[relayed] for tensor in pair]
+            key, value = (self._to_store(tensor.detach()) for tensor in gathered)
+            self._kept.append((key, value))
+            if torch.is_grad_enabled():
+                # An edge instead of the tensor: its memory is then free to leave the device.
+                self._edges.append([get_gradient_edge(tensor) for tensor in gathered])
+                self._kept_gradient.append([_zeros(key), _zeros(value)])
+        if torch.is_grad_enabled():
+            self._past_gradient = [[self._to_store(_zeros(tensor)) for tensor in pair] for pair in self.past]
+
+    def past_of_child(self, path: torch.Tensor) -> list[KeyValue]:
+        """Past of a child partition: [P + len(path), H, D] per layer, without graph.
+
+        Args:
+            path: int64, indices among the relayed tokens of the cut token and its ancestors here.
+        """
+        device = path.device
+        own = []
+        for key, value in self._kept:
+            at = path.to(key.device)
+            own.append((key[at].to(device, non_blocking=True), value[at].to(device, non_blocking=True)))
         if not self.past:
             return own
         return [
@@ -66,10 +87,11 @@ class Gateway:
         past_length = len(self.past[0][0]) if self.past else 0
         for layer, pair in enumerate(gradients):
             for kind, gradient in enumerate(pair):
+                arrived = self._to_store(gradient)
                 if past_length:
-                    self._past_gradient[layer][kind] += gradient[:past_length]
+                    self._past_gradient[layer][kind] += arrived[:past_length]
                 # Indices of a path are distinct: plain indexing adds each once, deterministically.
-                self._local_gradient[layer][kind][path] += gradient[past_length:]
+                self._kept_gradient[layer][kind][path.to(arrived.device)] += arrived[past_length:]
 
     def backward(self, loss: torch.Tensor) -> list[list[torch.Tensor]]:
         """One traversal from the loss and the relayed keys and values; returns the gradients for the parent.
@@ -80,21 +102,31 @@ class Gateway:
         Returns:
             float32 [P, H, D] per layer, for keys and values; empty for a partition of roots.
         """
-        roots: list[torch.Tensor] = [loss]
-        gradients: list[torch.Tensor | None] = [None]
-        for layer, pair in enumerate(self._local):
-            for kind, tensor in enumerate(pair):
-                roots.append(tensor)
-                gradients.append(self._local_gradient[layer][kind].to(tensor.dtype))
+        roots = [get_gradient_edge(loss)]
+        gradients = [torch.ones_like(loss)]
+        for layer, edges in enumerate(self._edges):
+            for kind, edge in enumerate(edges):
+                roots.append(edge)
+                total = self._kept_gradient[layer][kind]
+                gradients.append(total.to(device=loss.device, dtype=self._kept[layer][kind].dtype))
         torch.autograd.backward(roots, gradients)
-        self._local = []
+        self._kept, self._edges, self._kept_gradient = [], [], []
         upward = []
         for layer, pair in enumerate(self.past):
             sums = [_as_float(tensor) for tensor in pair]
             if self._past_gradient:
-                sums = [own + passed for own, passed in zip(sums, self._past_gradient[layer], strict=True)]
+                passed = self._past_gradient[layer]
+                sums = [own + more.to(own.device) for own, more in zip(sums, passed, strict=True)]
             upward.append(sums)
         return upward
+
+    def _to_store(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where waiting tensors live: the device, or pinned host memory."""
+        if not self._offload or tensor.device.type == "cpu":
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        host.copy_(tensor)
+        return host
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,10 +7,10 @@ Legend: N unique tokens, n tokens of a partition, E slots that the rows' loss re
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
@@ -39,12 +39,29 @@ class TokenCount:
 class PartitionedRun:
     """One forest under one plan; its generators yield the next op, so that ranks can run in lock-step."""
 
-    def __init__(self, model: nn.Module, forest: Forest, plan: PartitionPlan, readout: Readout) -> None:
-        """Bind a model prepared by `use_tree_attention` to a forest, its plan and what the loss reads."""
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        forest: Forest,
+        plan: PartitionPlan,
+        readout: Readout,
+        *,
+        offload: bool = False,
+    ) -> None:
+        """Bind a model to a forest.
+
+        Args:
+            model: prepared by `use_tree_attention`, wrapped or not.
+            forest: the rows.
+            plan: its partitions.
+            readout: what the loss reads.
+            offload: keep keys and values that wait for children in host memory.
+        """
         self.model = model
         self.forest = forest
         self.plan = plan
         self.readout = readout
+        self.offload = offload
         self.count = TokenCount()
 
     @property
@@ -102,15 +119,16 @@ class PartitionedRun:
     def _forward(self, number: int, live: dict[int, Gateway]) -> tuple[Gateway, SlotValues]:
         partition = self.plan.partitions[number]
         past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        gateway = Gateway(past)
+        gateway = Gateway(past, offload=self.offload)
         values = self.readout.read(self.model, self._model_kwargs(partition, gateway), number)
-        return gateway.close(has_children=bool(partition.children)), values
+        gateway.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
+        return gateway, values
 
     def _path_to(self, partition: Partition) -> torch.Tensor:
-        """Indices in the parent partition of the path to the cut that `partition` hangs from."""
-        cuts = self.plan.partitions[partition.parent].cuts
-        (path,) = (cut.path for cut in cuts if cut.token == partition.cut_token)
-        return self._index(path)
+        """Indices, among the parent's relayed tokens, of the path to the cut that `partition` hangs from."""
+        parent = self.plan.partitions[partition.parent]
+        (path,) = (cut.path for cut in parent.cuts if cut.token == partition.cut_token)
+        return self._index(np.searchsorted(relayed_tokens(parent), path))
 
     def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
         layout = TreeLayout.from_subtree_end(
@@ -127,3 +145,8 @@ class PartitionedRun:
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.readout.device, non_blocking=True)
+
+
+def relayed_tokens(partition: Partition) -> np.ndarray:
+    """Indices in a partition of the tokens on any path to one of its cuts, ascending; it has at least one cut."""
+    return np.unique(np.concatenate([cut.path for cut in partition.cuts]))

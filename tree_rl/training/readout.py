@@ -4,11 +4,11 @@ A slot is one number of that kind, computed in exactly one partition: an edge be
 (DESIGN invariant 3). Legend: E slots, e slots of a partition, F flat tokens, V vocabulary.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from tree_kernels.edge_log_probs import logits_edge_log_probs
 from tree_rl.training.edges import EdgePlan, scatter
@@ -29,7 +29,7 @@ class Readout(Protocol):
     values: SlotValues
     """Name -> [E], values known so far, without graph."""
 
-    def read(self, model: nn.Module, model_kwargs: dict[str, object], partition: int) -> SlotValues:
+    def read(self, model: Callable[..., Any], model_kwargs: dict[str, object], partition: int) -> SlotValues:
         """Forward of one partition: name -> [e], with graph."""
 
     def store(self, partition: int, values: SlotValues) -> None:
@@ -97,7 +97,7 @@ class EdgeReadout(_Slots):
             self._sources.append(torch.from_numpy(rows.astype(np.int64)).to(device))
             self._row_of_edge.append(torch.from_numpy(row_of_edge.astype(np.int64)).to(device))
 
-    def read(self, model: nn.Module, model_kwargs: dict[str, object], partition: int) -> SlotValues:
+    def read(self, model: Callable[..., Any], model_kwargs: dict[str, object], partition: int) -> SlotValues:
         """Project only the tokens of the partition that wanted edges start from."""
         sources = self._sources[partition]
         # Token 0 stands in where no edge is wanted: the module's output must carry the graph of relayed keys.
@@ -137,7 +137,7 @@ class ValueReadout(_Slots):
         super().__init__(slots_of, forest.num_unique, ("values",), device)
         self._row_index_F = torch.from_numpy(forest.row_index.values.astype(np.int64)).to(device)
 
-    def read(self, model: nn.Module, model_kwargs: dict[str, object], partition: int) -> SlotValues:
+    def read(self, model: Callable[..., Any], model_kwargs: dict[str, object], partition: int) -> SlotValues:
         """Values of the partition's tokens."""
         values_n = model(**model_kwargs).logits[0, :, 0]
         return {"values": values_n, "anchor": (values_n[:1] * 0).sum()}

@@ -1,0 +1,224 @@
+"""Partitions on one GPU: the paper's figure (83k unique, 164k flat, C = 60k), and peak memory against tree size.
+
+python benchmarks/partition_gpu.py figure --model 0.6b --out docs/benchmarks
+python benchmarks/partition_gpu.py memory --model 0.6b --out docs/benchmarks
+"""
+
+import argparse
+import csv
+import datetime
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from tree_rl.models import use_tree_attention
+from tree_rl.training.edges import plan_edges
+from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.readout import EdgeReadout, SlotValues
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions
+
+CUDA = torch.device("cuda")
+VOCAB = 151_936
+MODELS = {
+    "0.6b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+    "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
+}
+TRAINED_SHARE = 0.3
+"""Share of tokens with a loss: what agents generate; the rest are prompts and observations."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One step."""
+
+    seconds: float
+    peak_bytes: int
+    forward_tokens: int
+    backward_tokens: int
+
+
+def build(name: str) -> Any:
+    """A random Qwen3 in bf16 with gradient checkpointing."""
+    torch.manual_seed(0)
+    sizes = {**MODELS[name], "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCAB}
+    config = Qwen3Config(**sizes, max_position_embeddings=131_072, tie_word_embeddings=True)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    use_tree_attention(model)
+    return model.train()
+
+
+def agent_tree(draw: np.random.Generator) -> Forest:
+    """A tree of the paper's size: 83k unique and about 164k flat tokens, branching at three depths."""
+    trunk = draw.integers(1, VOCAB, 9_000)
+    arms = [np.concatenate([trunk, draw.integers(1, VOCAB, size)]) for size in (9_000, 7_500, 6_500)]
+    rows = []
+    for arm, branches in zip(arms, (4, 3, 2), strict=True):
+        rows += [np.concatenate([arm, draw.integers(1, VOCAB, size)]) for size in _sizes(draw, branches, 5_650)]
+    return Forest.from_rows(rows)
+
+
+def bushy_tree(draw: np.random.Generator, unique: int) -> Forest:
+    """A prompt of 8k tokens under branches of 4k: no path is longer than 12k."""
+    prompt = draw.integers(1, VOCAB, 8_000)
+    branches = max(1, (unique - 8_000) // 4_000)
+    return Forest.from_rows([np.concatenate([prompt, draw.integers(1, VOCAB, 4_000)]) for _ in range(branches)])
+
+
+def deep_tree(draw: np.random.Generator, unique: int) -> Forest:
+    """One trunk with a stub of 2k tokens at every quarter: the longest path is most of the tree."""
+    trunk = draw.integers(1, VOCAB, unique - 8_000)
+    cuts = [len(trunk) * quarter // 4 for quarter in (1, 2, 3, 4)]
+    return Forest.from_rows([np.concatenate([trunk[:cut], draw.integers(1, VOCAB, 2_000)]) for cut in cuts])
+
+
+def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) -> Measured:
+    """One forward and backward of the trained share of the edges."""
+    draw = np.random.default_rng(1)
+    wanted_F = (draw.random(forest.num_unique) < TRAINED_SHARE)[forest.row_index.values]
+    wanted_F[forest.row_index.offsets[1:] - 1] = False
+    plan = plan_partitions(forest, capacity)
+    edges = plan_edges(forest, wanted_F, np.ones(forest.num_rows, dtype=np.float32), CUDA)
+    readout = EdgeReadout(plan, edges, device=CUDA)
+    weight_E = torch.bincount(edges.edge_of_flat_F[edges.edge_of_flat_F >= 0], minlength=len(edges.target_E))
+
+    def gradients(values: SlotValues) -> SlotValues:
+        return {"log_probs": -weight_E.to(values["log_probs"]) / forest.num_flat}
+
+    model.zero_grad(set_to_none=False)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    run = PartitionedRun(model, forest, plan, readout, offload=offload)
+    for _ in run.train(gradients):
+        pass
+    torch.cuda.synchronize()
+    return Measured(
+        seconds=time.perf_counter() - started,
+        peak_bytes=torch.cuda.max_memory_allocated(),
+        forward_tokens=run.count.forward,
+        backward_tokens=run.count.backward,
+    )
+
+
+def figure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The paper's tree whole and at C = 60k, interleaved, in one process."""
+    model, forest = build(args.model), agent_tree(np.random.default_rng(0))
+    capacities = {"whole": forest.num_unique, "partitioned": 60_000}
+    for capacity in capacities.values():
+        step(model, forest, capacity)
+    seconds: dict[str, list[float]] = {name: [] for name in capacities}
+    last = {}
+    for _ in range(args.repeats):
+        for name, capacity in capacities.items():
+            last[name] = step(model, forest, capacity)
+            seconds[name].append(last[name].seconds)
+    rows = []
+    for name, capacity in capacities.items():
+        plan = plan_partitions(forest, capacity)
+        rows.append(
+            {
+                "run": name,
+                "unique": forest.num_unique,
+                "flat": forest.num_flat,
+                "capacity": capacity,
+                "partitions": plan.num_partitions,
+                "relayed_tokens": plan.relayed_tokens,
+                "forward_tokens": last[name].forward_tokens,
+                "backward_tokens": last[name].backward_tokens,
+                "median_s": round(statistics.median(seconds[name]), 4),
+                "min_s": round(min(seconds[name]), 4),
+                "max_s": round(max(seconds[name]), 4),
+                "peak_gib": round(last[name].peak_bytes / 2**30, 2),
+                "relayed_gib": round(plan.relayed_tokens * _kv_bytes(args.model) / 2**30, 3),
+            }
+        )
+    ratio = rows[1]["median_s"] / rows[0]["median_s"]
+    print(f"partitioned / whole time: {ratio:.4f}")
+    return rows
+
+
+def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Peak memory against tree size at a fixed C."""
+    model = build(args.model)
+    shapes = {"bushy": bushy_tree, "deep": deep_tree}
+    rows = []
+    for shape, unique, offload in [
+        *(("bushy", n, False) for n in (50_000, 100_000, 200_000, 400_000, 1_000_000)),
+        *(("deep", n, offload) for n in (50_000, 100_000) for offload in (False, True)),
+    ]:
+        forest = shapes[shape](np.random.default_rng(0), unique)
+        plan = plan_partitions(forest, args.capacity)
+        measured = step(model, forest, args.capacity, offload=offload)
+        rows.append(
+            {
+                "shape": shape,
+                "unique": forest.num_unique,
+                "flat": forest.num_flat,
+                "capacity": args.capacity,
+                "offload": offload,
+                "partitions": plan.num_partitions,
+                "depth": plan.depth,
+                "peak_live_tokens": plan.peak_live_tokens,
+                "seconds": round(measured.seconds, 2),
+                "peak_gib": round(measured.peak_bytes / 2**30, 2),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run one benchmark and write its CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmark", choices=("figure", "memory"))
+    parser.add_argument("--model", choices=MODELS, default="0.6b")
+    parser.add_argument("--capacity", type=int, default=32_768)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--commit", default=None)
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    args = parser.parse_args()
+    rows = {"figure": figure, "memory": memory}[args.benchmark](args)
+    commit = (
+        args.commit
+        or subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
+    provenance = {
+        "model": f"qwen3-{args.model} random bf16, gradient checkpointing",
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / f"partition_{args.benchmark}_{args.model}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=[*rows[0], *provenance])
+        writer.writeheader()
+        writer.writerows({**row, **provenance} for row in rows)
+    for row in rows:
+        print(row)
+
+
+def _sizes(draw: np.random.Generator, count: int, mean: int) -> list[int]:
+    return [int(size) for size in draw.integers(mean - 600, mean + 600, count)]
+
+
+def _kv_bytes(name: str) -> int:
+    return MODELS[name]["num_hidden_layers"] * 2 * 8 * 128 * 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Partitions on a GPU: bf16 close to the whole tree, offloaded keys and values bitwise the same, memory bounded by C."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from tree_rl.models import use_tree_attention
+from tree_rl.training.edges import plan_edges
+from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.readout import EdgeReadout, SlotValues
+from tree_rl.training.tree_step import wanted_everywhere
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CUDA = torch.device("cuda")
+VOCAB = 512
+
+
+def build(dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).to(CUDA).train()
+    use_tree_attention(model)
+    return model
+
+
+def bushy_rows(branches: int) -> list[np.ndarray]:
+    draw = np.random.default_rng(0)
+    trunk = draw.integers(1, VOCAB, 700)
+    middle = [np.concatenate([trunk, draw.integers(1, VOCAB, 300)]) for _ in range(3)]
+    return [np.concatenate([middle[i % 3], draw.integers(1, VOCAB, 200)]) for i in range(branches)]
+
+
+def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) -> tuple[dict[str, torch.Tensor], int]:
+    """Gradients of the mean negative log-prob, and the peak of allocated memory above the start."""
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), CUDA)
+    readout = EdgeReadout(plan, edges, device=CUDA)
+    weight_E = torch.bincount(edges.edge_of_flat_F[edges.edge_of_flat_F >= 0], minlength=len(edges.target_E))
+
+    def gradients(values: SlotValues) -> SlotValues:
+        return {"log_probs": -weight_E.to(values["log_probs"]) / forest.num_flat}
+
+    model.zero_grad()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run = PartitionedRun(model, forest, plan, readout, offload=offload)
+    assert "".join(run.train(gradients)) == run.training_ops
+    assert run.count.forward == run.count.backward == forest.num_unique
+    peak = torch.cuda.max_memory_allocated() - before
+    return {name: p.grad.clone() for name, p in model.named_parameters()}, peak
+
+
+def error(got: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> float:
+    off = sum(float((got[n].float() - g.float()).square().sum()) for n, g in truth.items())
+    return (off / sum(float(g.float().square().sum()) for g in truth.values())) ** 0.5
+
+
+@pytest.mark.parametrize("capacity", (256, 900, 2000))
+def test_float32_partitions_are_the_whole_tree(capacity: int) -> None:
+    model = build(torch.float32)
+    forest = Forest.from_rows(bushy_rows(12))
+    whole, _ = step(model, forest, forest.num_unique)
+    cut, _ = step(model, forest, capacity)
+    for name, reference in whole.items():
+        assert float((cut[name] - reference).norm() / reference.norm()) < 1e-5, name
+
+
+def test_bfloat16_partitions_are_as_close_to_float32_as_the_whole_tree() -> None:
+    forest = Forest.from_rows(bushy_rows(12))
+    truth, _ = step(build(torch.float32), forest, forest.num_unique)
+    model = build(torch.bfloat16)
+    whole, cut = (error(step(model, forest, capacity)[0], truth) for capacity in (forest.num_unique, 900))
+    print(f"bf16 gradient error: whole tree {whole:.4f}, partitions {cut:.4f}")
+    assert cut < 1.2 * whole
+
+
+def test_offloaded_keys_and_values_change_no_bit() -> None:
+    model = build(torch.bfloat16)
+    forest = Forest.from_rows(bushy_rows(12))
+    stay, _ = step(model, forest, 900)
+    leave, _ = step(model, forest, 900, offload=True)
+    for name, gradient in stay.items():
+        assert torch.equal(gradient, leave[name]), name
+
+
+def test_memory_of_bushy_trees_does_not_grow_with_the_tree() -> None:
+    model = build(torch.bfloat16)
+    small, large = (step(model, Forest.from_rows(bushy_rows(branches)), 1500)[1] for branches in (24, 240))
+    print(f"peak MiB: 24 branches {small / 2**20:.0f}, 240 branches {large / 2**20:.0f}")
+    assert large < 1.15 * small
