@@ -1,47 +1,250 @@
-"""The private names of verl that tree_rl rests on exist, with the signatures it calls."""
+"""Everything that tree_rl assumes of verl beyond its documented plug points: names, signatures, attributes."""
 
+import ast
 import inspect
+import re
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tree_rl.verl_plugin import compat
+import tree_rl.verl_plugin
+from tree_rl.verl_plugin import agent_loop, agent_loop_manager, compat, engine, hf_replica, sft, trainer, worker
+from tree_rl.verl_plugin.hf_server import HFServer
 
-# What our calls and overrides assume of verl, name by name.
-PARAMETERS = {
-    "FSDPEngineWithLMHead.__init__": ("model_config", "engine_config", "optimizer_config", "checkpoint_config"),
-    "FSDPEngineWithLMHead.forward_backward_batch": ("data", "loss_function", "forward_only"),
-    "FSDPEngineWithLMHead.forward_step": ("micro_batch", "loss_function", "forward_only"),
-    "FSDPEngineWithLMHead._build_module": (),
-    "FSDPEngineWithLMHead._build_fsdp_module": ("module",),
-    "FSDPEngineWithLMHead._gradient_sync_context": ("is_last_micro_batch",),
-    "FSDPEngineWithLMHead.get_data_parallel_group": (),
-    "FSDPEngineWithLMHead.get_data_parallel_size": (),
-    "EngineRegistry.register": ("model_type", "backend", "device", "vendor"),
-    "tensordict_utils.index_select_tensor_dict": ("batch", "indices"),
-    "tensordict_utils.assign_non_tensor": ("tensor_dict", "kwargs"),
-    "tensordict_utils.get_non_tensor_data": ("data", "key", "default"),
-    "get_init_weight_context_manager": ("use_meta_tensor", "mesh"),
-    "append_to_dict": ("data", "new_data", "prefix"),
-    "detach_tree": ("obj",),
+CALLED = """
+EngineRegistry.register(model_type, backend, device, vendor)
+FSDPEngineWithLMHead.forward_step(micro_batch, loss_function, forward_only)
+FSDPEngineWithLMHead._gradient_sync_context(is_last_micro_batch)
+FSDPEngineWithLMHead.get_data_parallel_group()
+FSDPEngineWithLMHead.get_data_parallel_rank()
+FSDPEngineWithLMHead.get_data_parallel_size()
+Metric.__init__(aggregation, value)
+Metric.aggregate()
+Metric.aggregate_dp(metric_lists)
+Metric.extend(values)
+PrecisionType.to_dtype(precision)
+KVBatchMeta.reorder(indexes)
+KVBatchMeta.select_keys(keys_to_select)
+TrainingWorker.set_loss_fn(loss_fn)
+AgentLoopWorkerTQ._run_agent_loop(sampling_params, trajectory, agent_name, trace, kwargs)
+append_to_dict(data, new_data, prefix)
+apply_greedy_sampling_params(params)
+apply_kl_penalty(data, kl_ctrl, kl_penalty)
+compute_advantage(data, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config)
+compute_rollout_correction_and_add_to_batch(batch, rollout_corr_config)
+destroy_global_process_group()
+detach_tree(obj)
+get_adv_estimator_fn(name_or_enum)
+get_device_id()
+get_device_name()
+get_init_weight_context_manager(use_meta_tensor, mesh)
+initialize_global_process_group(timeout_second)
+log_seqlen_unbalance(seqlen_list, partitions, prefix)
+masked_whiten(values, mask, shift_mean)
+need_critic(config)
+omega_conf_to_dataclass(config, dataclass_type)
+ppo_loss(config, model_output, data, dp_group)
+response_from_nested(tensor, response_mask)
+response_to_nested(tensor, response_mask)
+sft_loss(config, model_output, data, dp_group)
+upsample_batch_to_divisible_size(batch, batch_multiple, eos_token_id)
+value_loss(config, model_output, data, dp_group)
+tensordict_utils.assign_non_tensor(tensor_dict, kwargs)
+tensordict_utils.get(tensordict, key, default)
+tensordict_utils.get_non_tensor_data(data, key, default)
+tensordict_utils.index_select_tensor_dict(batch, indices)
+tensordict_utils.pop(tensordict, key, default)
+tensordict_utils.unwrap_non_tensor_data(data)
+transfer_queue.async_kv_batch_put(keys, partition_id, fields, tags, data_parser)
+transfer_queue.async_kv_put(key, partition_id, fields, tag, data_parser)
+transfer_queue.kv_batch_get(keys, partition_id, select_fields)
+transfer_queue.kv_batch_put(keys, partition_id, fields, tags, data_parser)
+"""
+"""Functions and methods that we call, with all their parameters."""
+
+OVERRIDDEN: dict[type, str] = {
+    engine.TreeFSDPEngineWithLMHead: """
+        FSDPEngineWithLMHead.__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+        FSDPEngineWithLMHead.forward_backward_batch(data, loss_function, forward_only)
+        FSDPEngineWithLMHead.optimizer_step()
+        FSDPEngineWithLMHead._build_module()
+        FSDPEngineWithLMHead._build_fsdp_module(module)
+    """,
+    worker.TreeTrainingWorker: """
+        TrainingWorker.__init__(config)
+        TrainingWorker.train_mini_batch(data)
+    """,
+    sft.SFTWorker: "TrainingWorker.train_batch(data)",
+    sft.TreeSFTTrainer: """
+        SFTTrainer._build_engine()
+        SFTTrainer._build_dataloader()
+    """,
+    worker.TreeActorRolloutRefWorker: "ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)",
+    trainer.TreeTrainerMixin: """
+        PPOTrainer.__init__(config)
+        PPOTrainer._init_resource_pool_mgr()
+        PPOTrainer.on_init_end()
+        PPOTrainer._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
+        PPOTrainer._compute_old_log_prob(batch, metrics)
+        PPOTrainer._compute_advantage(batch, metrics)
+        PPOTrainer._update_critic(batch, metrics)
+        PPOTrainer._update_actor(batch, metrics)
+        PPOTrainer._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+    """,
+    agent_loop_manager.TreeAgentLoopWorker: """
+        AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
+        AgentLoopWorkerTQ._agent_loop_postprocess(output, validate, kwargs)
+    """,
 }
+"""Hooks of verl that we replace, with all their parameters: renamed there, ours would silently never run."""
+
+ATTRIBUTES: dict[str, str] = {
+    "FSDPEngineWithLMHead": """
+        _autocast_dtype _is_offload_optimizer _is_offload_param device_mesh engine_config model_config module scaler
+    """,
+    "PPOTrainer": "actor_rollout_wg critic_wg config kl_ctrl_in_reward role_worker_mapping tokenizer use_critic",
+    "SFTTrainer": """
+        checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config
+        train_batch_size_per_dp train_dataloader train_dataset train_sampler training_client val_dataloader val_dataset
+        val_sampler
+    """,
+    "AgentLoopWorkerTQ": "config",
+    "AgentLoopManagerTQ": "agent_loop_workers_class",
+}
+"""Attributes that verl's instances have and ours read or replace."""
 
 
-@pytest.mark.parametrize("name", compat.PRIVATE_NAMES)
-def test_name_exists_where_compat_says(name: str) -> None:
-    module = import_module(compat.PRIVATE_NAMES[name])
-    resolved = getattr(compat, name)
-    assert resolved is getattr(module, name, None) or resolved is import_module(f"{module.__name__}.{name}")
+def names_of(table: str) -> list[str]:
+    return [line.strip() for line in table.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_signature_is_the_one_we_call(name: str) -> None:
-    first, *rest = name.split(".")
+def resolve(path: str) -> Any:
+    first, *rest = path.split(".")
     target = getattr(compat, first)
+    target = getattr(target, "__ray_actor_class__", target)
     for part in rest:
         target = getattr(target, part)
-    parameters = [p for p in inspect.signature(target).parameters if p not in ("self", "cls")]
-    assert parameters == list(PARAMETERS[name])
+    return target
+
+
+def parameters(function: Any) -> list[str]:
+    # Ray adds a tracing parameter to the methods of an actor class.
+    names = inspect.signature(function).parameters
+    return [name for name in names if name not in ("self", "cls") and not name.startswith("_ray")]
+
+
+def as_written(path: str) -> str:
+    return f"{path}({', '.join(parameters(resolve(path)))})"
+
+
+@pytest.mark.parametrize("name", [*compat.PRIVATE_NAMES, *compat.PRIVATE_MODULES])
+def test_name_exists_where_compat_says(name: str) -> None:
+    if name in compat.PRIVATE_MODULES:
+        assert getattr(compat, name) is import_module(compat.PRIVATE_MODULES[name])
+    else:
+        assert getattr(compat, name) is getattr(import_module(compat.PRIVATE_NAMES[name]), name)
+
+
+@pytest.mark.parametrize("module", compat.DOCUMENTED)
+def test_plug_points_are_where_verl_documents_them(module: str) -> None:
+    found = import_module(module)
+    assert [name for name in compat.DOCUMENTED[module] if not hasattr(found, name)] == []
+
+
+@pytest.mark.parametrize("module", tree_rl.verl_plugin.REGISTRATIONS)
+def test_a_module_whose_import_we_wait_for_exists(module: str) -> None:
+    assert import_module(module).__name__ == module
+
+
+@pytest.mark.parametrize("call", names_of(CALLED))
+def test_signature_is_the_one_we_call(call: str) -> None:
+    assert as_written(call.split("(")[0]) == call
+
+
+@pytest.mark.parametrize("call", [call for table in OVERRIDDEN.values() for call in names_of(table)])
+def test_overridden_method_has_verls_parameters(call: str) -> None:
+    ours = next(cls for cls, table in OVERRIDDEN.items() if call in names_of(table))
+    path = call.split("(")[0]
+    assert as_written(path) == call
+    assert parameters(getattr(ours, path.split(".")[1])) == parameters(resolve(path))
+
+
+@pytest.mark.parametrize("ours", OVERRIDDEN, ids=lambda cls: cls.__name__)
+def test_every_override_is_in_the_contract(ours: type) -> None:
+    listed = {call.split("(")[0].split(".")[1] for table in OVERRIDDEN.values() for call in names_of(table)}
+    mine = {name for cls in ours.__mro__ if cls.__module__.startswith("tree_rl.") for name in vars(cls)}
+    verls = {
+        name
+        for cls in ours.__mro__
+        if cls.__module__.startswith("verl.")
+        for name, value in vars(cls).items()
+        if inspect.isfunction(value)
+    }
+    assert mine & verls <= listed
+
+
+@pytest.mark.parametrize("base", ATTRIBUTES)
+def test_attributes_are_set_by_verl(base: str) -> None:
+    source = "".join(inspect.getsource(cls) for cls in resolve(base).__mro__ if cls.__module__.startswith("verl."))
+    names = ATTRIBUTES[base].split()
+    assert [name for name in names if not re.search(rf"self\.{name}(:[^=]+|, self\.\w+)* = ", source)] == []
+
+
+def test_verls_worker_group_knows_its_data_parallel_ranks() -> None:
+    source = inspect.getsource(compat.PPOTrainer._balance_batch)
+    assert "worker_group._dispatch_info[role] = dp_rank_mapping" in source
+    assert "worker_group._query_dispatch_info(role)" in source
+
+
+def test_registries_hold_what_we_registered() -> None:
+    assert {engine.LANGUAGE_MODEL, engine.VALUE_MODEL} <= set(compat.EngineRegistry._engines)
+    assert compat.TRAINER_REGISTRY["tree_sync"] is trainer.PPOTrainerTreeSync
+    assert compat._ROLLOUT_REGISTRY[("hf", "async")].endswith("hf_replica.HFServerAdapter")
+    assert worker.TreeActorRolloutRefWorker.actor_worker_cls is not compat.ActorRolloutRefWorker.actor_worker_cls
+    assert {compat.Role.Critic, compat.Role.ActorRollout} <= set(compat.Role)
+    assert {compat.AggregationType.SUM, compat.AggregationType.MAX} <= set(compat.AggregationType)
+
+
+def test_a_batch_says_what_we_read_of_it() -> None:
+    fields = inspect.signature(compat.KVBatchMeta).parameters
+    assert {"keys", "tags", "partition_id", "extra_info"} <= set(fields)
+
+
+def test_the_name_hf_resolves_on_both_sides() -> None:
+    get_rollout_class = import_module("verl.workers.rollout.base").get_rollout_class
+    get_replica_class = import_module("verl.workers.rollout.replica").get_rollout_replica_class
+    assert get_rollout_class("hf", "async") is hf_replica.HFServerAdapter
+    assert get_replica_class("hf") is hf_replica.HFReplica
+    for cls in (hf_replica.HFReplica, hf_replica.HFServerAdapter, agent_loop.TreeToolAgentLoop):
+        assert not inspect.isabstract(cls)
+
+
+def test_the_server_answers_every_method_that_verl_calls_on_one() -> None:
+    modules = ("verl.workers.rollout.replica", "verl.workers.rollout.llm_server")
+    source = "".join(inspect.getsource(import_module(module)) for module in modules)
+    called = set(re.findall(r"\bserver\.(\w+)\.remote\(", source))
+    assert {"generate", "sleep", "wake_up", "abort_all_requests"} <= called
+    assert {name for name in called if not hasattr(HFServer, name)} == set()
+
+
+def test_the_adapter_and_the_replica_take_verls_arguments() -> None:
+    base = import_module("verl.workers.rollout.base").BaseRollout
+    for method in ("resume", "release", "update_weights"):
+        ours = parameters(getattr(hf_replica.HFServerAdapter, method))
+        assert set(parameters(getattr(base, method))) - {"kwargs"} <= set(ours)
+    assert hf_replica.HFReplica.__init__ is import_module("verl.workers.rollout.replica").RolloutReplica.__init__
+
+
+def test_functions_of_private_modules_are_in_the_contract() -> None:
+    alias = {"tu": "tensordict_utils", "tq": "transfer_queue"}
+    used = set()
+    for path in Path(tree_rl.verl_plugin.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in alias:
+                used.add(f"{alias[node.value.id]}.{node.attr}")
+    assert used <= {call.split("(")[0] for call in names_of(CALLED)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

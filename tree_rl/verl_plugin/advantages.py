@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.utils.torch_functional import masked_whiten
 
+from tree_rl.verl_plugin.compat import compute_advantage, get_adv_estimator_fn, masked_whiten
 from tree_rl.verl_plugin.sessions import Sessions
 
 OUTCOME = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "gpg")

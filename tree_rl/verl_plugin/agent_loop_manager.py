@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import transfer_queue as tq
-from verl.experimental.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
-"""Every name of verl that is not a documented extension point, and the versions it was checked against.
+"""Every name of verl and TransferQueue that is no documented extension point, and the versions it was checked against.
 
-Names resolve on first use, so that a process pays only for the parts of verl it needs.
+Names resolve on first use: a process pays only for the parts of verl it needs. The plug points of verl's extension
+guide (`DOCUMENTED`) are imported where they are used; the rest passes through here and is held by one contract test.
 """
 
 import importlib
@@ -11,7 +12,21 @@ from packaging.specifiers import SpecifierSet
 
 SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
 
+DOCUMENTED: dict[str, tuple[str, ...]] = {
+    "verl.base_config": ("BaseConfig",),
+    "verl.experimental.agent_loop.agent_loop": ("AgentLoopBase", "AgentLoopMetrics", "AgentLoopOutput", "register"),
+    "verl.plugin.platform": ("PlatformBase", "PlatformRegistry", "get_platform"),
+    "verl.protocol": ("DataProto",),
+    "verl.single_controller.base.decorator": ("Dispatch", "make_nd_compute_dataproto_dispatch_fn", "register"),
+    "verl.trainer.ppo.v1.trainer_base": ("register_trainer",),
+    "verl.workers.config": ("FSDPEngineConfig", "HFModelConfig", "RolloutConfig", "TrainingWorkerConfig"),
+    "verl.workers.rollout.base": ("BaseRollout",),
+    "verl.workers.rollout.replica": ("RolloutMode", "RolloutReplica", "RolloutReplicaRegistry", "TokenOutput"),
+}
+"""Modules of verl that ours import directly -> the plug points that they may take from there."""
+
 PRIVATE_NAMES: dict[str, str] = {
+    # Engines.
     "BaseEngine": "verl.workers.engine.base",
     "EngineRegistry": "verl.workers.engine.base",
     "FSDPEngineWithLMHead": "verl.workers.engine.fsdp.transformer_impl",
@@ -20,7 +35,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "ppo_loss": "verl.workers.utils.losses",
     "sft_loss": "verl.workers.utils.losses",
     "value_loss": "verl.workers.utils.losses",
-    "tensordict_utils": "verl.utils",
     "Metric": "verl.utils.metric",
     "AggregationType": "verl.utils.metric",
     "append_to_dict": "verl.utils.py_functional",
@@ -28,13 +42,43 @@ PRIVATE_NAMES: dict[str, str] = {
     "get_init_weight_context_manager": "verl.utils.fsdp_utils",
     "get_device_id": "verl.utils.device",
     "get_device_name": "verl.utils.device",
+    # Workers.
+    "ActorRolloutRefWorker": "verl.workers.engine_workers",
+    "TrainingWorker": "verl.workers.engine_workers",
+    # Trainers.
+    "PPOTrainer": "verl.trainer.ppo.v1.trainer_base",
+    "PPOTrainerSync": "verl.trainer.ppo.v1.trainer_sync",
+    "TRAINER_REGISTRY": "verl.trainer.ppo.v1.trainer_base",
+    "Role": "verl.trainer.ppo.utils",
+    "need_critic": "verl.trainer.ppo.utils",
+    "apply_kl_penalty": "verl.trainer.ppo.ray_trainer",
+    "compute_advantage": "verl.trainer.ppo.ray_trainer",
+    "compute_rollout_correction_and_add_to_batch": "verl.trainer.ppo.rollout_corr_helper",
+    "get_adv_estimator_fn": "verl.trainer.ppo.core_algos",
+    "log_seqlen_unbalance": "verl.utils.seqlen_balancing",
+    "masked_whiten": "verl.utils.torch_functional",
+    "response_from_nested": "verl.workers.utils.padding",
+    "response_to_nested": "verl.workers.utils.padding",
+    "upsample_batch_to_divisible_size": "verl.trainer.ppo.padding_utils",
+    "KVBatchMeta": "transfer_queue",
+    # Supervised fine-tuning.
+    "SFTTrainer": "verl.trainer.sft_trainer",
+    "destroy_global_process_group": "verl.utils.distributed",
+    "initialize_global_process_group": "verl.utils.distributed",
     # Rollout side.
     "_ROLLOUT_REGISTRY": "verl.workers.rollout.base",
     "AgentLoopManagerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "AgentLoopWorkerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
+    "omega_conf_to_dataclass": "verl.utils.config",
 }
-"""Private or semi-public names of verl -> the module that defines them."""
+"""Private or semi-public names -> the module that defines them."""
+
+PRIVATE_MODULES: dict[str, str] = {
+    "tensordict_utils": "verl.utils.tensordict_utils",
+    "transfer_queue": "transfer_queue",
+}
+"""Modules of which several functions are called -> their import path."""
 
 
 def check_verl_version() -> str:
@@ -52,7 +96,14 @@ def check_verl_version() -> str:
     return installed
 
 
+def import_statement(name: str) -> str:
+    """Code that imports a private name, for a process in which nothing of tree_rl may be imported."""
+    return f"from {PRIVATE_NAMES[name]} import {name}"
+
+
 def __getattr__(name: str) -> Any:
+    if name in PRIVATE_MODULES:
+        return importlib.import_module(PRIVATE_MODULES[name])
     if name not in PRIVATE_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(PRIVATE_NAMES[name]), name)

@@ -18,7 +18,7 @@ import torch
 
 from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
-from tree_rl.verl_plugin.compat import SUPPORTED_VERL, get_device_name
+from tree_rl.verl_plugin.compat import SUPPORTED_VERL, get_device_name, import_statement
 from tree_rl.verl_plugin.tiny_tree import TreeError, measure_tree_error
 
 NEEDED = ("tree_rl", "verl", "torch", "transformers", "tensordict", "ray", "TransferQueue")
@@ -30,11 +30,10 @@ PROBE_SECONDS = 240
 HEAD_SIZE = 128
 
 # Runs where nothing of tree_rl has been imported, so that only verl's own plugin discovery can have loaded it.
-PROBE = """
+PROBE = f"""
 import json
-import verl.trainer.ppo.v1
-from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
-from verl.workers.engine import EngineRegistry
+{import_statement("TRAINER_REGISTRY")}
+{import_statement("EngineRegistry")}
 print(json.dumps([sorted(EngineRegistry._engines), sorted(TRAINER_REGISTRY)]))
 """
 LOAD_PLUGIN = """

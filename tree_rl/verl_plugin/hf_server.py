@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
+from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
 from tree_rl.verl_plugin.hf_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.hf_decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.hf_options import HFRolloutOptions

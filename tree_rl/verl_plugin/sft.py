@@ -17,12 +17,15 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorData
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
-from verl.trainer.sft_trainer import SFTTrainer
-from verl.utils.device import get_device_name
-from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 from verl.workers.config import TrainingWorkerConfig
-from verl.workers.utils.losses import sft_loss
 
+from tree_rl.verl_plugin.compat import (
+    SFTTrainer,
+    destroy_global_process_group,
+    get_device_name,
+    initialize_global_process_group,
+    sft_loss,
+)
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.engine import LANGUAGE_MODEL

@@ -5,23 +5,27 @@ from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.seqlen_balancing import log_seqlen_unbalance
-from verl.workers.utils.padding import response_from_nested, response_to_nested
+from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from tree_rl import __version__
 from tree_rl.verl_plugin.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups
+from tree_rl.verl_plugin.compat import (
+    KVBatchMeta,
+    PPOTrainer,
+    PPOTrainerSync,
+    Role,
+    apply_kl_penalty,
+    compute_rollout_correction_and_add_to_batch,
+    log_seqlen_unbalance,
+    response_from_nested,
+    response_to_nested,
+    upsample_batch_to_divisible_size,
+)
+from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.metrics import GroupOverlap, measure_group, overlap_metrics, update_metrics
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config

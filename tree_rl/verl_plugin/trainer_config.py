@@ -1,8 +1,8 @@
 """What `tree_sync` sets in verl's config, and what it refuses there, before any worker starts."""
 
 from omegaconf import DictConfig, open_dict
-from verl.trainer.ppo.utils import need_critic
 
+from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.engine import LANGUAGE_MODEL, VALUE_MODEL
 from tree_rl.verl_plugin.features import UnsupportedFeatureError
 

@@ -10,10 +10,9 @@ import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from tree_rl import __version__
-from tree_rl.verl_plugin.compat import EngineRegistry
+from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, EngineRegistry, TrainingWorker
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import VALUE_MODEL
 
