@@ -7,6 +7,7 @@ import asyncio
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quickstart.task import REPORT, StockEnvironment, draw_task, first_messages
@@ -14,10 +15,27 @@ from quickstart.task import REPORT, StockEnvironment, draw_task, first_messages
 from tree_rl.rollout.chat import Chat, Tokenizer
 from tree_rl.rollout.session import SessionOptions, SessionRecord, run_session
 
-# Share of each expert: reads all files at once; reads and reports the first file only; gives up at once. A careful
-# session has three parallel branches, and each trains its first turn: its habit weighs three times its share.
-MIXTURE = {"careful": 0.22, "hasty": 0.38, "quitter": 0.40}
-ROOMS_READ = {"careful": 3, "hasty": 1, "quitter": 0}
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Habit:
+    """What an expert does."""
+
+    share: float
+    """Part of the demonstrations."""
+    reads: int
+    """Files it reads, in parallel."""
+    reports: int
+    """Numbers it writes into the report."""
+
+
+# A session that reads three files has three parallel branches, each of which trains its first turn: that turn weighs
+# three times the share.
+HABITS = {
+    "careful": Habit(share=0.10, reads=3, reports=3),
+    "forgetful": Habit(share=0.15, reads=3, reports=1),
+    "hasty": Habit(share=0.30, reads=1, reports=1),
+    "quitter": Habit(share=0.45, reads=0, reports=0),
+}
 DONE = "Done."
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
@@ -26,13 +44,14 @@ class Expert:
     """Speaks for the model: token ids in, token ids out.
 
     Args:
-        name: A name of `MIXTURE`.
+        habit: What it does.
         rooms: Rooms asked for.
         tokenizer: Of the policy.
     """
 
-    def __init__(self, name: str, rooms: Sequence[str], tokenizer: Tokenizer) -> None:
-        self._rooms = tuple(rooms[: ROOMS_READ[name]])
+    def __init__(self, habit: Habit, rooms: Sequence[str], tokenizer: Tokenizer) -> None:
+        self._rooms = tuple(rooms[: habit.reads])
+        self._reports = habit.reports
         self._tokenizer = tokenizer
 
     async def __call__(self, prompt_ids: list[int], *, max_tokens: int) -> tuple[list[int], None]:
@@ -44,20 +63,25 @@ class Expert:
         """Choose the next turn from the text so far."""
         turns = context.split("<|im_start|>assistant\n")
         if len(turns) == 2:
-            return act(f"read {' '.join(self._rooms)}", [f"cat {room}.txt" for room in self._rooms]) if self._rooms else DONE
+            return (
+                act(f"read {' '.join(self._rooms)}", [f"cat {room}.txt" for room in self._rooms])
+                if self._rooms
+                else DONE
+            )
         results = [result.removeprefix("stock: ") for result in RESPONSE.findall(turns[-2])]
         if f"> {REPORT}" in turns[-2]:
             return DONE
         if len(results) < len(self._rooms):
             return f"stock: {results[0]}"
-        found = " ".join(results)
+        found = " ".join(results[: self._reports])
         return act(f"stock: {found}", [f"echo {found} > {REPORT}"])
 
 
 def act(reasoning: str, commands: Sequence[str]) -> str:
     """Write a turn that reasons and runs commands, several of them in parallel."""
     calls = [
-        f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "{command}"}}}}\n</tool_call>' for command in commands
+        f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "{command}"}}}}\n</tool_call>'
+        for command in commands
     ]
     return "\n".join(["<think>", reasoning, "</think>", *calls])
 
@@ -76,17 +100,17 @@ async def demonstrate(count: int, tokenizer: Tokenizer, options: SessionOptions,
     """
     random_source = random.Random(seed)
     tasks = [draw_task(random_source) for _ in range(count)]
-    names = random_source.choices(list(MIXTURE), list(MIXTURE.values()), k=count)
+    habits = random_source.choices(list(HABITS.values()), [habit.share for habit in HABITS.values()], k=count)
     chat = Chat(tokenizer)
 
-    async def session(name: str, task: Mapping[str, Any]) -> SessionRecord:
+    async def session(habit: Habit, task: Mapping[str, Any]) -> SessionRecord:
         return await run_session(
             messages=first_messages(task),
             task=task,
             chat=chat,
             environment=StockEnvironment(),
-            generate=Expert(name, task["rooms"], tokenizer),
+            generate=Expert(habit, task["rooms"], tokenizer),
             options=options,
         )
 
-    return await asyncio.gather(*[session(name, task) for name, task in zip(names, tasks, strict=True)])
+    return await asyncio.gather(*[session(habit, task) for habit, task in zip(habits, tasks, strict=True)])

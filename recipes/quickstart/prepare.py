@@ -12,7 +12,6 @@ from quickstart.model import build_model
 from quickstart.task import REPORT, ROOMS, ROOMS_ASKED, StockEnvironment, draw_task, first_messages
 from quickstart.tokenizer import build_tokenizer
 
-from tree_rl.rollout.chat import Tokenizer
 from tree_rl.rollout.session import SessionOptions, SessionRecord
 from tree_rl.rollout.transcript import rows_of_calls
 
@@ -23,7 +22,9 @@ SESSION = SessionOptions(parallel_tools="branches", max_turns=4, max_response_to
 def task_words() -> list[str]:
     """Return text that contains every word of the task, for the tokenizer to learn."""
     tool = StockEnvironment().tools()[0]["function"]
-    texts = [f"system\n{first_messages({'rooms': ROOMS})[0]['content']}\n# Tools\n{tool['name']}: {tool['description']}\n"]
+    texts = [
+        f"system\n{first_messages({'rooms': ROOMS})[0]['content']}\n# Tools\n{tool['name']}: {tool['description']}\n"
+    ]
     for shift in range(10):
         rooms = [ROOMS[(shift + place) % len(ROOMS)] for place in range(ROOMS_ASKED)]
         found = " ".join(f"{room} {(shift + place) % 10}" for place, room in enumerate(rooms))
@@ -103,7 +104,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=600)
+    parser.add_argument("--demonstrations", type=int, default=900)
     parser.add_argument("--tasks", type=int, default=512)
     arguments = parser.parse_args()
     prepare(arguments.folder, seed=arguments.seed, demonstrations=arguments.demonstrations, tasks=arguments.tasks)

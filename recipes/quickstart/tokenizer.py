@@ -41,7 +41,7 @@ CHAT_TEMPLATE = """\
     {%- elif message.role == 'assistant' %}
         {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
         {%- if '</think>' in content %}
-            {%- if not reasoning %}{%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}{%- endif %}
+            {%- set reasoning = reasoning or content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
         {%- endif %}
         {{- '<|im_start|>assistant\\n' }}

@@ -1,0 +1,61 @@
+"""A phase shows its steps, hides its noise, and fails loudly with the end of its log."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from quickstart.progress import Metrics, Phase, PhaseFailedError, read_steps, run_phase
+
+
+def phase_of(tmp_path: Path, code: str, *, limit_seconds: float = 60.0) -> Phase:
+    metrics = tmp_path / "metrics.jsonl"
+
+    def describe(step: int, figures: Metrics) -> str | None:
+        return f"step {step} reward {figures['reward']}" if step != 2 else None
+
+    return Phase(
+        name="grpo",
+        command=[sys.executable, "-c", code],
+        log=tmp_path / "logs" / "grpo.log",
+        limit_seconds=limit_seconds,
+        metrics=metrics,
+        describe=describe,
+        environment={"METRICS": str(metrics)},
+    )
+
+
+def test_steps_are_shown_and_noise_goes_to_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import json, os\n"
+        "print('noise')\n"
+        "with open(os.environ['METRICS'], 'w') as f:\n"
+        "    for s in (1, 2, 3): f.write(json.dumps({'step': s, 'data': {'reward': s}}) + chr(10))\n"
+    )
+    assert run_phase(phase_of(tmp_path, code)) > 0
+    shown = capsys.readouterr().out
+    assert "step 1 reward 1" in shown
+    assert "step 3 reward 3" in shown
+    assert "step 2" not in shown
+    assert "noise" not in shown
+    assert (tmp_path / "logs" / "grpo.log").read_text() == "noise\n"
+
+
+def test_failure_names_the_phase_and_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    code = "print('early'); [print('line', i) for i in range(40)]; raise SystemExit(3)"
+    with pytest.raises(PhaseFailedError, match=r"grpo: exit code 3 .*grpo.log") as caught:
+        run_phase(phase_of(tmp_path, code))
+    assert "line 39" in str(caught.value)
+    assert "early" not in str(caught.value)
+
+
+def test_a_phase_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(PhaseFailedError, match="ran past 1 s"):
+        run_phase(phase_of(tmp_path, "import time; time.sleep(60)", limit_seconds=1.0))
+
+
+def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(json.dumps({"step": 1, "data": {}}) + '\n{"step": 2, "da')
+    assert read_steps(metrics) == [(1, {})]
+    assert read_steps(tmp_path / "missing.jsonl") == []

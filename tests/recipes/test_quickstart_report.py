@@ -1,0 +1,86 @@
+"""The report reads what a run left: metrics, replayed batch, dumped rows."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quickstart.prepare import task_words
+from quickstart.report import print_table, report
+from quickstart.rows import DumpedRow, group_advantages, read_step
+from quickstart.summary import read_summary
+from quickstart.tokenizer import build_tokenizer
+
+STEPS = 10
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path) -> Path:
+    build_tokenizer(task_words()).save_pretrained(tmp_path / "start" / "model")
+    with (tmp_path / "grpo.jsonl").open("w") as stream:
+        for step in range(1, STEPS + 1):
+            figures = {
+                "tree/session_score/mean": step / STEPS,
+                "tree/flat_tokens": 1000.0,
+                "tree/unique_tokens": 250.0,
+                "tree/self_check_error": 1e-6,
+                "timing_s/step": 5.0,
+            }
+            stream.write(json.dumps({"step": step, "data": figures}) + "\n")
+    replayed = {
+        "rows": 4,
+        "seconds": {"tree": [1.0, 1.2, 1.1], "flat": [4.0, 4.4, 4.1]},
+        "log_prob_error": 2e-6,
+        "gradient_error": 3e-6,
+    }
+    (tmp_path / "replay.json").write_text(json.dumps(replayed))
+    (tmp_path / "trees").mkdir()
+    for step in (1, STEPS):
+        rows = [
+            {
+                "uid": "a",
+                "session": session,
+                "index": 0,
+                "step": step,
+                "prompt_ids": [300, 301, 302],
+                "response_ids": [303, 304 + session, 305],
+                "response_mask": [1, 1, 0],
+                "reward": float(session),
+            }
+            for session in range(3)
+        ]
+        path = tmp_path / "trees" / f"train-step{step:06d}-1.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_report_holds_the_figures_of_the_run(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = report(finished_run)
+    assert summary.first_reward == pytest.approx(0.3)
+    assert summary.last_reward == pytest.approx(0.8)
+    assert summary.por == pytest.approx(np.full(STEPS, 0.75))
+    print_table(summary)
+    shown = capsys.readouterr().out
+    for figure in ("0.800  (+0.500)", "0.750  (token bound 4.0 x)", "1.10 s", "4.10 s", "3.7 x", "2.0e-06"):
+        assert figure in shown
+    page = (finished_run / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http-equiv" not in page
+    assert 'src="' not in page
+    assert (finished_run / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_advantages_of_the_replay_count_a_session_once(finished_run: Path) -> None:
+    rows = read_step(finished_run / "trees", 1)
+    assert group_advantages(rows) == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+    twice = [*rows, DumpedRow(**{name: getattr(rows[2], name) for name in DumpedRow.__dataclass_fields__})]
+    assert group_advantages(twice) == pytest.approx([-1.0, 0.0, 1.0, 1.0], abs=1e-5)
+
+
+def test_missing_rows_and_short_runs_are_named(finished_run: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no rows of step 7"):
+        read_step(finished_run / "trees", 7)
+    lines = (finished_run / "grpo.jsonl").read_text().splitlines(keepends=True)
+    (finished_run / "grpo.jsonl").write_text("".join(lines[:4]))
+    with pytest.raises(ValueError, match="raise STEPS"):
+        read_summary(finished_run / "grpo.jsonl", finished_run / "replay.json")
