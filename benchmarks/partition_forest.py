@@ -102,8 +102,8 @@ def main() -> None:
     plan_partitions(Forest.from_rows([[1, 2]]), 1, solver="cp_sat")
     print(f"python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, solver limit {limit} s")
     print(
-        f"{'forest':<34}{'segments':>9}{'unique':>11}{'items':>7}{'bound':>7}{'heuristic':>23}{'ms':>8}"
-        f"{'auto':>23}{'ms':>8}{'util':>6}  proof"
+        f"{'forest':<34}{'segments':>9}{'unique':>11}{'items':>7}{'bound':>7}{'heuristic':>26}{'ms':>8}"
+        f"{'auto':>26}{'ms':>8}{'util':>6}  proof"
     )
     for name, (make, budget) in (LARGE | SMALL).items():
         forest = Forest.from_rows(make())
@@ -113,7 +113,7 @@ def main() -> None:
         bound = max(best.lower_bound, fewest_partitions(problem))
         print(
             f"{name:<34}{forest.num_segments:>9,}{forest.num_unique:>11,}{len(problem.length):>7,}{bound:>7,}"
-            f"{score(quick):>23}{1e3 * quick_s:>8.0f}{score(best):>23}{1e3 * best_s:>8.0f}{best.utilisation:>6.0%}"
+            f"{score(quick):>26}{1e3 * quick_s:>8.0f}{score(best):>26}{1e3 * best_s:>8.0f}{best.utilisation:>6.0%}"
             f"  {'optimal' if best.is_optimal else 'fewest' if best.num_partitions == bound else 'none'}"
         )
 

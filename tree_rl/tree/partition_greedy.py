@@ -66,14 +66,16 @@ def least_relayed(problem: CutProblem, partitions: int) -> int:
 
 
 def least_depth(problem: CutProblem, relayed_tokens: int) -> int:
-    """A lower bound on the depth of plans that relay so many tokens: what the longest path needs.
+    """A lower bound on the depth of plans that relay so many tokens.
+
+    L partitions on a path cover at most L * C tokens of it; a subtree that is not cut fits into the last with what
+    else it holds of the path.
 
     Args:
         problem: I items.
         relayed_tokens: more than 0 where something hangs from a cut.
     """
-    paths = zip(problem.past, problem.length, problem.children, strict=True)
-    longest = max((past + (length if below else 1) for past, length, below in paths), default=0)
+    longest = max((past + length for past, length in zip(problem.past, problem.length, strict=True)), default=0)
     return max(-(-longest // problem.capacity_tokens), 1 + (relayed_tokens > 0) if problem.length else 0)
 
 
