@@ -10,6 +10,7 @@ import datetime
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ from tree_rl.tree.partition import plan_partitions
 CUDA = torch.device("cuda")
 VOCAB = 151_936
 MODELS = {
-    "0.6b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
-    "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
 TRAINED_SHARE = 0.3
 """Share of tokens with a loss: what agents generate; the rest are prompts and observations."""
@@ -60,11 +61,10 @@ def build(name: str) -> Any:
 
 def agent_tree(draw: np.random.Generator) -> Forest:
     """A tree of the paper's size: 83k unique and about 164k flat tokens, branching at three depths."""
-    trunk = draw.integers(1, VOCAB, 9_000)
-    arms = [np.concatenate([trunk, draw.integers(1, VOCAB, size)]) for size in (9_000, 7_500, 6_500)]
-    rows = []
-    for arm, branches in zip(arms, (4, 3, 2), strict=True):
-        rows += [np.concatenate([arm, draw.integers(1, VOCAB, size)]) for size in _sizes(draw, branches, 5_650)]
+    trunk = draw.integers(1, VOCAB, 11_400)
+    arms = [np.concatenate([trunk, draw.integers(1, VOCAB, size)]) for size in (9_000, 8_000, 7_000)]
+    leaves = [8_600, 7_100, 9_100, 7_500, 8_300, 7_000]
+    rows = [np.concatenate([arms[i // 2], draw.integers(1, VOCAB, size)]) for i, size in enumerate(leaves)]
     return Forest.from_rows(rows)
 
 
@@ -111,7 +111,7 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     )
 
 
-def figure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def figure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The paper's tree whole and at C = 60k, interleaved, in one process."""
     model, forest = build(args.model), agent_tree(np.random.default_rng(0))
     capacities = {"whole": forest.num_unique, "partitioned": 60_000}
@@ -123,36 +123,31 @@ def figure(args: argparse.Namespace) -> list[dict[str, Any]]:
         for name, capacity in capacities.items():
             last[name] = step(model, forest, capacity)
             seconds[name].append(last[name].seconds)
-    rows = []
+    whole = statistics.median(seconds["whole"])
     for name, capacity in capacities.items():
         plan = plan_partitions(forest, capacity)
-        rows.append(
-            {
-                "run": name,
-                "unique": forest.num_unique,
-                "flat": forest.num_flat,
-                "capacity": capacity,
-                "partitions": plan.num_partitions,
-                "relayed_tokens": plan.relayed_tokens,
-                "forward_tokens": last[name].forward_tokens,
-                "backward_tokens": last[name].backward_tokens,
-                "median_s": round(statistics.median(seconds[name]), 4),
-                "min_s": round(min(seconds[name]), 4),
-                "max_s": round(max(seconds[name]), 4),
-                "peak_gib": round(last[name].peak_bytes / 2**30, 2),
-                "relayed_gib": round(plan.relayed_tokens * _kv_bytes(args.model) / 2**30, 3),
-            }
-        )
-    ratio = rows[1]["median_s"] / rows[0]["median_s"]
-    print(f"partitioned / whole time: {ratio:.4f}")
-    return rows
+        yield {
+            "run": name,
+            "unique": forest.num_unique,
+            "flat": forest.num_flat,
+            "capacity": capacity,
+            "partitions": plan.num_partitions,
+            "relayed_tokens": plan.relayed_tokens,
+            "forward_tokens": last[name].forward_tokens,
+            "backward_tokens": last[name].backward_tokens,
+            "median_s": round(statistics.median(seconds[name]), 4),
+            "time_over_whole": round(statistics.median(seconds[name]) / whole, 4),
+            "min_s": round(min(seconds[name]), 4),
+            "max_s": round(max(seconds[name]), 4),
+            "peak_gib": round(last[name].peak_bytes / 2**30, 2),
+            "relayed_gib": round(plan.relayed_tokens * _kv_bytes(args.model) / 2**30, 3),
+        }
 
 
-def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+def memory(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Peak memory against tree size at a fixed C."""
     model = build(args.model)
     shapes = {"bushy": bushy_tree, "deep": deep_tree}
-    rows = []
     for shape, unique, offload in [
         *(("bushy", n, False) for n in (50_000, 100_000, 200_000, 400_000, 1_000_000)),
         *(("deep", n, offload) for n in (50_000, 100_000) for offload in (False, True)),
@@ -160,22 +155,18 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
         forest = shapes[shape](np.random.default_rng(0), unique)
         plan = plan_partitions(forest, args.capacity)
         measured = step(model, forest, args.capacity, offload=offload)
-        rows.append(
-            {
-                "shape": shape,
-                "unique": forest.num_unique,
-                "flat": forest.num_flat,
-                "capacity": args.capacity,
-                "offload": offload,
-                "partitions": plan.num_partitions,
-                "depth": plan.depth,
-                "peak_live_tokens": plan.peak_live_tokens,
-                "seconds": round(measured.seconds, 2),
-                "peak_gib": round(measured.peak_bytes / 2**30, 2),
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        yield {
+            "shape": shape,
+            "unique": forest.num_unique,
+            "flat": forest.num_flat,
+            "capacity": args.capacity,
+            "offload": offload,
+            "partitions": plan.num_partitions,
+            "depth": plan.depth,
+            "peak_live_tokens": plan.peak_live_tokens,
+            "seconds": round(measured.seconds, 2),
+            "peak_gib": round(measured.peak_bytes / 2**30, 2),
+        }
 
 
 def main() -> None:
@@ -188,7 +179,6 @@ def main() -> None:
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     args = parser.parse_args()
-    rows = {"figure": figure, "memory": memory}[args.benchmark](args)
     commit = (
         args.commit
         or subprocess.run(
@@ -205,15 +195,14 @@ def main() -> None:
     }
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / f"partition_{args.benchmark}_{args.model}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[*rows[0], *provenance])
-        writer.writeheader()
-        writer.writerows({**row, **provenance} for row in rows)
-    for row in rows:
-        print(row)
-
-
-def _sizes(draw: np.random.Generator, count: int, mean: int) -> list[int]:
-    return [int(size) for size in draw.integers(mean - 600, mean + 600, count)]
+        writer: csv.DictWriter[str] | None = None
+        for row in {"figure": figure, "memory": memory}[args.benchmark](args):
+            print(row, flush=True)
+            if writer is None:
+                writer = csv.DictWriter(file, fieldnames=[*row, *provenance])
+                writer.writeheader()
+            writer.writerow({**row, **provenance})
+            file.flush()
 
 
 def _kv_bytes(name: str) -> int:

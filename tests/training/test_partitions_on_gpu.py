@@ -1,4 +1,4 @@
-"""Partitions on a GPU: bf16 close to the whole tree, offloaded keys and values bitwise the same, memory bounded by C."""
+"""Partitions on a GPU: close to the whole tree, offloaded keys and values bitwise the same, memory bounded by C."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def build(dtype: torch.dtype) -> Any:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).to(CUDA).train()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(CUDA, dtype).train()
     use_tree_attention(model)
     return model
 

@@ -55,9 +55,6 @@ class Gateway:
             if torch.is_grad_enabled():
                 # An edge instead of the tensor: its memory is then free to leave the device.
                 self._edges.append([get_gradient_edge(tensor) for tensor in gathered])
-                self._kept_gradient.append([_zeros(key), _zeros(value)])
-        if torch.is_grad_enabled():
-            self._past_gradient = [[self._to_store(_zeros(tensor)) for tensor in pair] for pair in self.past]
 
     def past_of_child(self, path: torch.Tensor) -> list[KeyValue]:
         """Past of a child partition: [P + len(path), H, D] per layer, without graph.
@@ -80,18 +77,26 @@ class Gateway:
     def receive(self, gradients: Sequence[Sequence[torch.Tensor]], path: torch.Tensor) -> None:
         """Add what a child sends back for its past: the part of our own past, then the path.
 
+        Sums are made when the first child reports, so that on a long path of partitions only one set is alive.
+
         Args:
-            gradients: float32 [P + len(path), H, D] per layer, for keys and values.
+            gradients: float32 [P + len(path), H, D] per layer, for keys and values; owned by this gateway from now on.
             path: as given to `past_of_child`.
         """
         past_length = len(self.past[0][0]) if self.past else 0
-        for layer, pair in enumerate(gradients):
-            for kind, gradient in enumerate(pair):
-                arrived = self._to_store(gradient)
-                if past_length:
-                    self._past_gradient[layer][kind] += arrived[:past_length]
+        arrived = [[self._to_store(gradient) for gradient in pair] for pair in gradients]
+        if not self._kept_gradient:
+            self._kept_gradient = [[_zeros(tensor) for tensor in pair] for pair in self._kept]
+        if past_length and not self._past_gradient:
+            self._past_gradient = [[gradient[:past_length] for gradient in pair] for pair in arrived]
+        elif past_length:
+            for pair, sums in zip(arrived, self._past_gradient, strict=True):
+                for gradient, total in zip(pair, sums, strict=True):
+                    total += gradient[:past_length]
+        for pair, sums in zip(arrived, self._kept_gradient, strict=True):
+            for gradient, total in zip(pair, sums, strict=True):
                 # Indices of a path are distinct: plain indexing adds each once, deterministically.
-                self._kept_gradient[layer][kind][path.to(arrived.device)] += arrived[past_length:]
+                total[path.to(gradient.device)] += gradient[past_length:]
 
     def backward(self, loss: torch.Tensor) -> list[list[torch.Tensor]]:
         """One traversal from the loss and the relayed keys and values; returns the gradients for the parent.
@@ -114,9 +119,12 @@ class Gateway:
         upward = []
         for layer, pair in enumerate(self.past):
             sums = [_as_float(tensor) for tensor in pair]
+            for tensor in pair:
+                tensor.grad = None
             if self._past_gradient:
-                passed = self._past_gradient[layer]
-                sums = [own + more.to(own.device) for own, more in zip(sums, passed, strict=True)]
+                for total, passed in zip(sums, self._past_gradient[layer], strict=True):
+                    total += passed.to(total.device)
+                self._past_gradient[layer] = []
             upward.append(sums)
         return upward
 
@@ -139,4 +147,4 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_float(leaf: torch.Tensor) -> torch.Tensor:
     """A leaf's gradient in at least float32; zeros where nothing read it."""
-    return _zeros(leaf) if leaf.grad is None else leaf.grad.to(_accumulation_dtype(leaf.dtype))
+    return _zeros(leaf) if leaf.grad is None else leaf.grad.to(_accumulation_dtype(leaf.dtype), copy=True)
