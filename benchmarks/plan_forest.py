@@ -77,7 +77,9 @@ def main() -> None:
         extra = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         groups = [np.flatnonzero(forest.tree_of_row == tree) for tree in range(min(forest.num_trees, 600))]
-        pack = median_seconds(partial(pack_groups, forest, groups, max_tokens=65_536))
+        roots = forest.segments.parent == -1
+        largest = int((forest.segments.subtree_end - forest.segments.start)[roots].max())
+        pack = median_seconds(partial(pack_groups, forest, groups, max_tokens=max(65_536, largest)))
         measure = median_seconds(partial(measure_forest, forest))
         print(
             f"{name:<26}{forest.num_flat:>12,}{forest.num_unique:>12,}{forest.num_segments:>10,}"

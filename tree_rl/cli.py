@@ -13,10 +13,12 @@ import typer
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
-from tree_rl.inspection.report import plan_micro_batches, report_groups, total_of
+from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row import Row, RowFileError
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.text import format_plan, format_report
+from tree_rl.inspection.run_plan import plan_run
+from tree_rl.inspection.run_plan_text import format_run_plan
+from tree_rl.inspection.text import format_report
 
 INPUT_ERROR = 2
 """Exit code when the input cannot be used."""
@@ -28,12 +30,12 @@ Tokenizer = Annotated[Path | None, typer.Option(help="Hugging Face tokenizer fol
 RowsOption = Annotated[RowsPer, typer.Option("--rows", help="Chat messages: one row per trajectory or per model call.")]
 GroupBy = Annotated[str | None, typer.Option(help="Column of the group; default uid, group, group_id or task_id.")]
 Model = Annotated[Path | None, typer.Option(help="config.json of the model: FLOP bound and vocabulary size.")]
-Groups = Annotated[int, typer.Option(help="Groups to list, in the order of the file.", min=0)]
+Groups = Annotated[int, typer.Option(help="Groups to list.", min=0)]
 Draw = Annotated[tuple[Picture, Path] | None, typer.Option(help="Draw one group to a file; - is the terminal.")]
 DrawGroup = Annotated[
     str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
 ]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Unique tokens of a micro-batch.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
 
 
@@ -69,11 +71,12 @@ def plan_file(
     rows_per: RowsOption = RowsPer.TRIAL,
     group_by: GroupBy = None,
     model: Model = None,
+    groups: Groups = 20,
 ) -> None:
-    """Pack the rows in FILE into micro-batches, groups whole, and compare with rows that share nothing."""
+    """Show how each group of rows in FILE would run, whole or in partitions, beside rows that share nothing."""
     with _input_errors():
         rows = _read(file, tokenizer, rows_per, group_by, model)
-        typer.echo(format_plan(plan_micro_batches(rows, max_tokens), max_tokens, [row.name for row in rows]))
+        typer.echo(format_run_plan(plan_run(rows, max_tokens), at_most=groups))
 
 
 @app.command("doctor")

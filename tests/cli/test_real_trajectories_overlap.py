@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from tree_rl.cli import app
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import QWEN2_5_7B
-from tree_rl.inspection.report import plan_micro_batches, report_groups, total_of
+from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.run_plan import plan_run
 from tree_rl.tree.branching import BranchCause
 
 
@@ -39,13 +40,27 @@ def test_each_sampled_token_is_trained_once_per_trial(airline_trajectories: Path
     assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
 
 
-def test_micro_batches_hold_every_row_once_within_the_budget(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+def test_a_plan_computes_every_token_once(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
     rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=RowsPer.CALL)
-    plan = plan_micro_batches(rows, 16384)
-    packed = np.sort(np.concatenate([batch.rows for batch in plan.tree.micro_batches]))
-    assert np.array_equal(packed, np.arange(len(rows)))
-    assert max(batch.unique_tokens for batch in plan.tree.micro_batches) <= 16384
-    assert len(plan.tree.micro_batches) < len(plan.flat.micro_batches) / 5
+    unique = total_of(report_groups(rows)).overlap.unique_tokens
+    for max_tokens in (16384, 8192):
+        plan = plan_run(rows, max_tokens)
+        assert plan.whole.unique_tokens + sum(len(part.partition_of_token) for part in plan.partitioned) == unique
+        sizes = [batch.unique_tokens for batch in plan.whole.micro_batches]
+        sizes += [partition.num_tokens for part in plan.partitioned for partition in part.partitions]
+        assert sum(sizes) == unique
+        assert max(sizes) <= max_tokens
+        assert len(sizes) < len(plan.flat.micro_batches) / 5
+        assert plan.partitioned
+
+
+def test_command_says_how_each_group_runs(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+    arguments = ["plan", str(airline_trajectories), "--tokenizer", str(qwen_tokenizer), "--rows", "call"]
+    result = CliRunner().invoke(app, [*arguments, "--max-tokens", "16384", "--groups", "50"])
+    assert result.exit_code == 0, result.output
+    kinds = [line.split()[3] for line in result.output.splitlines()[9:59]]
+    assert kinds == ["partitioned"] * kinds.count("partitioned") + ["whole"] * kinds.count("whole")
+    assert min(kinds.count("partitioned"), kinds.count("whole")) > 0
 
 
 def test_command_prints_totals_and_draws(airline_trajectories: Path, qwen_tokenizer: Path, tmp_path: Path) -> None:

@@ -73,7 +73,10 @@ def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
     planned = CliRunner().invoke(app, ["plan", path, "--max-tokens", "8"])
     assert (inspected.exit_code, planned.exit_code) == (0, 0)
     assert "sampling" in inspected.output
-    assert planned.output.splitlines()[2].split()[:3] == ["tree", "2", "13"]
+    assert planned.output.splitlines()[2].split()[:4] == ["tree", "2", "2", "13"]
+    cut = CliRunner().invoke(app, ["plan", path, "--max-tokens", "6"]).output
+    assert cut.splitlines()[2].split()[:4] == ["tree", "2", "3", "13"]
+    assert "partitioned" in cut and "partitioned" not in planned.output
 
 
 def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:

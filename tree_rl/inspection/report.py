@@ -1,4 +1,4 @@
-"""The overlap of each group of rows and of the whole file, and how its groups pack into micro-batches."""
+"""The overlap of each group of rows and of the whole file."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged
 from tree_rl.tree.branching import BranchCause, classify_branches, count_causes
 from tree_rl.tree.overlap import Overlap, combine, measure_forest
-from tree_rl.tree.packing import Packing, pack_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,16 +23,6 @@ class GroupReport:
     """Rows, unique and flat tokens, and the bounds on the speed-up."""
     causes: Counter[BranchCause]
     """Branches by what made them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackingPlan:
-    """Micro-batches of the rows as trees, and as rows without sharing."""
-
-    tree: Packing
-    """Groups whole, by unique tokens."""
-    flat: Packing
-    """Row by row, by all tokens."""
 
 
 def rows_by_group(rows: list[Row]) -> dict[str, list[int]]:
@@ -84,27 +73,6 @@ def total_of(reports: list[GroupReport]) -> GroupReport:
         trees=sum(report.trees for report in reports),
         overlap=combine([report.overlap for report in reports]),
         causes=causes,
-    )
-
-
-def plan_micro_batches(rows: list[Row], max_tokens: int) -> PackingPlan:
-    """Pack groups whole into micro-batches, and for comparison rows one by one.
-
-    Args:
-        rows: the rows.
-        max_tokens: budget of a micro-batch in tokens that it computes.
-
-    Returns:
-        Both packings.
-
-    Raises:
-        ValueError: a budget below 1.
-    """
-    ids = [row.token_ids for row in rows]
-    alone = Forest.from_rows(ids, merge_key=list(range(len(rows))))
-    return PackingPlan(
-        tree=pack_groups(forest_of(rows), list(rows_by_group(rows).values()), max_tokens=max_tokens),
-        flat=pack_groups(alone, [[index] for index in range(len(rows))], max_tokens=max_tokens),
     )
 
 

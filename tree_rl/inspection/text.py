@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from tree_rl.inspection.report import GroupReport, PackingPlan
+from tree_rl.inspection.report import GroupReport
 from tree_rl.tree.cost import ModelShape
-from tree_rl.tree.packing import Packing
 
 COLUMNS = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
 
@@ -38,31 +37,6 @@ def format_causes(report: GroupReport) -> str:
     return format_table(("branches because of", "count"), lines)
 
 
-def format_plan(plan: PackingPlan, max_tokens: int, names: Sequence[str]) -> str:
-    """Micro-batches of the plan beside those of the rows without sharing.
-
-    Args:
-        plan: both packings.
-        max_tokens: the budget.
-        names: name of each row, for the ones that alone exceed the budget.
-
-    Returns:
-        Several lines.
-    """
-    lines = [_packing_cells("tree", plan.tree, max_tokens), _packing_cells("rows", plan.flat, max_tokens)]
-    table = format_table(("", "micro-batches", "tokens", "utilisation", "largest", "repeated tokens"), lines)
-    notes = []
-    if plan.tree.split_groups:
-        notes.append(
-            f"{len(plan.tree.split_groups)} groups exceed {max_tokens:,} unique tokens and are split; "
-            "each piece repeats its prefix."
-        )
-    if plan.tree.oversized_rows:
-        shown = "; ".join(names[row] for row in plan.tree.oversized_rows[:3])
-        notes.append(f"{len(plan.tree.oversized_rows)} rows alone exceed the budget ({shown}; ...): raise it.")
-    return "\n".join([table, *notes])
-
-
 def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush_left: int = 1) -> str:
     """Columns of equal width, the first ones flush left, the others flush right."""
     widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
@@ -91,10 +65,3 @@ def _cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
         f"{sum(report.causes.values()):,}",
         f"{overlap.depth:,}",
     )
-
-
-def _packing_cells(name: str, packing: Packing, max_tokens: int) -> tuple[str, ...]:
-    sizes = [batch.unique_tokens for batch in packing.micro_batches]
-    utilisation = sum(sizes) / (len(sizes) * max_tokens)
-    repeated = f"{packing.repeated_tokens:,}"
-    return (name, f"{len(sizes):,}", f"{sum(sizes):,}", f"{utilisation:.1%}", f"{max(sizes):,}", repeated)

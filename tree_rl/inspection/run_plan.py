@@ -1,0 +1,81 @@
+"""How the engine would run the groups of a file within a token budget: whole, packed together, or in partitions."""
+
+from dataclasses import dataclass
+
+from tree_rl.inspection.report import forest_of, rows_by_group
+from tree_rl.inspection.row import Row
+from tree_rl.tree import Forest
+from tree_rl.tree.packing import Packing, pack_groups
+from tree_rl.tree.partition import PartitionPlan, plan_partitions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRun:
+    """How one group runs."""
+
+    name: str
+    """The group's value in the file."""
+    num_rows: int
+    """Its rows."""
+    unique_tokens: int
+    """Tokens that it computes: each once, whole or partitioned."""
+    partitions: PartitionPlan | None
+    """None where the group fits the budget and runs whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """Forwards of the groups as trees, and of the same rows without sharing."""
+
+    max_tokens: int
+    """The budget."""
+    groups: tuple[GroupRun, ...]
+    """All groups, in the order of the file."""
+    whole: Packing
+    """Micro-batches of the groups that fit, by unique tokens."""
+    flat: Packing
+    """Micro-batches of the rows that fit, by all tokens, nothing shared."""
+    oversized_rows: tuple[Row, ...]
+    """Rows that alone exceed the budget. Without trees each is a micro-batch, and does not keep to the budget."""
+
+    @property
+    def partitioned(self) -> list[PartitionPlan]:
+        """Plans of the groups beyond the budget."""
+        return [group.partitions for group in self.groups if group.partitions is not None]
+
+
+def plan_run(rows: list[Row], max_tokens: int) -> RunPlan:
+    """Plan every group as the engine does with `tree.mode: tree` and `tree.scope: uid`.
+
+    Args:
+        rows: the rows.
+        max_tokens: C, most unique tokens of a forward.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: a budget below 1.
+    """
+    forest = forest_of(rows)
+    groups, whole = [], []
+    for name, members in rows_by_group(rows).items():
+        part = forest.select_rows(members)
+        fits = part.num_unique <= max_tokens
+        whole += [members] if fits else []
+        group = GroupRun(
+            name=name,
+            num_rows=len(members),
+            unique_tokens=part.num_unique,
+            partitions=None if fits else plan_partitions(part, max_tokens),
+        )
+        groups.append(group)
+    alone = Forest.from_rows([row.token_ids for row in rows], merge_key=list(range(len(rows))))
+    fitting = [[index] for index, row in enumerate(rows) if len(row.token_ids) <= max_tokens]
+    return RunPlan(
+        max_tokens=max_tokens,
+        groups=tuple(groups),
+        whole=pack_groups(forest, whole, max_tokens=max_tokens),
+        flat=pack_groups(alone, fitting, max_tokens=max_tokens),
+        oversized_rows=tuple(row for row in rows if len(row.token_ids) > max_tokens),
+    )
