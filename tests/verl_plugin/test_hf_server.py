@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine_harness import save_model, tiny_qwen3
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.verl_plugin.hf_server import HFServer
@@ -15,25 +16,11 @@ from tree_rl.verl_plugin.hf_weights import load, pack
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        eos_token_id=1,
-        tie_word_embeddings=True,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(vocab_size=64, eos_token_id=1))
     vocabulary = {f"t{i}": i for i in range(64)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t1", pad_token="t0").save_pretrained(path)
-    return path
+    return str(path)
 
 
 def build_server(model_path: str, **rollout: Any) -> HFServer:
