@@ -30,21 +30,23 @@ STYLE = {
 }
 
 
-def draw_report(summary: Summary, forest: Forest, path: Path) -> None:
+def draw_report(summary: Summary, first: Forest, last: Forest, path: Path) -> None:
     """Draw all figures on one page.
 
     Args:
         summary: The run.
-        forest: Rows of one task.
+        first: Rows of one task at the first step.
+        last: The same at the last step.
         path: A png or svg file.
     """
     with pyplot.rc_context(STYLE):
-        figure = pyplot.figure(figsize=(13, 9.5), layout="constrained")
-        grid = figure.add_gridspec(2, 6, height_ratios=(1, 1.25))
+        figure = pyplot.figure(figsize=(14, 10), layout="constrained")
+        grid = figure.add_gridspec(2, 6, height_ratios=(1, 1.5))
         draw_reward(figure.add_subplot(grid[0, :2]), summary)
         draw_tokens(figure.add_subplot(grid[0, 2:4]), summary)
         draw_times(figure.add_subplot(grid[0, 4:]), summary)
-        draw_tree(figure.add_subplot(grid[1, :]), forest)
+        draw_tree(figure.add_subplot(grid[1, :3]), first, "One task at step 1")
+        draw_tree(figure.add_subplot(grid[1, 3:]), last, f"One task at step {len(summary.reward)}")
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
@@ -57,9 +59,11 @@ def draw_reward(axes: Axes, summary: Summary) -> None:
         (steps[-EDGE_STEPS:], summary.last_reward),
     ):
         axes.axvspan(span[0] - 0.5, span[-1] + 0.5, color=SHADE, linewidth=0)
-        axes.annotate(f"mean {value:.2f}", (span.mean(), 0.03), ha="center", color=ACCENT, weight="bold")
+        axes.annotate(f"{value:.2f}", (span.mean(), 0.03), ha="center", color=ACCENT, weight="bold")
     axes.plot(steps, summary.reward, color=ACCENT, marker="o", markersize=3.5, linewidth=1.6)
-    axes.set(title="Reward", xlabel="GRPO step", ylim=(0, 1.02), xlim=(0.5, len(steps) + 0.5))
+    axes.set(
+        title="Reward (shaded: mean of five steps)", xlabel="GRPO step", ylim=(0, 1.02), xlim=(0.5, len(steps) + 0.5)
+    )
 
 
 def draw_tokens(axes: Axes, summary: Summary) -> None:
@@ -67,7 +71,7 @@ def draw_tokens(axes: Axes, summary: Summary) -> None:
     steps = np.arange(1, len(summary.reward) + 1)
     axes.bar(steps, summary.flat_tokens / 1e3, color=SHADE, width=0.85, label="rows (flat tokens)")
     axes.bar(steps, summary.unique_tokens / 1e3, color=ACCENT, width=0.85, label="trees (unique tokens)")
-    axes.set(title=f"Tokens of an update: {summary.por.mean():.0%} saved", xlabel="GRPO step", ylabel="thousand")
+    axes.set(title=f"Tokens of an update: {summary.overall_por:.0%} saved", xlabel="GRPO step", ylabel="thousand")
     axes.set_ylim(0, summary.flat_tokens.max() / 1e3 * 1.28)
     axes.legend(frameon=False, loc="upper left", fontsize=9)
 
@@ -94,7 +98,7 @@ def draw_times(axes: Axes, summary: Summary) -> None:
     )
 
 
-def draw_tree(axes: Axes, forest: Forest) -> None:
+def draw_tree(axes: Axes, forest: Forest, name: str) -> None:
     """A forest: x is the token position, a bar a segment, darker with more rows through it."""
     segments = forest.segments
     lanes = _lanes(forest)
@@ -117,11 +121,10 @@ def draw_tree(axes: Axes, forest: Forest) -> None:
                 color=ink,
                 fontsize=8,
             )
-    title = (
-        f"Trajectories of one task as a tree: {forest.num_rows} rows, {forest.num_flat:,} tokens, "
-        f"{forest.num_unique:,} of them unique (numbers: rows through a segment)"
+    title = f"{name}: {forest.num_rows} rows, {forest.num_flat:,} tokens, {forest.num_unique:,} unique"
+    axes.set(
+        title=title, xlabel="token position (numbers: rows through a segment)", yticks=[], ylim=(max(lanes) + 1, -1)
     )
-    axes.set(title=title, xlabel="token position", yticks=[], ylim=(max(lanes) + 1, -1))
     axes.spines["left"].set_visible(False)
 
 

@@ -110,8 +110,8 @@ def report(folder: Path) -> Summary:
     """
     summary = read_summary(folder / "grpo.jsonl", folder / "replay.json")
     first, last = (largest_group(read_step(folder / "trees", step)) for step in (1, len(summary.reward)))
-    draw_report(summary, forest_of(last), folder / "report.png")
-    draw_report(summary, forest_of(last), folder / "charts.svg")
+    for name in ("report.png", "charts.svg"):
+        draw_report(summary, forest_of(first), forest_of(last), folder / name)
     charts = (folder / "charts.svg").read_text(encoding="utf-8")
     (folder / "charts.svg").unlink()
     write_html(folder / "report.html", summary, charts[charts.index("<svg") :], first, last, folder / "start" / "model")

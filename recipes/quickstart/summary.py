@@ -68,6 +68,11 @@ class Summary:
         """Potential overlap ratio: the share of flat tokens that trees need not compute."""
         return 1.0 - self.unique_tokens / self.flat_tokens
 
+    @property
+    def overall_por(self) -> float:
+        """The same over all steps together."""
+        return float(1.0 - self.unique_tokens.sum() / self.flat_tokens.sum())
+
 
 def read_summary(metrics: Path, replayed: Path) -> Summary:
     """Read a run.
@@ -103,7 +108,6 @@ def read_summary(metrics: Path, replayed: Path) -> Summary:
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return the table: what, and its value."""
-    saved = summary.unique_tokens.sum() / summary.flat_tokens.sum()
     return [
         (f"mean reward, first {EDGE_STEPS} steps", f"{summary.first_reward:.3f}"),
         (
@@ -112,7 +116,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("flat tokens a step", f"{summary.flat_tokens.mean():,.0f}"),
         ("unique tokens a step", f"{summary.unique_tokens.mean():,.0f}"),
-        ("POR (tokens that trees save)", f"{1 - saved:.3f}  (token bound {1 / saved:.1f} x)"),
+        (
+            "POR (tokens that trees save)",
+            f"{summary.overall_por:.3f}  (token bound {1 / (1 - summary.overall_por):.1f} x)",
+        ),
         (f"update as trees, {summary.replay_rows} rows", str(summary.tree)),
         ("update as rows, the same batch", str(summary.flat)),
         ("speed-up of the update", f"{summary.flat.median / summary.tree.median:.1f} x"),
