@@ -1,4 +1,4 @@
-"""Ranks with unequal trees on several GPUs: partitions in lock-step against the same trees whole and against stock verl.
+"""Ranks with unequal trees on several GPUs: partitions in lock-step against the same trees whole.
 
 torchrun --nproc-per-node 4 benchmarks/lock_step_gpus.py --model 0.6b --out docs/benchmarks
 """
@@ -110,8 +110,11 @@ def run(engine: Any, tree: TreeConfig, rows: list[np.ndarray]) -> dict[str, Any]
 
 
 def engine_tokens(output: dict[str, Any]) -> float:
-    """Unique tokens of all ranks."""
-    return output["metrics"]["tree/unique_tokens"].aggregate()
+    """Unique tokens of all ranks; the metric is this rank's count times their number."""
+    world = torch.distributed.get_world_size()
+    tokens = torch.tensor([output["metrics"]["tree/unique_tokens"].aggregate() / world], device="cuda")
+    torch.distributed.all_reduce(tokens)
+    return float(tokens)
 
 
 def error(got: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
