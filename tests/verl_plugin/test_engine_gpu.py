@@ -95,3 +95,32 @@ def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Pat
     print(f"bf16 gradient error against float32: rows alone {stock_error}, tree {tree_error}")
     excess = tree_error - stock_error
     assert excess.mean() <= 2 * excess.std(ddof=1) / len(excess) ** 0.5
+
+
+def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path) -> None:
+    loss = actor_loss("vanilla", "token-mean")
+    rows = [row for seed in range(12) for row in agent_rows(seed)]
+    expected = run(
+        build_engine(model_path, tree=TreeConfig(mode="tree")), ppo_batch(rows, calculate_entropy=True), loss
+    )
+    peak = torch.cuda.max_memory_allocated()
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.85 * peak / total)
+        got = run(engine, ppo_batch(rows, calculate_entropy=True), loss)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine.out_of_memory == 1
+    assert got["metrics"]["tree/out_of_memory"].aggregate() == 1
+    assert gradient_error(got, expected) < 1e-5
+
+
+def test_auto_budget_follows_from_the_first_update(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens="auto"))
+    run(engine, ppo_batch(agent_rows(), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    learnt = engine.auto_budget.tokens
+    assert learnt is not None and learnt >= 1024
+    run(engine, ppo_batch(agent_rows(1), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    assert engine.auto_budget.tokens == learnt

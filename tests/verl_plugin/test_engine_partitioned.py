@@ -113,7 +113,7 @@ def test_inference_in_partitions(stock: Any, tree_engines: dict[int, Any]) -> No
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The ops of an update, as the engine agreed on them."""
-    from tree_rl.verl_plugin import engine as engine_module
+    from tree_rl.verl_plugin import engine_run as engine_module
 
     seen: list[str] = []
     original = engine_module.run_in_step

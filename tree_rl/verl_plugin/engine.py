@@ -4,14 +4,9 @@ Every unique token runs once; log-probs, entropies and values are scattered back
 functions, metrics, checkpoints and weight sync follow unchanged.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed
 from tensordict import TensorDict
 
 from tree_rl.training.edges import plan_edges
@@ -20,164 +15,21 @@ from tree_rl.training.tree_step import TreeInputs, tree_log_probs, tree_values
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import PartitionPlan
 from tree_rl.verl_plugin import compat
-from tree_rl.verl_plugin.compat import (
-    EngineRegistry,
-    FSDPEngineWithValueHead,
-    detach_tree,
-    get_device_id,
-    get_device_name,
-)
-from tree_rl.verl_plugin.compat import (
-    tensordict_utils as tu,
-)
-from tree_rl.verl_plugin.engine_build import TreeReadingEngine
-from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
-from tree_rl.verl_plugin.lock_step import agree_on_ops, run_in_step
-from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, plan_micro_batches
-from tree_rl.verl_plugin.options import TreeConfig, as_tree_config
-from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
-from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
-from tree_rl.verl_plugin.self_check import run_self_check
-from tree_rl.verl_plugin.steps import LogProbMemory, Step, make_step
+from tree_rl.verl_plugin.compat import EngineRegistry, FSDPEngineWithValueHead, get_device_id
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine_run import TreeRunningEngine
+from tree_rl.verl_plugin.rows import Rows
 
 LANGUAGE_MODEL = "tree_language_model"
 VALUE_MODEL = "tree_value_model"
 DEVICES = ["cpu", "cuda"]
 
-LossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
-
 
 @EngineRegistry.register(model_type=LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
-class TreeFSDPEngineWithLMHead(TreeReadingEngine):
+class TreeFSDPEngineWithLMHead(TreeRunningEngine):
     """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
 
     stock_model_type = "language_model"
-
-    def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
-        self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
-        refuse_engine_features(model_config, engine_config)
-        # verl's own model builders know only these two names.
-        model_config.model_type = self.stock_model_type
-        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
-        self._self_checked = not self.tree_config.self_check
-        self.memory = LogProbMemory()
-        self.dummy_ops = 0
-
-    def forward_backward_batch(
-        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool = False
-    ) -> dict[str, Any]:
-        """verl's seam for training and inference alike: run all rows of a batch, as trees where that pays.
-
-        Args:
-            data: rows without padding (nested `input_ids`, `loss_mask`, ...), as verl builds them.
-            loss_function: verl's loss over row outputs; may be None when `forward_only`.
-            forward_only: no gradients.
-
-        Returns:
-            verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`.
-
-        Raises:
-            RowError: a row that cannot be trained on, named.
-        """
-        if self.tree_config.mode == "flat":
-            return super().forward_backward_batch(data, loss_function, forward_only)
-        refuse_batch_features(data)
-        rows, micro_batches, steps, schedule = self._plan(data, loss_function, forward_only)
-        self._assign_normalisers(data)
-        if not self._self_checked:
-            self._self_checked = True
-            self.self_check_error = run_self_check(self, data, rows, micro_batches)
-        with torch.no_grad() if forward_only else nullcontext():
-            work = chain.from_iterable(step.work() for step in steps)
-            self.dummy_ops = run_in_step(schedule, work, self.idle_step, partial(self._sync_context, forward_only))
-        if not (forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)):
-            for step in steps:
-                step.output.pop("model_output", None)
-        outputs = [step.output for step in steps]
-        result = collect_outputs(outputs, micro_batches, rows.num_rows, self.get_data_parallel_group())
-        result["metrics"] |= plan_metrics(micro_batches, self.get_data_parallel_size(), self.self_check_error)
-        if forward_only and "log_probs" in result["model_output"]:
-            self.memory.remember(rows, result["model_output"]["log_probs"])
-        return result
-
-    def _plan(
-        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool
-    ) -> tuple[Rows, list[MicroBatch], list[Step], str]:
-        """Check the rows, cut them into micro-batches, and agree with all ranks on the ops before anyone computes."""
-        failure: RowError | None = None
-        micro_batches: list[MicroBatch] = []
-        steps: list[Step] = []
-        try:
-            rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
-            micro_batches = plan_micro_batches(rows, self.tree_config, budget_of(data, rows, self.tree_config))
-            steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
-        except RowError as error:
-            failure = error
-        ops = "".join(step.ops for step in steps)
-        schedule, failed = agree_on_ops(ops, failure is not None, self.get_data_parallel_group())
-        if failure is not None:
-            raise failure
-        if failed:
-            raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
-        return rows, micro_batches, steps, schedule
-
-    def _assign_normalisers(self, data: TensorDict) -> None:
-        """The row-based normalisers verl's losses read: the same numbers as in stock verl."""
-        tokens = data["loss_mask"].values().sum().to(get_device_id())
-        torch.distributed.all_reduce(tokens, group=self.get_data_parallel_group())
-        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size())
-
-    def _sync_context(self, forward_only: bool, is_last_backward: bool) -> AbstractContextManager[Any]:
-        if forward_only:
-            return nullcontext()
-        return self._gradient_sync_context(is_last_micro_batch=is_last_backward)
-
-    def optimizer_step(self) -> float:
-        """verl's step; log-probs of the last inference are stale from here on."""
-        self.memory.forget()
-        return super().optimizer_step()
-
-    @property
-    def loss_scale(self) -> float:
-        """Factor on the loss in float16 training, 1 elsewhere."""
-        return 1.0 if self.scaler is None else float(self.scaler.scale(torch.ones((), device=get_device_name())))
-
-    def forward_module(self, **model_kwargs: Any) -> Any:
-        """The module under verl's mixed precision."""
-        with self.autocast():
-            return self.module(**model_kwargs)
-
-    def tree_step(
-        self,
-        selected: TensorDict,
-        rows: Rows,
-        members: list[int],
-        forest: Forest,
-        loss_function: LossFunction | None = None,
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """One forest through the model and its rows through verl's loss.
-
-        Args:
-            selected: the rows of the micro-batch, in its order.
-            rows: all rows of the call.
-            members: the selected rows' indices in it.
-            forest: the forest of the selected rows.
-            loss_function: verl's loss, or None for inference.
-
-        Returns:
-            The loss to differentiate, and verl's output dict of the micro-batch.
-        """
-        selected = selected.to(get_device_id())
-        metrics: dict[str, Any] = {}
-        with self.autocast():
-            model_output = self.tree_forward(selected, rows, members, forest)
-            if loss_function is None:
-                loss = torch.tensor(1.0, device=get_device_name())
-            else:
-                loss, metrics = loss_function(
-                    model_output=model_output, data=selected, dp_group=self.get_data_parallel_group()
-                )
-        return loss, {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
 
     def tree_forward(
         self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest
@@ -208,33 +60,6 @@ class TreeFSDPEngineWithLMHead(TreeReadingEngine):
         wanted_F = rows.wanted_F[rows.flat_positions(members)]
         edges = plan_edges(forest, wanted_F, rows.temperature_B[members], device)
         return EdgeReadout(plan, edges, names=wanted_outputs(selected), device=device)
-
-    def stock_step(
-        self, selected: TensorDict, loss_function: LossFunction | None = None, forward_only: bool = True
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The same rows through stock verl's forward, packed, without a tree."""
-        return super().forward_step(selected, loss_function, forward_only)
-
-    def idle_step(self) -> torch.Tensor:
-        """The smallest forward that keeps FSDP's collectives in step on a rank that has fewer micro-batches."""
-        forest = Forest.from_rows([[0]])
-        inputs = TreeInputs.from_forest(forest, get_device_id())
-        return (self.forward_module(**inputs.model_kwargs()).logits * 0).sum().float()
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """dtype of the forward: mixed precision's parameter dtype."""
-        return self._autocast_dtype
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Mixed precision as stock verl enters it: none in float32."""
-        if self._autocast_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype)
-
-    def nested(self, values_F: torch.Tensor, selected: TensorDict) -> torch.Tensor:
-        """Flat values as verl's nested tensor over full rows."""
-        return torch.nested.nested_tensor_from_jagged(values_F, selected["input_ids"].offsets())
 
 
 def wanted_outputs(selected: TensorDict) -> tuple[str, ...]:

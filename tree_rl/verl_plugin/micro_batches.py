@@ -10,6 +10,7 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 from tree_rl.tree.weights import row_token_weights
+from tree_rl.verl_plugin.auto_budget import AutoBudget
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.rows import Rows
@@ -48,18 +49,20 @@ class Budget:
     """For rows that run flat."""
 
 
-def budget_of(data: TensorDict, rows: Rows, config: TreeConfig) -> Budget:
+def budget_of(data: TensorDict, rows: Rows, config: TreeConfig, auto: AutoBudget) -> Budget:
     """The token budgets of a call.
 
     `tree.max_tokens` counts unique tokens. Left out, verl's own budget is used: `max_token_len_per_gpu`, or with fixed
     micro-batches (`use_dynamic_bsz=False`) the rows per micro-batch times the longest row, the memory they may take.
+    A budget learnt from memory, or halved after an out-of-memory error, replaces either.
     """
     longest = int(np.diff(rows.offsets).max(initial=1))
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
         flat = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
     else:
         flat = int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
-    return Budget(unique_tokens=config.max_tokens or flat, flat_tokens=flat)
+    configured = config.max_tokens if isinstance(config.max_tokens, int) else flat
+    return Budget(unique_tokens=auto.budget(configured), flat_tokens=flat)
 
 
 def plan_micro_batches(
@@ -105,6 +108,12 @@ def _tree_pays(forest: Forest, group: np.ndarray, shape: ModelShape | None) -> b
     if shape is None:
         return part.token_bound >= LEAST_GAIN
     return float(row_cost(shape, part.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, part)
+
+
+def live_tokens(batches: list[MicroBatch]) -> int:
+    """Most unique tokens whose graphs are alive at a time; 0 without micro-batches."""
+    sizes = [batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens for batch in batches]
+    return max(sizes, default=0)
 
 
 def _partitioned_batch(part: Forest, group: np.ndarray, budget: Budget) -> MicroBatch:

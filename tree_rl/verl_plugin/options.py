@@ -8,6 +8,7 @@ from verl.workers.config import FSDPEngineConfig
 
 MODES = ("auto", "tree", "flat")
 SCOPES = ("uid", "rank")
+AUTO = "auto"
 PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique")
 
 
@@ -22,8 +23,9 @@ class TreeConfig(BaseConfig):
     mode: str = "auto"
     """auto: tree or flat per group, by cost; tree: always; flat: stock verl."""
 
-    max_tokens: int | None = None
-    """Unique tokens per micro-batch; None takes verl's own budget (ppo_max_token_len_per_gpu and its siblings)."""
+    max_tokens: int | str | None = None
+    """Unique tokens per forward; a tree beyond it runs in partitions. None takes verl's own budget
+    (ppo_max_token_len_per_gpu and its siblings); auto sizes it to the GPU's memory after the first update."""
 
     scope: str = "uid"
     """uid: rows share prefixes inside one prompt's group, which stays whole; rank: among all rows of the rank."""
@@ -35,13 +37,19 @@ class TreeConfig(BaseConfig):
     self_check: bool = True
     """Before the first batch, compare log-probs (values) of one group as a tree with its rows through stock verl."""
 
+    offload: bool = False
+    """Keep keys and values that wait for other partitions in pinned host memory: for trees whose longest path of
+    partitions does not fit the GPU; slower."""
+
     def __post_init__(self) -> None:
         for key, choices in (("mode", MODES), ("scope", SCOPES), ("path_weighting", PATH_WEIGHTINGS)):
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
-        if self.max_tokens is not None and (isinstance(self.max_tokens, bool) or self.max_tokens < 1):
-            raise ValueError(f"tree.max_tokens={self.max_tokens!r}: expected a positive number of tokens or null")
+        tokens = self.max_tokens
+        is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1
+        if not (tokens is None or tokens == AUTO or is_count):
+            raise ValueError(f"tree.max_tokens={tokens!r}: expected a positive number of tokens, auto or null")
 
 
 @dataclass

@@ -37,9 +37,7 @@ def collect_outputs(
     }
 
 
-def plan_metrics(
-    micro_batches: Sequence[MicroBatch], dp_size: int, self_check_error: float | None
-) -> dict[str, Metric]:
+def plan_metrics(micro_batches: Sequence[MicroBatch], dp_size: int) -> dict[str, Metric]:
     """`tree/*` of one engine call. verl averages sums over ranks, hence the factor dp_size: totals over all ranks."""
     sums = {
         "tree/unique_tokens": sum(batch.unique_tokens for batch in micro_batches),
@@ -49,7 +47,6 @@ def plan_metrics(
     }
     metrics = {key: Metric(AggregationType.SUM, float(value * dp_size)) for key, value in sums.items()}
     metrics["tree/micro_batches"] = Metric(AggregationType.SUM, float(len(micro_batches)))
-    metrics["tree/self_check_error"] = Metric(AggregationType.MAX, self_check_error or 0.0)
     return metrics
 
 

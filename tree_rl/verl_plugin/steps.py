@@ -85,7 +85,8 @@ class PartitionedStep:
         group = self.engine.get_data_parallel_group()
         loss = None if self.loss is None else partial(self.loss, dp_group=group)
         rows_loss = RowsLoss(readout, selected, loss)
-        self.run = PartitionedRun(self.engine.forward_module, forest, plan, readout)
+        offload = self.engine.tree_config.offload
+        self.run = PartitionedRun(self.engine.forward_module, forest, plan, readout, offload=offload)
         if self.forward_only:
             yield from self.run.infer()
         else:
