@@ -150,8 +150,10 @@ def memory(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     shapes = {"bushy": bushy_tree, "deep": deep_tree}
     for shape, unique, offload in [
         *(("bushy", n, False) for n in (50_000, 100_000, 200_000, 400_000, 1_000_000)),
-        *(("deep", n, offload) for n in (50_000, 100_000) for offload in (False, True)),
+        *(("deep", n, offload) for n in (50_000, 100_000, 150_000) for offload in (False, True)),
     ]:
+        if args.shape not in (shape, "all"):
+            continue
         forest = shapes[shape](np.random.default_rng(0), unique)
         plan = plan_partitions(forest, args.capacity)
         measured = step(model, forest, args.capacity, offload=offload)
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("benchmark", choices=("figure", "memory"))
     parser.add_argument("--model", choices=MODELS, default="0.6b")
     parser.add_argument("--capacity", type=int, default=32_768)
+    parser.add_argument("--shape", choices=("bushy", "deep", "all"), default="all", help="of the memory benchmark")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tree_rl.models.kv_relay import KeyValueRelay
+from tree_rl.training.host_store import HostStore
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
@@ -21,19 +22,20 @@ class Gateway:
     keys pass through in float32 without entering this partition's graph.
     """
 
-    def __init__(self, past: Sequence[KeyValue], *, offload: bool = False) -> None:
+    def __init__(self, past: Sequence[KeyValue], *, store: HostStore | None = None) -> None:
         """Open the gateway of a partition that is about to run.
 
         Args:
             past: keys and values [P, H, D] of every layer, without graph; empty for a partition of roots.
-            offload: keep what waits for children (keys, values and gradient sums) in host memory.
+            store: where keys and values wait for children; None keeps them on the device.
         """
         for pair in past:
             for tensor in pair:
                 tensor.requires_grad_(torch.is_grad_enabled())
         self.past = list(past)
         self.relay = KeyValueRelay(self.past)
-        self._offload = offload
+        self._store = store
+        self._evicted_past: list[KeyValue] = []
         self._kept: list[KeyValue] = []
         self._edges: list[list[GradientEdge]] = []
         self._kept_gradient: list[list[torch.Tensor]] = []
@@ -50,11 +52,13 @@ class Gateway:
             return
         for pair in captured:
             gathered = [tensor[relayed] for tensor in pair]
-            key, value = (self._to_store(tensor.detach()) for tensor in gathered)
-            self._kept.append((key, value))
+            key, value = (tensor.detach() for tensor in gathered)
+            self._kept.append((key, value) if self._store is None else (self._store.put(key), self._store.put(value)))
             if torch.is_grad_enabled():
                 # An edge instead of the tensor: its memory is then free to leave the device.
                 self._edges.append([get_gradient_edge(tensor) for tensor in gathered])
+        if self._store is not None:
+            self._evicted_past = [(self._store.evict(key), self._store.evict(value)) for key, value in self.past]
 
     def past_of_child(self, path: torch.Tensor) -> list[KeyValue]:
         """Past of a child partition: [P + len(path), H, D] per layer, without graph.
@@ -62,16 +66,16 @@ class Gateway:
         Args:
             path: int64, indices among the relayed tokens of the cut token and its ancestors here.
         """
-        device = path.device
-        own = []
-        for key, value in self._kept:
-            at = path.to(key.device)
-            own.append((key[at].to(device, non_blocking=True), value[at].to(device, non_blocking=True)))
+        own = [(self._on(path, key)[path], self._on(path, value)[path]) for key, value in self._kept]
         if not self.past:
             return own
+        waiting = self._evicted_past or self.past
         return [
-            (torch.cat([old_key.detach(), key]), torch.cat([old_value.detach(), value]))
-            for (old_key, old_value), (key, value) in zip(self.past, own, strict=True)
+            (
+                torch.cat([self._on(path, old_key.detach()), key]),
+                torch.cat([self._on(path, old_value.detach()), value]),
+            )
+            for (old_key, old_value), (key, value) in zip(waiting, own, strict=True)
         ]
 
     def receive(self, gradients: Sequence[Sequence[torch.Tensor]], path: torch.Tensor) -> None:
@@ -84,19 +88,18 @@ class Gateway:
             path: as given to `past_of_child`.
         """
         past_length = len(self.past[0][0]) if self.past else 0
-        arrived = [[self._to_store(gradient) for gradient in pair] for pair in gradients]
         if not self._kept_gradient:
-            self._kept_gradient = [[_zeros(tensor) for tensor in pair] for pair in self._kept]
+            self._kept_gradient = [[_zeros(tensor, path.device) for tensor in pair] for pair in self._kept]
         if past_length and not self._past_gradient:
-            self._past_gradient = [[gradient[:past_length] for gradient in pair] for pair in arrived]
+            self._past_gradient = [[gradient[:past_length] for gradient in pair] for pair in gradients]
         elif past_length:
-            for pair, sums in zip(arrived, self._past_gradient, strict=True):
+            for pair, sums in zip(gradients, self._past_gradient, strict=True):
                 for gradient, total in zip(pair, sums, strict=True):
                     total += gradient[:past_length]
-        for pair, sums in zip(arrived, self._kept_gradient, strict=True):
+        for pair, sums in zip(gradients, self._kept_gradient, strict=True):
             for gradient, total in zip(pair, sums, strict=True):
                 # Indices of a path are distinct: plain indexing adds each once, deterministically.
-                total[path.to(gradient.device)] += gradient[past_length:]
+                total[path] += gradient[past_length:]
 
     def backward(self, loss: torch.Tensor) -> list[list[torch.Tensor]]:
         """One traversal from the loss and the relayed keys and values; returns the gradients for the parent.
@@ -112,10 +115,11 @@ class Gateway:
         for layer, edges in enumerate(self._edges):
             for kind, edge in enumerate(edges):
                 roots.append(edge)
-                total = self._kept_gradient[layer][kind]
-                gradients.append(total.to(device=loss.device, dtype=self._kept[layer][kind].dtype))
+                gradients.append(self._kept_gradient[layer][kind].to(self._kept[layer][kind].dtype))
+        self._kept, self._kept_gradient = [], []
+        self._restore_past()
         torch.autograd.backward(roots, gradients)
-        self._kept, self._edges, self._kept_gradient = [], [], []
+        self._edges = []
         upward = []
         for layer, pair in enumerate(self.past):
             sums = [_as_float(tensor) for tensor in pair]
@@ -123,28 +127,32 @@ class Gateway:
                 tensor.grad = None
             if self._past_gradient:
                 for total, passed in zip(sums, self._past_gradient[layer], strict=True):
-                    total += passed.to(total.device)
+                    total += passed
                 self._past_gradient[layer] = []
             upward.append(sums)
         return upward
 
-    def _to_store(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where waiting tensors live: the device, or pinned host memory."""
-        if not self._offload or tensor.device.type == "cpu":
-            return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        host.copy_(tensor)
-        return host
+    def _on(self, path: torch.Tensor, waiting: torch.Tensor) -> torch.Tensor:
+        """A waiting tensor on the device of `path`."""
+        return waiting if self._store is None else self._store.get(waiting, path.device)
+
+    def _restore_past(self) -> None:
+        """Checkpointed layers read the past again in the backward."""
+        if self._store is not None:
+            for pair, evicted in zip(self.past, self._evicted_past, strict=False):
+                for tensor, host in zip(pair, evicted, strict=True):
+                    self._store.restore(tensor, host)
+            self._evicted_past = []
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(tensor, dtype=_accumulation_dtype(tensor.dtype), requires_grad=False)
+def _zeros(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=_accumulation_dtype(tensor.dtype), device=device)
 
 
 def _as_float(leaf: torch.Tensor) -> torch.Tensor:
     """A leaf's gradient in at least float32; zeros where nothing read it."""
-    return _zeros(leaf) if leaf.grad is None else leaf.grad.to(_accumulation_dtype(leaf.dtype), copy=True)
+    return _zeros(leaf, leaf.device) if leaf.grad is None else leaf.grad.to(_accumulation_dtype(leaf.dtype), copy=True)

@@ -15,6 +15,7 @@ import torch
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.training.gateway import Gateway
+from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
 from tree_rl.tree.forest import Forest
@@ -61,7 +62,7 @@ class PartitionedRun:
         self.forest = forest
         self.plan = plan
         self.readout = readout
-        self.offload = offload
+        self.store = HostStore(readout.device) if offload else None
         self.count = TokenCount()
 
     @property
@@ -119,7 +120,7 @@ class PartitionedRun:
     def _forward(self, number: int, live: dict[int, Gateway]) -> tuple[Gateway, SlotValues]:
         partition = self.plan.partitions[number]
         past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        gateway = Gateway(past, offload=self.offload)
+        gateway = Gateway(past, store=self.store)
         values = self.readout.read(self.model, self._model_kwargs(partition, gateway), number)
         gateway.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
         return gateway, values
