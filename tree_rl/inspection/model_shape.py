@@ -27,20 +27,7 @@ def read_model_shape(path: Path) -> ModelShape:
         raise RowFileError(f"--model {path}: expected a config.json or its folder, found none")
     config = json.loads(file.read_text(encoding="utf-8"))
     config = config.get("text_config", config)
-    needed = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
-    missing = [name for name in needed if name not in config]
-    if missing:
-        raise RowFileError(f"--model {file}: expected the sizes {', '.join(missing)}, received none")
-    heads = config["num_attention_heads"]
-    intermediate = config["intermediate_size"]
-    if config.get("num_experts_per_tok"):
-        intermediate = config.get("moe_intermediate_size", intermediate) * config["num_experts_per_tok"]
-    return ModelShape(
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        intermediate=intermediate,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocab=config["vocab_size"],
-    )
+    try:
+        return ModelShape.from_config(config)
+    except ValueError as error:
+        raise RowFileError(f"--model {file}: {error}") from error

@@ -4,8 +4,9 @@ GEMMs count per token, attention per visible (query, key) pair, the language-mod
 Legend: N unique tokens, B rows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,6 +43,34 @@ class ModelShape:
             if getattr(self, name) < 1:
                 raise ValueError(f"ModelShape.{name}: expected at least 1, received {getattr(self, name)}")
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
+        """Read the sizes of a decoder from its Hugging Face config.
+
+        Args:
+            config: the entries of a config.json; for a mixture of experts, those of the experts that a token visits.
+
+        Raises:
+            ValueError: names the sizes that are missing.
+        """
+        needed = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
+        missing = [name for name in needed if not config.get(name)]
+        if missing:
+            raise ValueError(f"expected the sizes {', '.join(missing)}, received none")
+        heads = config["num_attention_heads"]
+        intermediate = config["intermediate_size"]
+        if config.get("num_experts_per_tok"):
+            intermediate = config.get("moe_intermediate_size", intermediate) * config["num_experts_per_tok"]
+        return cls(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            intermediate=intermediate,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            vocab=config["vocab_size"],
+        )
+
     @property
     def flops_per_token(self) -> float:
         """Forward and backward through the projections and MLPs of all layers."""
@@ -63,6 +92,15 @@ class ModelShape:
         """Cost of a step over so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""
         body = self.flops_per_token * tokens + self.flops_per_pair * pairs
         return body + self.flops_per_head_token * head_tokens
+
+
+LEAST_GAIN = 1.02
+"""A group runs as a tree if that saves at least 2 % of its operations: less would not pay for planning."""
+
+
+def tree_pays(shape: ModelShape, forest: Forest) -> bool:
+    """Whether running a forest costs enough less than running its rows one by one."""
+    return float(row_cost(shape, forest.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, forest)
 
 
 def row_cost(shape: ModelShape, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:

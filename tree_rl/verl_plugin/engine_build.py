@@ -10,6 +10,7 @@ from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
     PrecisionType,
@@ -31,6 +32,7 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
     engine_config: Any
     vocab_size: int
     max_positions: int | None
+    model_shape: ModelShape
     self_check_error: float | None = None
 
     def _build_module(self) -> nn.Module:
@@ -45,6 +47,7 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         flat = use_tree_attention(module)
         logger.info("tree attention over %s on %s", flat, type(module).__name__)
         self.vocab_size = module.get_input_embeddings().num_embeddings
+        self.model_shape = ModelShape.from_config(module.config.get_text_config().to_dict())
         self.max_positions = module.config.get_text_config().to_dict().get("max_position_embeddings")
         return module
 

@@ -125,7 +125,7 @@ class TreeRunningEngine(TreeReadingEngine):
         try:
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
             budget = budget_of(data, rows, self.tree_config, self.auto_budget)
-            micro_batches = plan_micro_batches(rows, self.tree_config, budget)
+            micro_batches = plan_micro_batches(rows, self.tree_config, budget, self.model_shape)
             steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:
             failure = error

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tensordict import TensorDict
 
-from tree_rl.tree.cost import ModelShape, forest_cost, row_cost
+from tree_rl.tree.cost import ModelShape, tree_pays
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
@@ -14,9 +14,6 @@ from tree_rl.verl_plugin.auto_budget import AutoBudget
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.rows import Rows
-
-LEAST_GAIN = 1.02
-"""A group runs as a tree if that saves at least 2 % of its operations: less would not pay for planning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,16 +62,14 @@ def budget_of(data: TensorDict, rows: Rows, config: TreeConfig, auto: AutoBudget
     return Budget(unique_tokens=auto.budget(configured), flat_tokens=flat)
 
 
-def plan_micro_batches(
-    rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape | None = None
-) -> list[MicroBatch]:
+def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape) -> list[MicroBatch]:
     """Cut the rows of a call into micro-batches.
 
     Args:
         rows: all rows of this rank; none give no micro-batch.
         config: the tree options.
         budget: most tokens of a micro-batch.
-        shape: sizes of the model, which `mode: auto` compares costs with; None counts tokens alone.
+        shape: sizes of the model, with which `mode: auto` compares costs.
 
     Returns:
         Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
@@ -87,7 +82,7 @@ def plan_micro_batches(
     )
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
-    as_tree = [config.mode == "tree" or _tree_pays(forest, group, shape) for group in groups]
+    as_tree = [config.mode == "tree" or tree_pays(shape, forest.select_rows(group)) for group in groups]
     tree_groups = [group for group, tree in zip(groups, as_tree, strict=True) if tree]
     flat_rows = [int(row) for group, tree in zip(groups, as_tree, strict=True) if not tree for row in group]
     whole_groups, large = [], []
@@ -101,13 +96,6 @@ def plan_micro_batches(
     forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
     return [_with_weights(batch, forest, rows, config) for batch in large + forests + flats]
-
-
-def _tree_pays(forest: Forest, group: np.ndarray, shape: ModelShape | None) -> bool:
-    part = forest.select_rows(group)
-    if shape is None:
-        return part.token_bound >= LEAST_GAIN
-    return float(row_cost(shape, part.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, part)
 
 
 def live_tokens(batches: list[MicroBatch]) -> int:
