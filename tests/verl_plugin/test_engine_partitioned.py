@@ -159,6 +159,17 @@ def test_log_probs_are_forgotten_when_the_weights_move(model_path: Path) -> None
     assert not engine.memory._rows
 
 
+def test_only_the_last_inference_of_a_trained_model_is_remembered(model_path: Path) -> None:
+    actor = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=7))
+    reference = build_engine(model_path, tree=TreeConfig(mode="tree"), engine={"forward_only": True})
+    for engine in (actor, reference):
+        with engine.eval_mode(disable_auto_offload=True):
+            for name in ("branches", "comb"):
+                engine.infer_batch(ppo_batch(SHAPES[name]))
+    assert len(actor.memory._rows) == len(SHAPES["comb"])
+    assert not reference.memory._rows
+
+
 def test_two_runs_of_one_plan_are_bitwise_equal(tree_engines: dict[int, Any]) -> None:
     loss = actor_loss("vanilla", "token-mean")
     first, second = (run(tree_engines[7], ppo_batch(SHAPES["comb"], **FLAGS), loss) for _ in range(2))

@@ -111,7 +111,7 @@ class TreeRunningEngine(TreeReadingEngine):
             "tree/out_of_memory": Metric(AggregationType.MAX, float(self.out_of_memory)),
             "tree/self_check_error": Metric(AggregationType.MAX, self.self_check_error or 0.0),
         }
-        if forward_only and "log_probs" in result["model_output"]:
+        if forward_only and self.optimizer is not None and "log_probs" in result["model_output"]:
             self.memory.remember(rows, result["model_output"]["log_probs"])
         return result
 
@@ -171,6 +171,13 @@ class TreeRunningEngine(TreeReadingEngine):
         """verl's step; log-probs of the last inference are stale from here on."""
         self.memory.forget()
         return super().optimizer_step()
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
+    ) -> None:
+        """verl's loading; log-probs of the last inference are stale from here on."""
+        self.memory.forget()
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
 
     @property
     def loss_scale(self) -> float:

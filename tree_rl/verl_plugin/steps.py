@@ -114,9 +114,8 @@ class LogProbMemory:
         self._rows: dict[tuple[bytes, float], torch.Tensor] = {}
 
     def remember(self, rows: Rows, log_probs: torch.Tensor) -> None:
-        """Keep the nested log-probs of all rows of a call."""
-        for row, values in enumerate(log_probs.unbind()):
-            self._rows[_key(rows, row)] = values.detach().cpu()
+        """Keep the nested log-probs of all rows of a call, and only those."""
+        self._rows = {_key(rows, row): values.detach().cpu() for row, values in enumerate(log_probs.unbind())}
 
     def forget(self) -> None:
         """The weights have moved."""
