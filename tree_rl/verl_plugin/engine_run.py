@@ -4,6 +4,7 @@ Rows stay verl's; its loss functions, metrics, checkpoints and weight sync follo
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -91,7 +92,9 @@ class TreeRunningEngine(TreeReadingEngine):
         return self._run(data, loss_function, forward_only)
 
     def _run(self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool) -> dict[str, Any]:
+        started = time.perf_counter()
         rows, micro_batches, steps, schedule = self._plan(data, loss_function, forward_only)
+        plan_seconds = time.perf_counter() - started
         self._live_tokens = live_tokens(micro_batches)
         self._assign_normalisers(data)
         if not self._self_checked:
@@ -109,6 +112,7 @@ class TreeRunningEngine(TreeReadingEngine):
         result["metrics"] |= {
             "tree/dummy_ops": Metric(AggregationType.SUM, float(self.dummy_ops * self.get_data_parallel_size())),
             "tree/out_of_memory": Metric(AggregationType.MAX, float(self.out_of_memory)),
+            "tree/plan_seconds": Metric(AggregationType.MAX, plan_seconds),
             "tree/self_check_error": Metric(AggregationType.MAX, self.self_check_error or 0.0),
         }
         if forward_only and self.optimizer is not None and "log_probs" in result["model_output"]:

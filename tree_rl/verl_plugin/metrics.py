@@ -14,7 +14,7 @@ from tree_rl.verl_plugin.balance import workload
 from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.sessions import Sessions
 
-ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "self_check_error")
+ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error")
 """Names after `tree/` in the engine's metrics that say something beside token counts."""
 
 
@@ -90,7 +90,8 @@ def update_metrics(metrics: Mapping[str, Any], role: str) -> dict[str, float]:
         role: "actor" or "critic".
 
     Returns:
-        tree/realised_saving, tree/partitions, tree/relayed_tokens, tree/micro_batches (means over mini-batches) and
+        tree/realised_saving, tree/partitions, tree/relayed_tokens, tree/micro_batches, tree/plan_seconds (over
+        mini-batches) and
         tree/self_check_error of the actor; tree/critic_* of the critic. Empty where the engine reports no trees.
     """
     ran, flat = metrics.get(f"{role}/tree/unique_tokens"), metrics.get(f"{role}/tree/flat_tokens")
