@@ -5,8 +5,8 @@ set -euo pipefail
 
 # ---- user-adjustable ----
 SEED=${SEED:-0}
-DEMONSTRATIONS=${DEMONSTRATIONS:-900}   # sessions shown to the warm start
-SFT_STEPS=${SFT_STEPS:-280}             # optimizer steps of the warm start
+DEMONSTRATIONS=${DEMONSTRATIONS:-1500}  # sessions shown to the warm start
+SFT_STEPS=${SFT_STEPS:-420}             # optimizer steps of the warm start
 STEPS=${STEPS:-25}                      # GRPO steps, at least 10
 OUTPUT=${OUTPUT:-outputs/quickstart}
 THREADS=${THREADS:-2}                   # CPU threads of the training process

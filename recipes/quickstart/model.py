@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden_size: int = 128, num_layers: int = 3
+    tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden_size: int = 128, num_layers: int = 2
 ) -> Qwen3ForCausalLM:
     """Create a randomly initialised Qwen3 model that fits `tokenizer`.
 

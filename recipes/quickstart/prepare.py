@@ -104,7 +104,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=900)
+    parser.add_argument("--demonstrations", type=int, default=1500)
     parser.add_argument("--tasks", type=int, default=512)
     arguments = parser.parse_args()
     prepare(arguments.folder, seed=arguments.seed, demonstrations=arguments.demonstrations, tasks=arguments.tasks)

@@ -15,8 +15,12 @@ def test_sound_installation_passes() -> None:
         assert lines[subject] == "ok", result.output
 
 
-def test_disabled_plugin_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("platform", ("cpu", None), ids=("platform_named", "platform_found"))
+def test_disabled_plugin_fails_by_name(monkeypatch: pytest.MonkeyPatch, platform: str | None) -> None:
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    if platform:
+        monkeypatch.setenv("VERL_PLATFORM", platform)
     result = CliRunner().invoke(app, ["doctor", "--no-ray"])
     assert result.exit_code == 1
     assert "VERL_USE_EXTERNAL_PLUGINS=none" in result.output

@@ -132,7 +132,9 @@ def _find_plugin_in_process() -> Finding:
     subject = "plugin in a fresh process"
     finished = subprocess.run(_python(PROBE), capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     if finished.returncode:
-        return Finding(subject=subject, status=Status.FAILED, detail=_last_line(finished.stderr))
+        # Without the plugin a configured CPU platform is unknown too: the policy is the cause, not the last line.
+        policy = f"{POLICY}={os.environ[POLICY]}: " if POLICY in os.environ else ""
+        return Finding(subject=subject, status=Status.FAILED, detail=policy + _last_line(finished.stderr))
     return _judge_probe(subject, finished.stdout)
 
 
