@@ -27,6 +27,22 @@ def test_a_right_model_passes_and_reports_its_error(model_path: Path, name: str)
     assert 0 <= result["metrics"]["tree/self_check_error"].aggregate() < 2e-5
 
 
+@pytest.mark.parametrize("max_tokens, checked", ((100, True), (20, True), (5, False)))
+def test_the_check_keeps_to_the_budget(model_path: Path, max_tokens: int, checked: bool) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens))
+    lengths: list[int] = []
+    stock_step = engine.stock_step
+
+    def watched(selected: Any, *args: Any) -> Any:
+        lengths.append(selected["input_ids"].values().numel())
+        return stock_step(selected, *args)
+
+    engine.stock_step = watched
+    run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    assert bool(lengths) == checked
+    assert sum(lengths) <= max_tokens
+
+
 def test_a_critic_is_checked_too(tmp_path: Path) -> None:
     path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
     engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True)

@@ -51,6 +51,7 @@ class TreeRunningEngine(TreeReadingEngine):
         self.dummy_ops = 0
         self.out_of_memory = 0
         self._live_tokens = 0
+        self._check_tokens = 0
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool = False
@@ -99,7 +100,7 @@ class TreeRunningEngine(TreeReadingEngine):
         self._assign_normalisers(data)
         if not self._self_checked:
             self._self_checked = True
-            self.self_check_error = run_self_check(self, data, rows, micro_batches)
+            self.self_check_error = run_self_check(self, data, rows, micro_batches, self._check_tokens)
         with torch.no_grad() if forward_only else nullcontext(), self._watch_memory(forward_only):
             work = chain.from_iterable(step.work() for step in steps)
             self.dummy_ops = run_in_step(schedule, work, self.idle_step, partial(self._sync_context, forward_only))
@@ -129,6 +130,7 @@ class TreeRunningEngine(TreeReadingEngine):
         try:
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
             budget = budget_of(data, rows, self.tree_config, self.auto_budget)
+            self._check_tokens = min(budget.unique_tokens, budget.flat_tokens)
             micro_batches = plan_micro_batches(rows, self.tree_config, budget, self.model_shape)
             steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:

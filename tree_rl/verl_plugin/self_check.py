@@ -23,7 +23,9 @@ class TreeMismatchError(RuntimeError):
     """The tree forward of this model differs from its rows; training on it would be wrong."""
 
 
-def run_self_check(engine: Any, data: TensorDict, rows: Rows, micro_batches: list[MicroBatch]) -> float:
+def run_self_check(
+    engine: Any, data: TensorDict, rows: Rows, micro_batches: list[MicroBatch], max_tokens: int
+) -> float:
     """Largest absolute difference of log-probs (values) between tree and rows; ranks without a tree keep step.
 
     Args:
@@ -31,6 +33,7 @@ def run_self_check(engine: Any, data: TensorDict, rows: Rows, micro_batches: lis
         data: the rows as verl handed them over.
         rows: the same, read.
         micro_batches: the plan of this call.
+        max_tokens: most tokens of the rows together, so that the check fits where a micro-batch fits.
 
     Returns:
         The largest absolute difference over trained tokens; 0 on a rank that had nothing to compare.
@@ -39,7 +42,7 @@ def run_self_check(engine: Any, data: TensorDict, rows: Rows, micro_batches: lis
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
     """
     with torch.no_grad():
-        members = _smallest_shared_group(micro_batches)
+        members = _rows_to_compare(micro_batches, max_tokens)
         if not members:
             engine.idle_step()
             engine.idle_step()
@@ -66,11 +69,16 @@ def run_self_check(engine: Any, data: TensorDict, rows: Rows, micro_batches: lis
     return worst
 
 
-def _smallest_shared_group(micro_batches: list[MicroBatch]) -> list[int]:
-    """A few rows of the smallest forest in which rows share tokens, or of the smallest forest at all."""
+def _rows_to_compare(micro_batches: list[MicroBatch], max_tokens: int) -> list[int]:
+    """A few rows of the smallest forest in which rows share tokens, or of the smallest forest at all.
+
+    Neighbours in depth-first order, which share most, as many as fit; none where not even the first one fits.
+    """
     forests = [(batch.rows, batch.forest) for batch in micro_batches if batch.forest is not None]
     if not forests:
         return []
     sharing = [(rows, forest) for rows, forest in forests if forest.num_unique < forest.num_flat]
     rows, smallest = min(sharing or forests, key=lambda pair: pair[1].num_flat)
-    return [rows[row] for row in smallest.row_order.rows[:MOST_ROWS]]
+    order = smallest.row_order.rows[:MOST_ROWS]
+    fitting = int((np.cumsum(smallest.row_index.lengths[order]) <= max_tokens).sum())
+    return [rows[row] for row in order[:fitting]]
