@@ -12,7 +12,7 @@ from plain_decoder import PlainDecoder
 
 from tree_rl.training.branch_step import branch_log_probs
 from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.partitioned_step import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.readout import EdgeReadout, SlotValues
 from tree_rl.training.tree_step import wanted_everywhere
 from tree_rl.tree.forest import Forest
@@ -53,8 +53,8 @@ def partitioned(
     run = PartitionedRun(model, forest, plan, readout, offload=offload)
     model.zero_grad()
     if coupled:
-        assert "".join(run.infer(preview=True)) == run.inference_ops
-    assert "".join(run.train(slot_gradients(readout, loss))) == run.training_ops
+        assert "".join(run.infer(preview=True)) == inference_ops(run.plan)
+    assert "".join(run.train(slot_gradients(readout, loss))) == training_ops(run.plan)
     return [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()], run
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.models import use_tree_attention
 from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.partitioned_step import PartitionedRun, training_ops
 from tree_rl.training.readout import EdgeReadout, SlotValues
 from tree_rl.training.tree_step import wanted_everywhere
 from tree_rl.tree.forest import Forest
@@ -64,7 +64,7 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run = PartitionedRun(model, forest, plan, readout, offload=offload)
-    assert "".join(run.train(gradients)) == run.training_ops
+    assert "".join(run.train(gradients)) == training_ops(run.plan)
     assert run.count.forward == run.count.backward == forest.num_unique
     peak = torch.cuda.max_memory_allocated() - before
     return {name: p.grad.clone() for name, p in model.named_parameters()}, peak

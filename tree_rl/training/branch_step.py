@@ -24,13 +24,3 @@ def branch_log_probs(model: nn.Module, rows: Sequence[Sequence[int]], *, tempera
         next_ids = ids_1L[0, 1:, None]
         pieces += [log_probs_LV[:-1].gather(1, next_ids).squeeze(1), log_probs_LV.new_zeros(1)]
     return torch.cat(pieces)
-
-
-def branch_values(model: nn.Module, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Value of every token, row after row, [F], from a token classifier with one label."""
-    device = next(model.parameters()).device
-    outputs = [
-        model(input_ids=torch.tensor([list(row)], dtype=torch.long, device=device), use_cache=False).logits[0, :, 0]
-        for row in rows
-    ]
-    return torch.cat(outputs)

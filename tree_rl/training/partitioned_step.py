@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from tree_kernels.layout import TreeLayout
-from tree_rl.models.attention import skip_mask
 from tree_rl.training.gateway import Gateway
 from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
+from tree_rl.training.tree_step import tree_kwargs
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import Partition, PartitionPlan
 
@@ -64,16 +64,6 @@ class PartitionedRun:
         self.readout = readout
         self.store = HostStore(readout.device) if offload else None
         self.count = TokenCount()
-
-    @property
-    def training_ops(self) -> str:
-        """Ops of `train`, in order."""
-        return "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in self.plan.ops)
-
-    @property
-    def inference_ops(self) -> str:
-        """Ops of `infer`, in order."""
-        return FORWARD * self.plan.num_partitions
 
     def infer(self, *, preview: bool = False) -> Iterator[str]:
         """Values of all slots without gradients; yields each op before it runs, and leaves them in `readout`."""
@@ -135,17 +125,23 @@ class PartitionedRun:
         layout = TreeLayout.from_subtree_end(
             torch.from_numpy(partition.local_subtree_end), past_length=partition.past_length
         )
-        return {
-            "input_ids": self._index(self.forest.input_ids[partition.tokens]).unsqueeze(0),
-            "position_ids": self._index(partition.position).unsqueeze(0),
-            "attention_mask": skip_mask(self.readout.device),
-            "tree_layout": layout.to(self.readout.device),
-            "kv_relay": gateway.relay,
-            "use_cache": False,
-        }
+        input_ids_1N = self._index(self.forest.input_ids[partition.tokens]).unsqueeze(0)
+        position_ids_1N = self._index(partition.position).unsqueeze(0)
+        kwargs = tree_kwargs(input_ids_1N, position_ids_1N, layout.to(self.readout.device))
+        return {**kwargs, "kv_relay": gateway.relay}
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.readout.device, non_blocking=True)
+
+
+def training_ops(plan: PartitionPlan) -> str:
+    """Ops of `PartitionedRun.train`, in order."""
+    return "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in plan.ops)
+
+
+def inference_ops(plan: PartitionPlan) -> str:
+    """Ops of `PartitionedRun.infer`, in order."""
+    return FORWARD * plan.num_partitions
 
 
 def relayed_tokens(partition: Partition) -> np.ndarray:

@@ -45,13 +45,18 @@ class TreeInputs:
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
-        return {
-            "input_ids": self.input_ids_1N,
-            "position_ids": self.position_ids_1N,
-            "attention_mask": skip_mask(self.input_ids_1N.device),
-            "tree_layout": self.layout,
-            "use_cache": False,
-        }
+        return tree_kwargs(self.input_ids_1N, self.position_ids_1N, self.layout)
+
+
+def tree_kwargs(input_ids_1N: torch.Tensor, position_ids_1N: torch.Tensor, layout: TreeLayout) -> dict[str, object]:
+    """How a model prepared by `use_tree_attention` is called, for a whole forest as for a partition of one."""
+    return {
+        "input_ids": input_ids_1N,
+        "position_ids": position_ids_1N,
+        "attention_mask": skip_mask(input_ids_1N.device),
+        "tree_layout": layout,
+        "use_cache": False,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

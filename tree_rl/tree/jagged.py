@@ -57,11 +57,6 @@ class Jagged:
         """int64 [B], length of each row."""
         return np.diff(self.offsets)
 
-    @property
-    def row_of_value(self) -> np.ndarray:
-        """int64 [F], the row of each element."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
     def with_values(self, values: np.ndarray) -> "Jagged":
         """The same rows with other values ([F], any dtype)."""
         return Jagged(values=values, offsets=self.offsets)

@@ -95,7 +95,7 @@ def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: Mo
     packing = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
     forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
-    return [_with_weights(batch, forest, rows, config) for batch in large + forests + flats]
+    return _with_weights(large + forests + flats, forest, rows, config)
 
 
 def live_tokens(batches: list[MicroBatch]) -> int:
@@ -125,18 +125,20 @@ def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> Mic
     )
 
 
-def _with_weights(batch: MicroBatch, forest: Forest, rows: Rows, config: TreeConfig) -> MicroBatch:
-    """The batch with its share of the path weights of the whole call."""
-    members = list(batch.rows)
+def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeConfig) -> list[MicroBatch]:
+    """The batches, each with its share of the path weights of the whole call."""
     if config.path_weighting == "sep_avg":
-        return replace(batch, row_weight_B=1.0 / forest.tree_rows[forest.tree_of_row[members]])
+        weight_B = 1.0 / forest.tree_rows[forest.tree_of_row]
+        return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
     if config.path_weighting == "token_unique":
         trained_F = np.zeros(forest.num_flat, dtype=bool)
         trained_F[1:] = rows.wanted_F[:-1]
         weights = row_token_weights(forest, "token_unique", trained=forest.row_index.with_values(trained_F))
         weight_of_next_F = np.append(weights.values[1:], 0.0)
-        return replace(batch, edge_weight_F=weight_of_next_F[rows.flat_positions(members)])
-    return batch
+        flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
+        pairs = zip(batches, flat_of, strict=True)
+        return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]
+    return batches
 
 
 def _flat_bins(forest: Forest, members: list[int], budget: Budget) -> list[list[int]]:

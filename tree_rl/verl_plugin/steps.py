@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 
-from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.partitioned_step import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.schedule import BACKWARD, FORWARD
 from tree_rl.verl_plugin.compat import get_device_id
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -70,9 +70,9 @@ class PartitionedStep:
         coupled = not forward_only and not is_token_separable(self.loss)
         self.known_F = engine.memory.recall(rows, list(micro_batch.rows)) if coupled else None
         self.previews = coupled and self.known_F is None
-        forwards = FORWARD * micro_batch.plan.num_partitions
-        training = "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in micro_batch.plan.ops)
-        self.ops = forwards if forward_only else (forwards if self.previews else "") + training
+        forwards = inference_ops(micro_batch.plan)
+        preview = forwards if self.previews else ""
+        self.ops = forwards if forward_only else preview + training_ops(micro_batch.plan)
         self.output: dict[str, Any] = {}
         self.run: PartitionedRun | None = None
 
