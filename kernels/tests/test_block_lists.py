@@ -1,0 +1,118 @@
+"""Block lists are those of the dense mask: nothing visible is skipped, nothing masked is called full."""
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_shapes import SHAPES, random_trie, subtree_end_of
+
+from tree_kernels import TreeLayout
+from tree_kernels.tree_attention.block_lists import (
+    KEY_PADDING,
+    BlockLists,
+    block_lists,
+    key_depths,
+    key_ends,
+    predicted_blocks,
+)
+from tree_kernels.tree_attention.reference import visible_mask
+
+BY: tuple[Literal["query"], Literal["key"]] = ("query", "key")
+
+
+def dense(count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """bool [R, C] of listed blocks, after checking that a list is ascending and names every block once."""
+    listed = torch.zeros(index.shape, dtype=torch.bool)
+    for row, length in enumerate(count.tolist()):
+        columns = index[row, :length].long()
+        assert columns.tolist() == sorted(columns.tolist())
+        assert sorted(index[row].tolist()) == list(range(index.shape[1]))
+        listed[row, columns] = True
+    return listed
+
+
+def truth(layout: TreeLayout, query_block: int, key_block: int, window: int | None) -> tuple[torch.Tensor, ...]:
+    """bool [T, B]: blocks with a visible pair; blocks whose pairs are all visible, none of them padding."""
+    mask = visible_mask(layout, window=window)
+    rows, columns = mask.shape
+    padded = torch.nn.functional.pad(mask, (0, -columns % key_block, 0, -rows % query_block))
+    tiles = padded.view(padded.shape[0] // query_block, query_block, padded.shape[1] // key_block, key_block)
+    return tiles.any(3).any(1), tiles.all(3).all(1)
+
+
+def check(layout: TreeLayout, query_block: int, key_block: int, window: int | None) -> None:
+    some, every = truth(layout, query_block, key_block, window)
+    found = []
+    for by in BY:
+        lists = block_lists(layout, query_block=query_block, key_block=key_block, by=by, window=window)
+        assert isinstance(lists, BlockLists)
+        for t in (lists.full_count, lists.full_index, lists.partial_count, lists.partial_index):
+            assert t.dtype == torch.int32 and t.is_contiguous()
+        full, partial = dense(lists.full_count, lists.full_index), dense(lists.partial_count, lists.partial_index)
+        found.append((full, partial) if by == "query" else (full.T, partial.T))
+    full, partial = found[0]
+    assert torch.equal(full, found[1][0]) and torch.equal(partial, found[1][1])
+    assert not (full & partial).any()
+    if window is None:
+        assert torch.equal(full, every) and torch.equal(full | partial, some)
+    else:
+        assert not (full & ~every).any(), "a block that is masked in part is taken for full"
+        assert not (some & ~full & ~partial).any(), "a block with visible keys is skipped"
+    counts = predicted_blocks(layout, query_block=query_block, key_block=key_block, window=window)
+    assert counts == (int(full.sum()), int(partial.sum()))
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    size=st.integers(1, 90),
+    seed=st.integers(0, 10**6),
+    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
+    roots=st.integers(1, 4),
+    past=st.integers(0, 40),
+    blocks=st.tuples(st.sampled_from([1, 2, 4, 8, 32]), st.sampled_from([1, 2, 8, 16, 64])),
+    window=st.one_of(st.none(), st.integers(1, 50)),
+)
+def test_lists_of_random_forests_are_those_of_the_dense_mask(
+    size: int, seed: int, branching: float, roots: int, past: int, blocks: tuple[int, int], window: int | None
+) -> None:
+    end = subtree_end_of(random_trie(size, seed, branching=branching, roots=roots))
+    check(TreeLayout.from_subtree_end(end, past_length=past), *blocks, window)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 129, 400])
+@pytest.mark.parametrize("past", [0, 1, 64, 77])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lists_of_every_shape_and_ragged_length(shape: str, size: int, past: int) -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size)), past_length=past)
+    for window in (None, 30):
+        check(layout, 64, 64, window)
+        check(layout, 32, 128, window)
+
+
+def test_a_window_leaves_out_most_of_a_long_chain() -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["chain"](4096)))
+    assert predicted_blocks(layout) == (32 * 31 // 2, 32)
+    # 200 tokens back: the block itself and one or two before it, of which none lies near enough to be full.
+    assert predicted_blocks(layout, window=200) == (0, 32 + 31 + 30)
+    assert predicted_blocks(layout, window=256) == (31, 32 + 30)
+
+
+@pytest.mark.parametrize("past", [0, 1, 130])
+def test_key_vectors_hold_ends_and_depths_in_key_coordinates(past: int) -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](100)), past_length=past)
+    ends, depths = key_ends(layout), key_depths(layout)
+    assert ends.shape == depths.shape and ends.shape[0] % KEY_PADDING == 0
+    query = past + torch.arange(100)[:, None]
+    key = torch.arange(ends.shape[0])
+    seen = (key <= query) & (query < ends)
+    assert torch.equal(seen[:, : past + 100], visible_mask(layout)) and not seen[:, past + 100 :].any()
+    assert depths[: past + 100].tolist() == [*range(past), *layout.depth.tolist()]
+
+
+def test_lists_are_built_once() -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](300)))
+    first, second = (block_lists(layout, query_block=64, key_block=64, by="key") for _ in range(2))
+    assert first is second
+    assert block_lists(layout, query_block=64, key_block=64, by="key", window=5) is not first

@@ -1,0 +1,178 @@
+"""Which blocks of keys a block of queries reads, for kernels that skip what no query of a tile can see.
+
+Built with torch operations on the layout's device, without waiting for it: shapes depend on lengths only. A key of the
+past stands in front and never ends; query i has key coordinate P + i.
+Legend: N unique tokens, P past tokens, M = P + N keys, T query blocks, B key blocks, R rows and C columns of a list.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from tree_kernels.layout import TreeLayout
+
+FOREVER = torch.iinfo(torch.int32).max
+KEY_PADDING = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockLists:
+    """Fully and partly visible blocks, for each query block (by query) or for each key block (by key).
+
+    Blocks are listed in ascending order in the first `count` columns; the columns behind them hold other valid block
+    numbers. A fully visible block needs no mask: all its pairs are visible and both its blocks are whole.
+    """
+
+    full_count: torch.Tensor
+    """int32 [R], R = T by query and B by key"""
+    full_index: torch.Tensor
+    """int32 [R, C], C = B by query and T by key"""
+    partial_count: torch.Tensor
+    """int32 [R]"""
+    partial_index: torch.Tensor
+    """int32 [R, C]"""
+
+
+def block_lists(
+    layout: TreeLayout,
+    *,
+    query_block: int,
+    key_block: int,
+    by: Literal["query", "key"],
+    window: int | None = None,
+) -> BlockLists:
+    """The block lists of a layout, built at the first call and kept with it.
+
+    Without a window the classification is exact. With one, a block is partial where the depths of its tokens leave
+    it open, and left out only if surely invisible.
+
+    Args:
+        layout: the forest and the length of its past.
+        query_block: tokens per query block; blocks begin at token 0 of the forest.
+        key_block: keys per key block; blocks begin at the first key of the past.
+        by: "query" lists the key blocks of each query block, "key" the query blocks of each key block.
+        window: a query at depth d sees keys of depth > d - window only, or None.
+    """
+    key = ("block_lists", query_block, key_block, by, window)
+    return layout.metadata(key, lambda own: _build(own, query_block, key_block, by, window))
+
+
+def predicted_blocks(
+    layout: TreeLayout, *, query_block: int = 128, key_block: int = 128, window: int | None = None
+) -> tuple[int, int]:
+    """Numbers of fully and of partly visible blocks, the two terms of what a forward costs.
+
+    Meant for planning on the host: it waits for the layout's device.
+    """
+    full, partial = _relations(layout, query_block, key_block, window)
+    return int(full.sum()), int(partial.sum())
+
+
+def key_ends(layout: TreeLayout) -> torch.Tensor:
+    """int32 [M rounded up to KEY_PADDING]: key j is visible to the queries of key coordinates j .. end[j] - 1.
+
+    Keys of the past never end; padding has ended before it begins.
+    """
+
+    def build(own: TreeLayout) -> torch.Tensor:
+        return _padded_keys(own, FOREVER, own.subtree_end + own.past_length, 0, KEY_PADDING)
+
+    return layout.metadata("key_ends", build)
+
+
+def key_depths(layout: TreeLayout) -> torch.Tensor:
+    """int32 [M rounded up to KEY_PADDING]: depth of each key on its whole path, 0 in the padding."""
+    return layout.metadata("key_depths", lambda own: _padded_depths(own, 0, KEY_PADDING))
+
+
+def _build(
+    layout: TreeLayout, query_block: int, key_block: int, by: Literal["query", "key"], window: int | None
+) -> BlockLists:
+    # Lists by query and by key of one block size share the matrices.
+    key = ("block_relations", query_block, key_block, window)
+    full_TB, partial_TB = layout.metadata(key, lambda own: _relations(own, query_block, key_block, window))
+    if by == "key":
+        full_TB, partial_TB = full_TB.T, partial_TB.T
+    full_count, full_index = _packed(full_TB)
+    partial_count, partial_index = _packed(partial_TB)
+    return BlockLists(
+        full_count=full_count, full_index=full_index, partial_count=partial_count, partial_index=partial_index
+    )
+
+
+def _packed(blocks_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [R] number of true columns and int32 [R, C] all columns, the true ones first, each part ascending.
+
+    Every column has a place of its own, so one scatter writes the list: no sort, nothing unwritten.
+    """
+    rank = blocks_RC.cumsum(1, dtype=torch.int32)
+    count = blocks_RC.sum(1, dtype=torch.int32)
+    column = torch.arange(blocks_RC.shape[1], dtype=torch.int32, device=blocks_RC.device)
+    place = torch.where(blocks_RC, rank - 1, count[:, None] + column - rank)
+    index = torch.empty(blocks_RC.shape, dtype=torch.int32, device=blocks_RC.device)
+    return count, index.scatter_(1, place.long(), column.expand(blocks_RC.shape))
+
+
+def _relations(
+    layout: TreeLayout, query_block: int, key_block: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool [T, B]: fully visible blocks, and partly visible ones.
+
+    A key block has a visible pair iff its first key is no later than the last query and its largest end lies behind
+    the first query: a query is its own key, so nesting leaves no gap. It is full iff its last key is no later than the
+    first query and its smallest end lies behind the last.
+    """
+    device, past, num_tokens = layout.device, layout.past_length, layout.num_tokens
+    num_keys = past + num_tokens
+    # An end of 0 in the padding of the last block keeps that block from being full.
+    smallest_end_B, largest_end_B = _extremes(
+        _padded_keys(layout, FOREVER, layout.subtree_end + past, 0, key_block), key_block
+    )
+    query_blocks, key_blocks = -(-num_tokens // query_block), smallest_end_B.shape[0]
+    first_query_T1 = past + query_block * torch.arange(query_blocks, dtype=torch.int32, device=device)[:, None]
+    first_key_B = key_block * torch.arange(key_blocks, dtype=torch.int32, device=device)
+    # The last query block may reach past the last token: no end lies behind it, so it is never full.
+    last_query_T1 = first_query_T1 + query_block - 1
+    last_key_B = first_key_B + key_block - 1
+    visible_TB = (first_key_B <= last_query_T1) & (largest_end_B > first_query_T1)
+    full_TB = (last_key_B <= first_query_T1) & (smallest_end_B > last_query_T1) & (last_query_T1 < num_keys)
+    if window is not None:
+        nearest_TB, farthest_TB = _depth_distances(layout, query_block, key_block)
+        visible_TB &= nearest_TB < window
+        full_TB &= farthest_TB < window
+    return full_TB, visible_TB & ~full_TB
+
+
+def _depth_distances(layout: TreeLayout, query_block: int, key_block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [T, B]: a lower and an upper bound of depth of query - depth of key over the pairs of two blocks."""
+    depth, padding = layout.depth, -layout.num_tokens % query_block
+    # Padding repeats the last token, so it moves no bound.
+    padded = torch.cat([depth, depth[-1:].expand(padding)])
+    shallow_T, deep_T = _extremes(padded, query_block)
+    _, deep_B = _extremes(_padded_depths(layout, 0, key_block), key_block)
+    shallow_B, _ = _extremes(_padded_depths(layout, FOREVER, key_block), key_block)
+    return shallow_T[:, None] - deep_B, deep_T[:, None] - shallow_B
+
+
+def _extremes(padded: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest and largest value of each block."""
+    blocks = padded.view(padded.shape[0] // block, block)
+    return blocks.amin(1), blocks.amax(1)
+
+
+def _padded_depths(layout: TreeLayout, behind: int, multiple: int) -> torch.Tensor:
+    padded = _padded_keys(layout, 0, layout.depth, behind, multiple)
+    padded[: layout.past_length] = torch.arange(layout.past_length, dtype=torch.int32, device=layout.device)
+    return padded
+
+
+def _padded_keys(
+    layout: TreeLayout, in_past: int, of_token_N: torch.Tensor, behind: int, multiple: int
+) -> torch.Tensor:
+    """int32 [M rounded up to `multiple`] of a value in the past, one per token and one behind the last key."""
+    num_keys = layout.past_length + layout.num_tokens
+    padded = torch.full((num_keys + -num_keys % multiple,), in_past, dtype=torch.int32, device=layout.device)
+    padded[layout.past_length : num_keys] = of_token_N
+    padded[num_keys:] = behind
+    return padded
