@@ -49,10 +49,15 @@ def assert_equal_runs(stock: dict[str, Any], tree: dict[str, Any], wanted: torch
     for key in keys:
         expected, got = (out["model_output"][key].values().cpu() for out in (stock, tree))
         torch.testing.assert_close(got[wanted], expected[wanted], rtol=LOG_PROB_TOLERANCE, atol=LOG_PROB_TOLERANCE)
-    assert stock["gradients"].keys() == tree["gradients"].keys()
-    largest = max(g.norm() for g in stock["gradients"].values())
-    for name, reference in stock["gradients"].items():
-        error, norm = (tree["gradients"][name] - reference).norm(), reference.norm()
+    assert_equal_gradients(stock["gradients"], tree["gradients"])
+
+
+def assert_equal_gradients(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> None:
+    """Every parameter's gradient within the tolerances of the design, relative norm."""
+    assert expected.keys() == got.keys()
+    largest = max(gradient.norm() for gradient in expected.values())
+    for name, reference in expected.items():
+        error, norm = (got[name] - reference).norm(), reference.norm()
         # A gradient that cancels to nearly nothing is judged against the largest, where its rounding comes from.
         cancels = norm < 1e-2 * largest
         allowed = CANCELLING_TOLERANCE * max(norm, 1e-3 * largest) if cancels else GRADIENT_TOLERANCE * norm

@@ -1,11 +1,15 @@
 """On a GPU: float32 equals rows alone through FlexAttention, and bf16 is no further from float32 than stock bf16 is."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed
+import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import Row, row
@@ -115,6 +119,36 @@ def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path) 
     assert engine.out_of_memory == 1
     assert got["metrics"]["tree/out_of_memory"].aggregate() == 1
     assert gradient_error(got, expected) < 1e-5
+
+
+def starving_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """The same update with memory for all, and with too little on rank 1."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=world)
+    loss = actor_loss("vanilla", "token-mean")
+    rows = [row for seed in range(12) for row in agent_rows(seed + 100 * rank)]
+    engine = build_engine(Path(model), tree=TreeConfig(mode="tree", self_check=False))
+    expected = run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows)), loss)
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+    if rank == 1:
+        total = torch.cuda.get_device_properties(rank).total_memory
+        torch.cuda.set_per_process_memory_fraction(0.8 * peak / total, rank)
+    got = run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows)), loss)
+    assert engine.out_of_memory == 1
+    assert gradient_error(got, expected) < 1e-5
+    Path(f"{out}/survived_{rank}").write_text(f"{peak / 2**20:.0f} MiB, then {engine.auto_budget.tokens} tokens")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_repeat_a_step_together_when_one_runs_out_of_memory(model_path: Path, tmp_path: Path) -> None:
+    port = 21000 + os.getpid() % 20000
+    torch.multiprocessing.spawn(starving_main, args=(2, str(model_path), str(tmp_path), port), nprocs=2, join=True)
+    for rank in (0, 1):
+        print(rank, (tmp_path / f"survived_{rank}").read_text())
 
 
 def test_auto_budget_follows_from_the_first_update(model_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`tree.max_tokens: auto`: the budget follows from what a token costs on this GPU, measured on the first update.
 
-After a CUDA out-of-memory error the budget halves; the step that failed is repeated once.
+After a CUDA out-of-memory error on any rank the budget halves on all; the step that failed is repeated once.
 """
 
 import logging
@@ -15,6 +15,7 @@ MEMORY_FRACTION = 0.8
 LEAST_TOKENS = 1024
 """No budget goes below this: shorter forwards leave the GPU idle."""
 GRANULARITY = 1024
+_NO_LIMIT = 2**31 - 1
 
 
 class AutoBudget:
@@ -24,6 +25,11 @@ class AutoBudget:
         """Start without knowledge: verl's own budget holds until the first update was seen."""
         self.group = group
         self.tokens: int | None = None
+        self._most_flat_tokens = _NO_LIMIT
+
+    def flat_budget(self, verl_tokens: int) -> int:
+        """Tokens per forward of rows that run flat: verl's own budget for the call, until memory ran out with it."""
+        return min(verl_tokens, self._most_flat_tokens)
 
     def budget(self, verl_tokens: int) -> int:
         """Unique tokens per forward, given verl's own budget for the call."""
@@ -40,24 +46,32 @@ class AutoBudget:
         """
         if self.tokens is not None:
             return
-        mine = 2**31 - 1
+        mine = _NO_LIMIT
         if live_tokens and peak_bytes > base_bytes:
             per_token = (peak_bytes - base_bytes) / live_tokens
             room = MEMORY_FRACTION * total_bytes - base_bytes
             mine = _rounded(room / per_token)
-        agreed = torch.tensor([mine], device="cuda" if torch.cuda.is_available() else "cpu")
-        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self.group)
-        self.tokens = int(agreed.item())
+        self.tokens = self._smallest(mine)
         logger.info("tree.max_tokens=auto: %d unique tokens per forward", self.tokens)
 
-    def shrink(self, used_tokens: int) -> int:
-        """Halve the budget after an out-of-memory error; returns the new one.
+    def shrink_after(self, is_out_of_memory: bool, largest_forward: int) -> int | None:
+        """Agree on a smaller budget if any rank ran out of memory; None if none did.
 
         Args:
-            used_tokens: the largest forward of the step that failed.
+            is_out_of_memory: whether this rank did.
+            largest_forward: most tokens of one forward of the call on this rank.
         """
-        self.tokens = _rounded(used_tokens / 2)
-        return self.tokens
+        agreed = self._smallest(_rounded(largest_forward / 2) if is_out_of_memory else _NO_LIMIT)
+        if agreed == _NO_LIMIT:
+            return None
+        self.tokens = self._most_flat_tokens = agreed
+        return agreed
+
+    def _smallest(self, tokens: int) -> int:
+        """The smallest value over all ranks."""
+        agreed = torch.tensor([tokens], device="cuda" if torch.cuda.is_available() else "cpu")
+        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self.group)
+        return int(agreed.item())
 
 
 def _rounded(tokens: float) -> int:

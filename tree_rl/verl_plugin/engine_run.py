@@ -6,8 +6,8 @@ Rows stay verl's; its loss functions, metrics, checkpoints and weight sync follo
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed
 from tensordict import TensorDict
 from torch.distributed.tensor import DTensor
 
+from tree_rl.training.fsdp_recovery import CountedCollectives
 from tree_rl.training.tree_step import TreeInputs
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin.auto_budget import AutoBudget
@@ -23,8 +24,8 @@ from tree_rl.verl_plugin.compat import AggregationType, Metric, detach_tree, get
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine_build import TreeReadingEngine
 from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
-from tree_rl.verl_plugin.lock_step import agree_on_ops, run_in_step
-from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, live_tokens, plan_micro_batches
+from tree_rl.verl_plugin.lock_step import Agreement, agree_on_ops, run_in_step
+from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, largest_forward, live_tokens, plan_micro_batches
 from tree_rl.verl_plugin.options import AUTO, TreeConfig, as_tree_config
 from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
 from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
@@ -51,6 +52,7 @@ class TreeRunningEngine(TreeReadingEngine):
         self.dummy_ops = 0
         self.out_of_memory = 0
         self._live_tokens = 0
+        self._largest_forward = 0
         self._check_tokens = 0
 
     def forward_backward_batch(
@@ -72,38 +74,40 @@ class TreeRunningEngine(TreeReadingEngine):
         if self.tree_config.mode == "flat":
             return super().forward_backward_batch(data, loss_function, forward_only)
         refuse_batch_features(data)
-        # Gradients of an earlier call would be lost with those of a failed one: then the error stands.
-        alone = forward_only or all(parameter.grad is None for parameter in self.module.parameters())
-        may_retry = alone and self.get_data_parallel_size() == 1
-        try:
-            return self._run(data, loss_function, forward_only)
-        except torch.cuda.OutOfMemoryError as error:
-            if not may_retry or self._live_tokens <= 1:
-                error.add_note(
-                    f"lower tree.max_tokens (or set it to auto): {self._live_tokens} unique tokens were alive"
-                )
-                raise
-        # Outside the handler, so that the frames of the failed run, and what they hold, are gone.
-        self.out_of_memory += 1
-        tokens = self.auto_budget.shrink(self._live_tokens)
-        logger.warning("CUDA ran out of memory; the step is repeated with tree.max_tokens=%d", tokens)
-        if not forward_only:
-            self.optimizer_zero_grad()
-        torch.cuda.empty_cache()
-        return self._run(data, loss_function, forward_only)
+        # Gradients of an earlier call would be lost with those of a failed one: then an error stands. So it does with
+        # replicas of shards, whose all-reduce is not counted.
+        is_first = forward_only or all(parameter.grad is None for parameter in self.module.parameters())
+        may_repeat = is_first and self.device_mesh.ndim == 1
+        result = self._run(data, loss_function, forward_only, may_repeat)
+        if result is None:
+            if not forward_only:
+                self.optimizer_zero_grad()
+            result = self._run(data, loss_function, forward_only, may_repeat=False)
+            assert result is not None
+        return result
 
-    def _run(self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool) -> dict[str, Any]:
+    def _run(
+        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool, may_repeat: bool
+    ) -> dict[str, Any] | None:
+        """The call's result; None if a rank ran out of memory and all of them shall run the call again."""
         started = time.perf_counter()
-        rows, micro_batches, steps, schedule = self._plan(data, loss_function, forward_only)
+        rows, micro_batches, steps, agreement = self._plan(data, loss_function, forward_only, may_repeat)
         plan_seconds = time.perf_counter() - started
-        self._live_tokens = live_tokens(micro_batches)
+        self._live_tokens, self._largest_forward = live_tokens(micro_batches), largest_forward(micro_batches)
         self._assign_normalisers(data)
         if not self._self_checked:
             self._self_checked = True
             self.self_check_error = run_self_check(self, data, rows, micro_batches, self._check_tokens)
-        with torch.no_grad() if forward_only else nullcontext(), self._watch_memory(forward_only):
-            work = chain.from_iterable(step.work() for step in steps)
-            self.dummy_ops = run_in_step(schedule, work, self.idle_step, partial(self._sync_context, forward_only))
+        base_bytes = self._base_bytes(forward_only)
+        if not self._follow(agreement, steps, forward_only):
+            return None
+        if base_bytes is not None:
+            self.auto_budget.learn(
+                live_tokens=self._live_tokens,
+                base_bytes=base_bytes,
+                peak_bytes=torch.cuda.max_memory_allocated() + self._missing_moments(),
+                total_bytes=torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+            )
         if not (forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)):
             for step in steps:
                 step.output.pop("model_output", None)
@@ -120,9 +124,45 @@ class TreeRunningEngine(TreeReadingEngine):
             self.memory.remember(rows, result["model_output"]["log_probs"])
         return result
 
+    def _follow(self, agreement: Agreement, steps: list[Step], forward_only: bool) -> bool:
+        """Run the steps in lock-step; False if a rank ran out of memory and all shall run the call again."""
+        work: Iterator[str] = chain.from_iterable(step.work() for step in steps)
+        sync_context = partial(self._sync_context, forward_only)
+        is_out_of_memory = False
+        self.collectives.start()
+        with torch.no_grad() if forward_only else nullcontext():
+            try:
+                self.dummy_ops = run_in_step(agreement.schedule, work, self.idle_step, sync_context)
+            except torch.cuda.OutOfMemoryError as error:
+                if not agreement.may_repeat or self._live_tokens <= 1:
+                    error.add_note(
+                        f"lower tree.max_tokens (or set it to auto): {self._live_tokens} unique tokens were alive"
+                    )
+                    raise
+                is_out_of_memory = True
+            if is_out_of_memory:
+                # Outside the handler, so that the frames of the failed run, and what they hold, are gone.
+                steps.clear()
+                work = iter(())
+                self.collectives.restart()
+                torch.cuda.empty_cache()
+                run_in_step(agreement.schedule, work, self.idle_step, sync_context)
+        if not agreement.may_repeat:
+            return True
+        tokens = self.auto_budget.shrink_after(is_out_of_memory, self._largest_forward)
+        if tokens is None:
+            return True
+        self.out_of_memory += 1
+        logger.warning(
+            "CUDA ran out of memory%s; all ranks repeat the step with tree.max_tokens=%d",
+            " on this rank" if is_out_of_memory else " on another rank",
+            tokens,
+        )
+        return False
+
     def _plan(
-        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool
-    ) -> tuple[Rows, list[MicroBatch], list[Step], str]:
+        self, data: TensorDict, loss_function: LossFunction | None, forward_only: bool, may_repeat: bool
+    ) -> tuple[Rows, list[MicroBatch], list[Step], Agreement]:
         """Check the rows, cut them into micro-batches, and agree with all ranks on the ops before anyone computes."""
         failure: RowError | None = None
         micro_batches: list[MicroBatch] = []
@@ -136,12 +176,14 @@ class TreeRunningEngine(TreeReadingEngine):
         except RowError as error:
             failure = error
         ops = "".join(step.ops for step in steps)
-        schedule, failed = agree_on_ops(ops, failure is not None, self.get_data_parallel_group())
+        agreement = agree_on_ops(
+            ops, is_refused=failure is not None, may_repeat=may_repeat, group=self.get_data_parallel_group()
+        )
         if failure is not None:
             raise failure
-        if failed:
+        if agreement.is_refused:
             raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
-        return rows, micro_batches, steps, schedule
+        return rows, micro_batches, steps, agreement
 
     def _assign_normalisers(self, data: TensorDict) -> None:
         """The row-based normalisers verl's losses read: the same numbers as in stock verl."""
@@ -154,24 +196,22 @@ class TreeRunningEngine(TreeReadingEngine):
             return nullcontext()
         return self._gradient_sync_context(is_last_micro_batch=is_last_backward)
 
-    @contextmanager
-    def _watch_memory(self, forward_only: bool) -> Iterator[None]:
-        """Let `max_tokens: auto` learn from the first update on a GPU."""
+    def _base_bytes(self, forward_only: bool) -> int | None:
+        """Memory before the first update on a GPU, from which `max_tokens: auto` learns; None for any other call."""
         learns = self.tree_config.max_tokens == AUTO and self.auto_budget.tokens is None and not forward_only
         if not learns or get_device_name() != "cuda":
-            yield
-            return
+            return None
         torch.cuda.reset_peak_memory_stats()
-        # Adam's two moments come with the first optimizer step, after this measurement.
-        moments = 0 if self.optimizer.state else sum(2 * p.numel() * p.element_size() for p in local_parameters(self))
-        base = torch.cuda.memory_allocated() + moments
-        yield
-        self.auto_budget.learn(
-            live_tokens=self._live_tokens,
-            base_bytes=base,
-            peak_bytes=torch.cuda.max_memory_allocated() + moments,
-            total_bytes=torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
-        )
+        return torch.cuda.memory_allocated() + self._missing_moments()
+
+    def _missing_moments(self) -> int:
+        """Bytes of Adam's two moments, which come with the first optimizer step only."""
+        return 0 if self.optimizer.state else sum(2 * p.numel() * p.element_size() for p in local_parameters(self))
+
+    @cached_property
+    def collectives(self) -> CountedCollectives:
+        """FSDP2's collectives, counted so that a rank can catch up after a failure."""
+        return CountedCollectives(self.module)
 
     def optimizer_step(self) -> float:
         """verl's step; log-probs of the last inference are stale from here on."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,21 +11,40 @@ import torch.distributed
 from tree_rl.training.schedule import BACKWARD, FORWARD, merge_ops
 
 
-def agree_on_ops(ops: str, failed: bool, group: torch.distributed.ProcessGroup | None) -> tuple[str, bool]:
-    """The op sequence that all ranks follow, and whether any rank refused its rows.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """What the ranks settle before anyone computes."""
+
+    schedule: str
+    """Op sequence that all ranks follow."""
+    is_refused: bool
+    """Whether any rank refused its rows."""
+    may_repeat: bool
+    """Whether every rank could run the call again from the start."""
+
+
+def agree_on_ops(
+    ops: str, *, is_refused: bool, may_repeat: bool, group: torch.distributed.ProcessGroup | None
+) -> Agreement:
+    """Settle a call with the other ranks.
 
     Args:
         ops: this rank's own ops, "F" and "B".
-        failed: this rank refused its rows.
+        is_refused: this rank refused its rows.
+        may_repeat: this rank would lose nothing by running the call again.
         group: data-parallel group.
     """
     world = torch.distributed.get_world_size(group)
     if world == 1:
-        return ops, failed
+        return Agreement(schedule=ops, is_refused=is_refused, may_repeat=may_repeat)
     gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, (ops, failed), group=group)
-    any_failed = any(other for _, other in gathered)
-    return ("" if any_failed else merge_ops([theirs for theirs, _ in gathered])), any_failed
+    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat), group=group)
+    ops_of_rank, refused, repeatable = zip(*gathered, strict=True)
+    return Agreement(
+        schedule="" if any(refused) else merge_ops(list(ops_of_rank)),
+        is_refused=any(refused),
+        may_repeat=all(repeatable),
+    )
 
 
 def run_in_step(

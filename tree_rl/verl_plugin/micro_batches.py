@@ -59,7 +59,7 @@ def budget_of(data: TensorDict, rows: Rows, config: TreeConfig, auto: AutoBudget
     else:
         flat = int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
     configured = config.max_tokens if isinstance(config.max_tokens, int) else flat
-    return Budget(unique_tokens=auto.budget(configured), flat_tokens=flat)
+    return Budget(unique_tokens=auto.budget(configured), flat_tokens=auto.flat_budget(flat))
 
 
 def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape) -> list[MicroBatch]:
@@ -101,6 +101,15 @@ def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: Mo
 def live_tokens(batches: list[MicroBatch]) -> int:
     """Most unique tokens whose graphs are alive at a time; 0 without micro-batches."""
     sizes = [batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens for batch in batches]
+    return max(sizes, default=0)
+
+
+def largest_forward(batches: list[MicroBatch]) -> int:
+    """Most tokens of one forward; 0 without micro-batches."""
+    sizes = [
+        batch.unique_tokens if batch.plan is None else max(len(part.tokens) for part in batch.plan.partitions)
+        for batch in batches
+    ]
     return max(sizes, default=0)
 
 
