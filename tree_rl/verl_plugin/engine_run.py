@@ -28,6 +28,7 @@ from tree_rl.verl_plugin.lock_step import Agreement, agree_on_ops, run_in_step
 from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, largest_forward, live_tokens, plan_micro_batches
 from tree_rl.verl_plugin.options import AUTO, TreeConfig, as_tree_config
 from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
+from tree_rl.verl_plugin.plan_memory import PlanMemory
 from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
 from tree_rl.verl_plugin.self_check import run_self_check
 from tree_rl.verl_plugin.steps import LogProbMemory, Step, make_step
@@ -48,6 +49,7 @@ class TreeRunningEngine(TreeReadingEngine):
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
         self._self_checked = not self.tree_config.self_check
         self.memory = LogProbMemory()
+        self.plans = PlanMemory()
         self.auto_budget = AutoBudget(self.get_data_parallel_group())
         self.dummy_ops = 0
         self.out_of_memory = 0
@@ -171,7 +173,7 @@ class TreeRunningEngine(TreeReadingEngine):
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
             budget = budget_of(data, rows, self.tree_config, self.auto_budget)
             self._check_tokens = min(budget.unique_tokens, budget.flat_tokens)
-            micro_batches = plan_micro_batches(rows, self.tree_config, budget, self.model_shape)
+            micro_batches = plan_micro_batches(rows, self.tree_config, budget, self.model_shape, self.plans)
             steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:
             failure = error

@@ -8,11 +8,12 @@ from tensordict import TensorDict
 from tree_rl.tree.cost import ModelShape, tree_pays
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.packing import pack_groups
-from tree_rl.tree.partition import PartitionPlan, plan_partitions
+from tree_rl.tree.partition import PartitionPlan
 from tree_rl.tree.weights import row_token_weights
 from tree_rl.verl_plugin.auto_budget import AutoBudget
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.plan_memory import PlanMemory
 from tree_rl.verl_plugin.rows import Rows
 
 
@@ -62,7 +63,9 @@ def budget_of(data: TensorDict, rows: Rows, config: TreeConfig, auto: AutoBudget
     return Budget(unique_tokens=auto.budget(configured), flat_tokens=auto.flat_budget(flat))
 
 
-def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape) -> list[MicroBatch]:
+def plan_micro_batches(
+    rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape, plans: PlanMemory
+) -> list[MicroBatch]:
     """Cut the rows of a call into micro-batches.
 
     Args:
@@ -70,6 +73,7 @@ def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: Mo
         config: the tree options.
         budget: most tokens of a micro-batch.
         shape: sizes of the model, with which `mode: auto` compares costs.
+        plans: partition plans of earlier calls.
 
     Returns:
         Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
@@ -91,7 +95,7 @@ def plan_micro_batches(rows: Rows, config: TreeConfig, budget: Budget, shape: Mo
         if part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
-            large.append(_partitioned_batch(part, group, budget))
+            large.append(_partitioned_batch(part, group, plans.plan(part, budget.unique_tokens)))
     packing = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
     forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
@@ -113,11 +117,11 @@ def largest_forward(batches: list[MicroBatch]) -> int:
     return max(sizes, default=0)
 
 
-def _partitioned_batch(part: Forest, group: np.ndarray, budget: Budget) -> MicroBatch:
+def _partitioned_batch(part: Forest, group: np.ndarray, plan: PartitionPlan) -> MicroBatch:
     return MicroBatch(
         rows=tuple(group.tolist()),
         forest=part,
-        plan=plan_partitions(part, budget.unique_tokens),
+        plan=plan,
         flat_tokens=part.num_flat,
         unique_tokens=part.num_unique,
     )
