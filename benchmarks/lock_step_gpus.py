@@ -91,6 +91,7 @@ def batch(rows: list[np.ndarray]) -> TensorDict:
 def run(engine: Any, tree: TreeConfig, rows: list[np.ndarray]) -> dict[str, Any]:
     """Second of two forwards and backwards: this rank's shards of the gradients, seconds, dummies."""
     engine.tree_config = tree
+    planning = []
     for _ in range(2):
         engine.optimizer_zero_grad()
         torch.cuda.synchronize()
@@ -100,8 +101,10 @@ def run(engine: Any, tree: TreeConfig, rows: list[np.ndarray]) -> dict[str, Any]
             output = engine.forward_backward_batch(batch(rows), partial(sft_loss, config=None))
             shards = [p.grad.to_local().float().clone() for p in engine.module.parameters() if p.grad is not None]
         torch.cuda.synchronize()
+        planning.append(output["metrics"]["tree/plan_seconds"].aggregate())
     return {
         "shards": shards,
+        "planning": planning,
         "seconds": time.perf_counter() - started,
         "dummies": engine.dummy_ops,
         "tokens": engine_tokens(output),
@@ -162,6 +165,8 @@ def main() -> None:
         "gradient_error_between_equal_runs": error(again["shards"], cut["shards"]),
         "seconds_whole": round(whole["seconds"], 3),
         "seconds_partitions": round(cut["seconds"], 3),
+        "plan_seconds_first_call": round(cut["planning"][0], 4),
+        "plan_seconds_later_call": round(cut["planning"][1], 4),
         "peak_gib_rank0": round(cut["peak"] / 2**30, 2),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
