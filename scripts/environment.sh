@@ -27,7 +27,7 @@ tree_rl_install() {
     echo "[environment] installing about $total packages (2 GB); log: ${log#"$tree_rl_root"/}"
     # Byte-compiled on installation: `import verl` costs 8 seconds a process then, and 25 otherwise.
     if ! "$tree_rl_venv/bin/python" -m pip install --compile --disable-pip-version-check \
-        -c "$tree_rl_constraints" -e "$tree_rl_root[cpu,dev]" 2>&1 | tee "$log" | awk -v total="$total" '
+        -c "$tree_rl_constraints" -e "$tree_rl_root[cpu,agents,dev]" 2>&1 | tee "$log" | awk -v total="$total" '
             /^(Collecting|Processing|Requirement already) / { n++; if (n % 15 == 0) { print "[environment]   found " n " of about " total; fflush() } }
             /^Installing collected/ { print "[environment]   unpacking and byte-compiling, about a minute"; fflush() }'; then
         tail -n 25 "$log" >&2
