@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
 
 UNWANTED = -1
@@ -62,7 +63,7 @@ def plan_edges(
     edge_of_flat[flat] = edge_of_wanted
 
     def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        return to_device(array, device)
 
     return EdgePlan(
         source_R=tensor(sources),

@@ -4,6 +4,7 @@ The rows' own loss follows, so its gradient is that of the rows run alone. Legen
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,7 +14,15 @@ from tree_kernels.edge_log_probs import logits_edge_log_probs
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
+from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
+
+
+class ModelInputs(Protocol):
+    """Tokens on the device together with how the model reads them."""
+
+    def model_kwargs(self) -> dict[str, object]:
+        """Keyword arguments of the model's forward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +43,7 @@ class TreeInputs:
         """Move a forest to `device`."""
 
         def tensor(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array.astype(np.int64)).to(device, non_blocking=True)
+            return to_device(array.astype(np.int64), device)
 
         return cls(
             input_ids_1N=tensor(forest.input_ids).unsqueeze(0),
@@ -73,7 +82,7 @@ class FlatOutputs:
 
 def tree_log_probs(
     model: nn.Module,
-    inputs: TreeInputs,
+    inputs: ModelInputs,
     edges: EdgePlan,
     *,
     entropy: bool = False,
@@ -83,7 +92,7 @@ def tree_log_probs(
 
     Args:
         model: causal language model prepared by `use_tree_attention`, wrapped or not.
-        inputs: the forest.
+        inputs: the forest, or whatever else the model reads.
         edges: from `plan_edges` on the same forest.
         entropy: also return entropies.
         sum_pi_squared: also return the sum of squared probabilities.
