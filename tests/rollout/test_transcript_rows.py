@@ -121,3 +121,28 @@ def test_with_first_row_no_token_is_trained_twice_and_none_is_lost(calls: list[M
     assert max(counts.values(), default=0) <= 1
     every = {edge[:2] for row in rows_of_calls(calls) for edge in row_edges(row) if edge[2]}
     assert every == {edge for edge, count in counts.items() if count}
+
+
+@settings(max_examples=100, deadline=None)
+@given(sessions())
+def test_every_generated_token_names_a_call_that_generated_it_in_that_context(calls: list[ModelCall]) -> None:
+    for shared in ("every_row", "first_row"):
+        for row in rows_of_calls(calls, shared=shared):
+            start, tokens = len(row.prompt_ids), row.token_ids
+            assert len(row.response_calls) == len(row.response_ids)
+            for offset, index in enumerate(row.response_calls):
+                if index < 0:
+                    assert row.response_mask[offset] == 0
+                    continue
+                source = calls[index]
+                position = start + offset
+                sequence = source.prompt_ids + source.response_ids
+                assert position >= len(source.prompt_ids)
+                assert sequence[: position + 1] == tokens[: position + 1]
+
+
+def test_weight_versions_turns_and_agents_travel_with_the_tokens() -> None:
+    first = ModelCall(prompt_ids=(1,), response_ids=(2,), log_probs=(0.0,), min_version=3, max_version=4)
+    second = ModelCall(prompt_ids=(1, 2, 9), response_ids=(5,), log_probs=(0.0,), turn=1, agent="sub", max_version=5)
+    (row,) = rows_of_calls([first, second])
+    assert row.response_calls == (0, -1, 1)

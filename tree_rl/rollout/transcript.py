@@ -28,6 +28,14 @@ class ModelCall:
     """Token ids it generated, the end token included."""
     log_probs: tuple[float, ...] | None
     """Log-prob of each generated token when it was drawn; None if the server reported none."""
+    turn: int = 0
+    """Assistant turns before it in its own context."""
+    agent: str = "main"
+    """Which agent of the session asked: its own name for itself."""
+    min_version: int | None = None
+    """Oldest weights that generated a token of it; None if the server reported none."""
+    max_version: int | None = None
+    """Newest weights that did."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -49,6 +57,9 @@ class Row:
     """1 where the token was generated in exactly this context and is trained in this row, otherwise 0."""
     response_log_probs: tuple[float, ...] | None
     """Recorded log-prob where the mask is 1, 0.0 elsewhere; None if a call reported none."""
+    response_calls: tuple[int, ...]
+    """Index of the call that generated the token in this context, trained in this row or not; -1 for context. Turn,
+    agent and weight version of a token are those of its call."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -83,13 +94,14 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
     trained_before: list[tuple[np.ndarray, np.ndarray]] = []
     for last in branches:
         tokens = sequences[last]
-        mask, log_probs = _generated_in_context(tokens, calls, sequences)
+        call_of_token, log_probs = _generated_in_context(tokens, calls, sequences)
+        mask = call_of_token >= 0
         if shared == "first_row":
             for other_tokens, other_mask in trained_before:
                 common = _common_prefix(tokens, other_tokens)
                 mask[:common] &= ~other_mask[:common]
             trained_before.append((tokens, mask.copy()))
-        rows.append(_row(tokens, mask, log_probs, calls, last))
+        rows.append(_row(tokens, mask, log_probs, call_of_token, calls, last))
     training = [row for row in rows if any(row.response_mask)]
     return training or rows[:1]
 
@@ -97,19 +109,26 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
 def _generated_in_context(
     tokens: np.ndarray, calls: Sequence[ModelCall], sequences: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    mask = np.zeros(len(tokens), dtype=bool)
+    call_of_token = np.full(len(tokens), -1, dtype=np.int64)
     log_probs = np.zeros(len(tokens))
-    for call, sequence in zip(calls, sequences, strict=True):
+    for index, (call, sequence) in enumerate(zip(calls, sequences, strict=True)):
         start = len(call.prompt_ids)
         stop = _common_prefix(tokens, sequence)
         if stop > start:
-            mask[start:stop] = True
+            call_of_token[start:stop] = index
             if call.log_probs is not None:
                 log_probs[start:stop] = call.log_probs[: stop - start]
-    return mask, log_probs
+    return call_of_token, log_probs
 
 
-def _row(tokens: np.ndarray, mask: np.ndarray, log_probs: np.ndarray, calls: Sequence[ModelCall], last: int) -> Row:
+def _row(
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    log_probs: np.ndarray,
+    call_of_token: np.ndarray,
+    calls: Sequence[ModelCall],
+    last: int,
+) -> Row:
     first_prompt = np.array(calls[0].prompt_ids, dtype=np.int64)
     starts_alike = _starts_with(tokens, first_prompt) and len(first_prompt) < len(tokens)
     split = len(first_prompt) if starts_alike else len(calls[last].prompt_ids)
@@ -121,6 +140,7 @@ def _row(tokens: np.ndarray, mask: np.ndarray, log_probs: np.ndarray, calls: Seq
         response_ids=tuple(tokens[split:].tolist()),
         response_mask=tuple(mask[split:].astype(int).tolist()),
         response_log_probs=tuple(np.where(mask, log_probs, 0.0)[split:].tolist()) if has_log_probs else None,
+        response_calls=tuple(call_of_token[split:].tolist()),
     )
 
 
