@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_kernels import edge_log_probs, logits_edge_log_probs
-from tree_kernels.edge_log_probs.edge_rows import edge_rows
+from tree_kernels.edge_log_probs import rows_of_edges
 
 TOLERANCE = 1e-10
 TOKENS, HIDDEN, VOCABULARY = 40, 12, 37
@@ -76,9 +76,7 @@ def check(data: dict[str, torch.Tensor], temperature: Any, softcap: float | None
         from_logits = logits_edge_log_probs(
             logits, data["source"], data["target"], sum_pi_squared=True, chunk_rows=chunk_rows, **options
         )
-        assert from_logits[2] is not None and not from_logits[2].requires_grad
-        assert_close(from_logits[2], expected[2])
-        results = [from_logits[:2]]
+        results = [from_logits]
         for impl in ("chunked", "reference"):
             results.append(
                 edge_log_probs(
@@ -89,11 +87,14 @@ def check(data: dict[str, torch.Tensor], temperature: Any, softcap: float | None
                     bias=data["bias"],
                     impl=impl,
                     chunk_rows=chunk_rows,
+                    sum_pi_squared=True,
                     **options,
                 )
             )
-        for log_prob, got_entropy in results:
+        for log_prob, got_entropy, squared in results:
             assert_close(log_prob, expected[0])
+            assert squared is not None and not squared.requires_grad
+            assert_close(squared, expected[2])
             assert (got_entropy is not None) == entropy
             if got_entropy is not None:
                 assert_close(got_entropy, expected[1])
@@ -125,10 +126,10 @@ def test_random_edges(edges: int, seed: int, sources: int, chunk_rows: int, mixe
 def test_edges_of_one_source_and_temperature_share_a_row() -> None:
     source = torch.tensor([5, 2, 5, 2, 5])
     target = torch.tensor([1, 2, 3, 2, 1])
-    rows = edge_rows(source, target, 0.7, 10, torch.float32)
+    rows = rows_of_edges(source, target, 0.7, torch.float32)
     assert rows.source.tolist() == [2, 5]
     mixed = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0])
-    rows = edge_rows(source, target, mixed, 10, torch.float32)
+    rows = rows_of_edges(source, target, mixed, torch.float32)
     assert rows.source.tolist() == [2, 5, 5]
     assert isinstance(rows.row_temperature, torch.Tensor) and rows.row_temperature[:, 0].tolist() == [1.0, 1.0, 2.0]
 
@@ -140,7 +141,7 @@ def test_a_tied_weight_collects_both_gradients() -> None:
     gradients = []
     for impl in ("chunked", "reference"):
         hidden = torch.tanh(weight[tokens])
-        log_prob, _ = edge_log_probs(hidden, weight, data["source"], data["target"], impl=impl, chunk_rows=3)
+        log_prob, _, _ = edge_log_probs(hidden, weight, data["source"], data["target"], impl=impl, chunk_rows=3)
         gradients.append(torch.autograd.grad(log_prob.sum(), weight)[0])
     assert_close(*gradients)
 
@@ -148,7 +149,7 @@ def test_a_tied_weight_collects_both_gradients() -> None:
 def test_no_edges_still_reach_hidden_and_weight() -> None:
     data = problem(0)
     for impl in ("chunked", "reference"):
-        log_prob, entropy = edge_log_probs(
+        log_prob, entropy, _ = edge_log_probs(
             data["hidden"], data["weight"], data["source"], data["target"], entropy=True, impl=impl
         )
         assert entropy is not None and log_prob.shape == entropy.shape == (0,)
@@ -178,8 +179,10 @@ def test_bfloat16_is_summed_in_float32() -> None:
     data = problem(60)
     half = [data[name].detach().bfloat16().requires_grad_() for name in ("hidden", "weight")]
     exact = [t.detach().double().requires_grad_() for t in half]
-    log_prob, entropy = edge_log_probs(*half, data["source"], data["target"], entropy=True, chunk_rows=8)
-    true_log_prob, true_entropy = edge_log_probs(*exact, data["source"], data["target"], entropy=True, impl="reference")
+    log_prob, entropy, _ = edge_log_probs(*half, data["source"], data["target"], entropy=True, chunk_rows=8)
+    true_log_prob, true_entropy, _ = edge_log_probs(
+        *exact, data["source"], data["target"], entropy=True, impl="reference"
+    )
     assert entropy is not None and true_entropy is not None
     assert log_prob.dtype == entropy.dtype == torch.float32
     assert float((log_prob - true_log_prob).detach().abs().max()) < 1e-5

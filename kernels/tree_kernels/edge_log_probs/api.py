@@ -3,16 +3,20 @@
 See kernels/README.md. Legend: N tokens, C hidden size, V vocabulary, E edges, R rows of logits.
 """
 
+from importlib.util import find_spec
+
 import torch
 
 from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.edge_log_probs.chunked import chunked_edge_log_probs
-from tree_kernels.edge_log_probs.edge_rows import edge_rows
+from tree_kernels.edge_log_probs.edge_rows import EdgeRows, rows_of_edges
+from tree_kernels.edge_log_probs.edge_values import EdgeValues
 from tree_kernels.edge_log_probs.from_logits import chunked_logits_edge_log_probs
 from tree_kernels.edge_log_probs.reference import reference_edge_log_probs
+from tree_kernels.implementation import UnsupportedImplementation
 
 OP = "edge_log_probs"
-IMPLEMENTATIONS = ("reference", "chunked")
+IMPLEMENTATIONS = ("reference", "chunked", "triton")
 CHUNK_ELEMENTS = {"cpu": 1 << 24}
 DEFAULT_CHUNK_ELEMENTS = 1 << 28
 
@@ -20,6 +24,29 @@ DEFAULT_CHUNK_ELEMENTS = 1 << 28
 def default_chunk_rows(device: torch.device, vocabulary: int) -> int:
     """Rows per chunk: 64 MiB of float32 logits on a CPU, 1 GiB elsewhere, at least 16 rows."""
     return max(16, CHUNK_ELEMENTS.get(device.type, DEFAULT_CHUNK_ELEMENTS) // max(vocabulary, 1))
+
+
+def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why `impl` cannot run on this device and dtype, or None if it can.
+
+    Raises:
+        ValueError: there is no implementation of that name.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"{OP}: expected impl in {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    if impl != "triton":
+        return None
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    from tree_kernels.edge_log_probs.triton_edges import triton_unavailable_reason
+
+    return triton_unavailable_reason(device, dtype)
+
+
+def chosen_implementation(*, device: torch.device, dtype: torch.dtype) -> str:
+    """The implementation that `impl="auto"` runs: triton on CUDA where it can run, chunked elsewhere."""
+    runs_triton = device.type == "cuda" and unavailable_reason("triton", device=device, dtype=dtype) is None
+    return "triton" if runs_triton else "chunked"
 
 
 def edge_log_probs(
@@ -32,9 +59,10 @@ def edge_log_probs(
     temperature: torch.Tensor | float | None = None,
     entropy: bool = False,
     softcap: float | None = None,
+    sum_pi_squared: bool = False,
     impl: str = "auto",
     chunk_rows: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> EdgeValues:
     """Log-prob of each edge's target under softmax(cap(hidden[source] @ head_weight.T + bias) / temperature).
 
     Args:
@@ -46,32 +74,23 @@ def edge_log_probs(
         temperature: one for all edges, [E], or None for 1; no gradient flows to it.
         entropy: also return the entropy of each edge's distribution.
         softcap: c in c * tanh(logit / c), before the temperature.
-        impl: "auto" (chunked), "chunked" or "reference".
+        sum_pi_squared: also return the sum over the vocabulary of squared probabilities, without gradient.
+        impl: "auto" (triton on CUDA, else chunked), "triton", "chunked" or "reference".
         chunk_rows: rows of logits alive at a time; None bounds a chunk's memory (`default_chunk_rows`).
 
     Returns:
-        log-prob [E] and entropy [E] (None unless asked for), in float32, float64 for float64 input.
+        log-prob [E], entropy [E] or None, sum of squared probabilities [E] or None, in float32, float64 for float64
+        input.
 
     Raises:
         ValueError: shapes, dtypes or options do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
-    if impl not in ("auto", *IMPLEMENTATIONS):
-        raise ValueError(f"{OP}: expected impl in {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
-    hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
-    _check_edges(edge_source, edge_target, temperature, softcap, chunk_rows)
-    if hidden_NC.dim() != 2 or head_weight_VC.dim() != 2 or hidden_NC.shape[1] != head_weight_VC.shape[1]:
-        raise ValueError(
-            f"{OP}: expected hidden [N, C] and head_weight [V, C], received {tuple(hidden_NC.shape)} and "
-            f"{tuple(head_weight_VC.shape)}"
-        )
-    if hidden_NC.dtype != head_weight_VC.dtype:
-        raise ValueError(
-            f"{OP}: expected hidden and head_weight of one dtype, received {hidden_NC.dtype} and {head_weight_VC.dtype}"
-        )
-    if bias is not None and bias.shape != head_weight_VC.shape[:1]:
-        raise ValueError(f"{OP}: expected bias [{head_weight_VC.shape[0]}], received {tuple(bias.shape)}")
-    with torch.autocast(hidden_NC.device.type, enabled=False):
-        if impl == "reference":
+    _check_edges(edge_source, edge_target, temperature)
+    if impl == "reference":
+        hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
+        _check_head(hidden_NC, head_weight_VC, bias, softcap, chunk_rows)
+        with torch.autocast(hidden_NC.device.type, enabled=False):
             return reference_edge_log_probs(
                 hidden_NC,
                 head_weight_VC,
@@ -81,10 +100,58 @@ def edge_log_probs(
                 temperature=temperature,
                 entropy=entropy,
                 softcap=softcap,
+                sum_pi_squared=sum_pi_squared,
             )
-        size = chunk_rows or default_chunk_rows(hidden_NC.device, head_weight_VC.shape[0])
-        rows = edge_rows(edge_source, edge_target, temperature, size, accumulation_dtype(hidden_NC.dtype))
-        return chunked_edge_log_probs(hidden_NC, head_weight_VC, bias, rows, entropy=entropy, softcap=softcap)
+    return edge_log_probs_of_rows(
+        hidden_NC,
+        head_weight_VC,
+        rows_of_edges(edge_source, edge_target, temperature, accumulation_dtype(hidden_NC.dtype)),
+        bias=bias,
+        entropy=entropy,
+        softcap=softcap,
+        sum_pi_squared=sum_pi_squared,
+        impl=impl,
+        chunk_rows=chunk_rows,
+    )
+
+
+def edge_log_probs_of_rows(
+    hidden_NC: torch.Tensor,
+    head_weight_VC: torch.Tensor,
+    rows: EdgeRows,
+    *,
+    bias: torch.Tensor | None = None,
+    entropy: bool = False,
+    softcap: float | None = None,
+    sum_pi_squared: bool = False,
+    impl: str = "auto",
+    chunk_rows: int | None = None,
+) -> EdgeValues:
+    """`edge_log_probs` of edges whose rows were found beforehand (`rows_of_edges`): no synchronisation with a GPU."""
+    hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
+    _check_head(hidden_NC, head_weight_VC, bias, softcap, chunk_rows)
+    device, dtype = hidden_NC.device, hidden_NC.dtype
+    if impl == "auto":
+        impl = chosen_implementation(device=device, dtype=dtype)
+    reason = unavailable_reason(impl, device=device, dtype=dtype)
+    if impl == "reference":
+        reason = "it wants edges, not rows"
+    if reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
+    run = chunked_edge_log_probs
+    if impl == "triton":
+        from tree_kernels.edge_log_probs.triton_edges import triton_edge_log_probs as run
+    with torch.autocast(device.type, enabled=False):
+        return run(
+            hidden_NC,
+            head_weight_VC,
+            bias,
+            rows,
+            entropy=entropy,
+            softcap=softcap,
+            sum_pi_squared=sum_pi_squared,
+            chunk_rows=chunk_rows or default_chunk_rows(device, head_weight_VC.shape[0]),
+        )
 
 
 def logits_edge_log_probs(
@@ -96,8 +163,9 @@ def logits_edge_log_probs(
     entropy: bool = False,
     softcap: float | None = None,
     sum_pi_squared: bool = False,
+    impl: str = "auto",
     chunk_rows: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+) -> EdgeValues:
     """Edge log-probs from rows of logits that exist already.
 
     Args:
@@ -108,24 +176,64 @@ def logits_edge_log_probs(
         entropy: also return the entropy of each edge's distribution.
         softcap: c in c * tanh(logit / c), before the temperature; None if the model has capped its logits already.
         sum_pi_squared: also return the sum over the vocabulary of squared probabilities, without gradient.
-        chunk_rows: rows alive in the computation dtype at a time; None bounds a chunk's memory.
+        impl: "auto" (triton on CUDA, else chunked), "triton" or "chunked".
+        chunk_rows: rows alive in the computation dtype at a time ("chunked" only); None bounds a chunk's memory.
 
     Returns:
-        log-prob [E], entropy [E] or None, sum of squared probabilities [E] or None, in float32, float64 for float64
-        input.
+        As `edge_log_probs`.
 
     Raises:
         ValueError: shapes or options do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
-    _check_edges(row_of_edge, edge_target, temperature, softcap, chunk_rows)
+    _check_edges(row_of_edge, edge_target, temperature)
+    rows = rows_of_edges(row_of_edge, edge_target, temperature, accumulation_dtype(logits_RV.dtype))
+    return logits_edge_log_probs_of_rows(
+        logits_RV,
+        rows,
+        entropy=entropy,
+        softcap=softcap,
+        sum_pi_squared=sum_pi_squared,
+        impl=impl,
+        chunk_rows=chunk_rows,
+    )
+
+
+def logits_edge_log_probs_of_rows(
+    logits_RV: torch.Tensor,
+    rows: EdgeRows,
+    *,
+    entropy: bool = False,
+    softcap: float | None = None,
+    sum_pi_squared: bool = False,
+    impl: str = "auto",
+    chunk_rows: int | None = None,
+) -> EdgeValues:
+    """`logits_edge_log_probs` of edges whose rows were found beforehand (`rows_of_edges`)."""
+    _check_options(softcap, chunk_rows)
     if logits_RV.dim() != 2 or not logits_RV.is_floating_point():
         raise ValueError(
             f"{OP}: expected floating point logits [R, V], received {logits_RV.dtype} {tuple(logits_RV.shape)}"
         )
-    size = chunk_rows or default_chunk_rows(logits_RV.device, logits_RV.shape[1])
-    rows = edge_rows(row_of_edge, edge_target, temperature, size, accumulation_dtype(logits_RV.dtype))
+    device, dtype = logits_RV.device, logits_RV.dtype
+    if impl == "auto":
+        impl = chosen_implementation(device=device, dtype=dtype)
+    reason = "logits are given" if impl == "reference" else unavailable_reason(impl, device=device, dtype=dtype)
+    if reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
+    if impl == "triton":
+        from tree_kernels.edge_log_probs.triton_edges import triton_logits_edge_log_probs
+
+        return triton_logits_edge_log_probs(
+            logits_RV, rows, entropy=entropy, softcap=softcap, sum_pi_squared=sum_pi_squared
+        )
     return chunked_logits_edge_log_probs(
-        logits_RV, rows, entropy=entropy, softcap=softcap, sum_pi_squared=sum_pi_squared
+        logits_RV,
+        rows,
+        entropy=entropy,
+        softcap=softcap,
+        sum_pi_squared=sum_pi_squared,
+        chunk_rows=chunk_rows or default_chunk_rows(device, logits_RV.shape[1]),
     )
 
 
@@ -139,13 +247,28 @@ def _in_autocast_dtype(
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _check_edges(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    temperature: torch.Tensor | float | None,
+def _check_head(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
     softcap: float | None,
     chunk_rows: int | None,
 ) -> None:
+    _check_options(softcap, chunk_rows)
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"{OP}: expected hidden [N, C] and head_weight [V, C], received {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if hidden.dtype != weight.dtype:
+        raise ValueError(
+            f"{OP}: expected hidden and head_weight of one dtype, received {hidden.dtype} and {weight.dtype}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{OP}: expected bias [{weight.shape[0]}], received {tuple(bias.shape)}")
+
+
+def _check_edges(source: torch.Tensor, target: torch.Tensor, temperature: torch.Tensor | float | None) -> None:
     if source.dim() != 1 or source.shape != target.shape:
         raise ValueError(
             f"{OP}: expected one source and one target per edge [E], received {tuple(source.shape)} and "
@@ -160,6 +283,9 @@ def _check_edges(
             raise ValueError(f"{OP}: expected a constant temperature, received one that requires grad; detach it")
     elif temperature is not None and temperature <= 0:
         raise ValueError(f"{OP}: expected temperature > 0, received {temperature}")
+
+
+def _check_options(softcap: float | None, chunk_rows: int | None) -> None:
     if softcap is not None and softcap <= 0:
         raise ValueError(f"{OP}: expected softcap > 0, received {softcap}")
     if chunk_rows is not None and chunk_rows < 1:

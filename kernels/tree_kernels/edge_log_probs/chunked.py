@@ -1,7 +1,7 @@
 """Edge log-probs from hidden states, a chunk of rows at a time; the backward recomputes each chunk's logits.
 
-No tensor of [rows, V] outlives its chunk. Legend: N tokens, C hidden size, V vocabulary, E edges, R unique rows,
-r rows of a chunk.
+No tensor of [rows, V] outlives its chunk. Legend: N tokens, C hidden size, V vocabulary, E edges, U unique rows,
+u rows of a chunk.
 """
 
 from typing import Any
@@ -10,7 +10,9 @@ import torch
 
 from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows
-from tree_kernels.edge_log_probs.row_softmax import logits_gradient, row_statistics, scaled_scores
+from tree_kernels.edge_log_probs.edge_values import EdgeValues
+from tree_kernels.edge_log_probs.products import add_product, product
+from tree_kernels.edge_log_probs.row_softmax import logits_gradient, per_edge, row_statistics, scaled_scores
 
 
 def chunked_edge_log_probs(
@@ -21,8 +23,10 @@ def chunked_edge_log_probs(
     *,
     entropy: bool,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs [E] and entropies [E] in the accumulation dtype.
+    sum_pi_squared: bool,
+    chunk_rows: int,
+) -> EdgeValues:
+    """Log-probs, entropies and sums of squared probabilities, each [E] in the accumulation dtype.
 
     Args:
         hidden_NC: [N, C].
@@ -31,22 +35,17 @@ def chunked_edge_log_probs(
         rows: the unique rows of the edges.
         entropy: also return entropies.
         softcap: c in c * tanh(logit / c).
+        sum_pi_squared: also return the sum over the vocabulary of squared probabilities, without gradient.
+        chunk_rows: rows of logits alive at a time.
     """
-    log_prob_E, entropy_E = _ChunkedEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, entropy, softcap)
-    return log_prob_E, entropy_E if entropy else None
-
-
-def _matmul(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """a @ b accumulated and returned in `dtype`; on CUDA half-precision factors stay as they are."""
-    if a.dtype == b.dtype == dtype:
-        return a @ b
-    if a.device.type == "cuda" and a.dtype == b.dtype:
-        return torch.mm(a, b, out_dtype=dtype)
-    return a.to(dtype) @ b.to(dtype)
+    log_prob_E, entropy_E, squared_E = _ChunkedEdges.apply(
+        hidden_NC, head_weight_VC, bias_V, rows, entropy, softcap, sum_pi_squared, chunk_rows
+    )
+    return EdgeValues(log_prob_E, entropy_E if entropy else None, squared_E if sum_pi_squared else None)
 
 
 def _working_weight(weight_VC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight as `_matmul` wants it: converted once instead of once per chunk where products cannot mix dtypes."""
+    """The weight as `product` wants it: converted once instead of once per chunk where products cannot mix dtypes."""
     return weight_VC if weight_VC.device.type == "cuda" else weight_VC.to(dtype)
 
 
@@ -62,68 +61,65 @@ class _ChunkedEdges(torch.autograd.Function):
         rows: EdgeRows,
         entropy: bool,
         softcap: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sum_pi_squared: bool,
+        chunk_rows: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         dtype = accumulation_dtype(hidden_NC.dtype)
         weight_VC = _working_weight(head_weight_VC, dtype)
-        lse_R = torch.empty(rows.num_rows, dtype=dtype, device=hidden_NC.device)
-        entropy_R = torch.empty_like(lse_R) if entropy else None
+        # Columns that are not asked for stay zero: log-sum-exp, entropy, sum of squares.
+        statistics_U3 = torch.zeros(rows.num_rows, 3, dtype=dtype, device=hidden_NC.device)
         picked_E = torch.empty(rows.num_edges, dtype=dtype, device=hidden_NC.device)
-        for chunk in rows.chunks:
-            logits_rV = _chunk_logits(hidden_NC[rows.source[chunk.rows]], weight_VC, bias_V, dtype)
-            scores_rV, _ = scaled_scores(logits_rV, rows.temperature(chunk), softcap)
-            statistics = row_statistics(scores_rV, entropy=entropy, sum_pi_squared=False)
-            lse_R[chunk.rows] = statistics.lse_r
-            if entropy_R is not None and statistics.entropy_r is not None:
-                entropy_R[chunk.rows] = statistics.entropy_r
-            picked_E[chunk.edges] = scores_rV[rows.row_in_chunk(chunk), rows.target[chunk.edges]]
-        log_prob_E = torch.empty_like(picked_E)
-        log_prob_E[rows.order] = picked_E - lse_R[rows.row]
-        entropy_E = torch.empty_like(picked_E)
-        if entropy_R is None:
-            ctx.mark_non_differentiable(entropy_E)
-        else:
-            entropy_E[rows.order] = entropy_R[rows.row]
-        ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, lse_R, entropy_R)
-        ctx.rows, ctx.softcap = rows, softcap
-        return log_prob_E, entropy_E
+        for chunk in rows.chunks(chunk_rows):
+            logits_uV = _chunk_logits(hidden_NC[rows.source[chunk.rows]], weight_VC, bias_V, dtype)
+            scores_uV, _ = scaled_scores(logits_uV, rows.temperature(chunk), softcap)
+            for column, values in enumerate(row_statistics(scores_uV, entropy=entropy, sum_pi_squared=sum_pi_squared)):
+                if values is not None:
+                    statistics_U3[chunk.rows, column] = values
+            picked_E[chunk.edges] = scores_uV[rows.row_in_chunk(chunk), rows.target[chunk.edges]]
+        log_prob_E, entropy_E, squared_E = per_edge(rows, picked_E, statistics_U3)
+        ctx.mark_non_differentiable(*((squared_E,) if entropy else (entropy_E, squared_E)))
+        ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, statistics_U3)
+        ctx.rows, ctx.softcap, ctx.entropy, ctx.chunk_rows = rows, softcap, entropy, chunk_rows
+        return log_prob_E, entropy_E, squared_E
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor
+        ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor, _squared: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_NC, head_weight_VC, bias_V, lse_R, entropy_R = ctx.saved_tensors
+        hidden_NC, head_weight_VC, bias_V, statistics_U3 = ctx.saved_tensors
         rows: EdgeRows = ctx.rows
-        dtype, factor_dtype = lse_R.dtype, hidden_NC.dtype if hidden_NC.is_cuda else lse_R.dtype
+        dtype, device = statistics_U3.dtype, statistics_U3.device
+        factor_dtype = hidden_NC.dtype if hidden_NC.is_cuda else dtype
         weight_VC = _working_weight(head_weight_VC, dtype)
         grad_log_prob_E = grad_log_prob_E[rows.order]
         grad_entropy_E = grad_entropy_E[rows.order]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dhidden_NC = torch.zeros(hidden_NC.shape, dtype=dtype, device=hidden_NC.device) if needs_hidden else None
-        dweight_VC = torch.zeros(head_weight_VC.shape, dtype=dtype, device=lse_R.device) if needs_weight else None
-        dbias_V = torch.zeros(head_weight_VC.shape[0], dtype=dtype, device=lse_R.device) if needs_bias else None
-        for chunk in rows.chunks:
-            source_r = rows.source[chunk.rows]
-            hidden_rC = hidden_NC[source_r]
+        dhidden_NC = torch.zeros(hidden_NC.shape, dtype=dtype, device=device) if needs_hidden else None
+        dweight_VC = torch.zeros(head_weight_VC.shape, dtype=dtype, device=device) if needs_weight else None
+        dbias_V = torch.zeros(head_weight_VC.shape[0], dtype=dtype, device=device) if needs_bias else None
+        for chunk in rows.chunks(ctx.chunk_rows):
+            source_u = rows.source[chunk.rows]
+            hidden_uC = hidden_NC[source_u]
             with torch.autocast(hidden_NC.device.type, enabled=False):
-                logits_rV = _chunk_logits(hidden_rC, weight_VC, bias_V, dtype)
-                dlogits_rV = logits_gradient(
-                    *scaled_scores(logits_rV, rows.temperature(chunk), ctx.softcap),
+                logits_uV = _chunk_logits(hidden_uC, weight_VC, bias_V, dtype)
+                dlogits_uV = logits_gradient(
+                    *scaled_scores(logits_uV, rows.temperature(chunk), ctx.softcap),
                     rows.temperature(chunk),
-                    lse_R[chunk.rows],
-                    None if entropy_R is None else entropy_R[chunk.rows],
+                    statistics_U3[chunk.rows, 0],
+                    statistics_U3[chunk.rows, 1] if ctx.entropy else None,
                     rows.row_in_chunk(chunk),
                     rows.target[chunk.edges],
                     grad_log_prob_E[chunk.edges],
-                    None if entropy_R is None else grad_entropy_E[chunk.edges],
+                    grad_entropy_E[chunk.edges] if ctx.entropy else None,
                 )
                 if dbias_V is not None:
-                    dbias_V += dlogits_rV.sum(0)
-                factor_rV = dlogits_rV.to(factor_dtype)
+                    dbias_V += dlogits_uV.sum(0)
+                factor_uV = dlogits_uV.to(factor_dtype)
                 if dhidden_NC is not None:
-                    dhidden_NC.index_add_(0, source_r, _matmul(factor_rV, weight_VC, dtype))
+                    dhidden_NC.index_add_(0, source_u, product(factor_uV, weight_VC, dtype))
                 if dweight_VC is not None:
-                    dweight_VC += _matmul(factor_rV.T, hidden_rC, dtype)
+                    add_product(dweight_VC, factor_uV.T, hidden_uC)
         return (
             None if dhidden_NC is None else dhidden_NC.to(hidden_NC.dtype),
             None if dweight_VC is None else dweight_VC.to(head_weight_VC.dtype),
@@ -131,11 +127,13 @@ class _ChunkedEdges(torch.autograd.Function):
             None,
             None,
             None,
+            None,
+            None,
         )
 
 
 def _chunk_logits(
-    hidden_rC: torch.Tensor, weight_VC: torch.Tensor, bias_V: torch.Tensor | None, dtype: torch.dtype
+    hidden_uC: torch.Tensor, weight_VC: torch.Tensor, bias_V: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    logits_rV = _matmul(hidden_rC, weight_VC.T, dtype)
-    return logits_rV if bias_V is None else logits_rV.add_(bias_V.to(dtype))
+    logits_uV = product(hidden_uC, weight_VC.T, dtype)
+    return logits_uV if bias_V is None else logits_uV.add_(bias_V.to(dtype))

@@ -1,6 +1,6 @@
 """Which rows of logits a set of edges needs: each (source, temperature) once, edges sorted by row.
 
-Legend: E edges, R unique rows, r rows of a chunk, e edges of a chunk.
+Legend: E edges, N sources to choose from, U unique rows, r rows of a chunk, e edges of a chunk.
 """
 
 from collections.abc import Iterator
@@ -21,24 +21,29 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeRows:
-    """Unique rows of the edges and the way from one to the other."""
+    """Unique rows of the edges and the way from one to the other.
+
+    Built on the CPU and moved with `to`, it costs an accelerator no synchronisation.
+    """
 
     source: torch.Tensor
-    """int64 [R], index of each row's hidden state (or given row of logits)"""
+    """int64 [U], ascending: index of each row's hidden state (or given row of logits)"""
+    sources_repeat: bool
+    """whether a source may stand in several rows, one per temperature"""
     row_temperature: torch.Tensor | float
-    """[R, 1] temperature of each row, or one for all"""
+    """[U, 1] temperature of each row, or one for all"""
     order: torch.Tensor
     """int64 [E], the edges in row order"""
     row: torch.Tensor
     """int64 [E], row of each edge, in row order"""
     target: torch.Tensor
     """int64 [E], target token of each edge, in row order"""
-    chunks: tuple[Chunk, ...]
-    """the rows in pieces"""
+    first_edge: torch.Tensor
+    """int64 [U + 1], where the edges of each row start in row order"""
 
     @property
     def num_rows(self) -> int:
-        """Number R of unique rows."""
+        """Number U of unique rows."""
         return self.source.shape[0]
 
     @property
@@ -46,22 +51,43 @@ class EdgeRows:
         """Number E of edges."""
         return self.order.shape[0]
 
+    def to(self, device: torch.device | str) -> "EdgeRows":
+        """The same rows on `device`."""
+        temperature = self.row_temperature
+        return EdgeRows(
+            source=self.source.to(device, non_blocking=True),
+            sources_repeat=self.sources_repeat,
+            row_temperature=temperature
+            if isinstance(temperature, float)
+            else temperature.to(device, non_blocking=True),
+            order=self.order.to(device, non_blocking=True),
+            row=self.row.to(device, non_blocking=True),
+            target=self.target.to(device, non_blocking=True),
+            first_edge=self.first_edge.to(device, non_blocking=True),
+        )
+
+    def chunks(self, chunk_rows: int) -> Iterator[Chunk]:
+        """The rows in pieces of `chunk_rows`; reads `first_edge` on the host."""
+        starts = range(0, self.num_rows, chunk_rows)
+        stops = [*starts[1:], self.num_rows]
+        bounds = self.first_edge[[0, *stops]].tolist()
+        for number, (start, stop) in enumerate(zip(starts, stops, strict=False)):
+            yield Chunk(rows=slice(start, stop), edges=slice(bounds[number], bounds[number + 1]))
+
     def temperature(self, chunk: Chunk) -> torch.Tensor | float:
         """Temperature of a chunk's rows, to be broadcast over [r, V]."""
-        return (
-            self.row_temperature[chunk.rows] if isinstance(self.row_temperature, torch.Tensor) else self.row_temperature
-        )
+        temperature = self.row_temperature
+        return temperature if isinstance(temperature, float) else temperature[chunk.rows]
 
     def row_in_chunk(self, chunk: Chunk) -> torch.Tensor:
         """int64 [e], row of each edge of the chunk, counted from the chunk's first."""
         return self.row[chunk.edges] - chunk.rows.start
 
 
-def edge_rows(
+def rows_of_edges(
     edge_source: torch.Tensor,
     edge_target: torch.Tensor,
     temperature: torch.Tensor | float | None,
-    chunk_rows: int,
     dtype: torch.dtype,
 ) -> EdgeRows:
     """Find the unique rows.
@@ -70,35 +96,31 @@ def edge_rows(
         edge_source: integer [E].
         edge_target: integer [E].
         temperature: one for all, [E], or None for 1.
-        chunk_rows: rows per chunk.
         dtype: of the computation.
     """
     source_E = edge_source.long()
+    row_temperature: torch.Tensor | float = 1.0
+    sources_repeat = False
     if isinstance(temperature, torch.Tensor):
         values, value_E = torch.unique(temperature.detach(), return_inverse=True)
-        key_R, row_E = torch.unique(source_E * len(values) + value_E, return_inverse=True)
-        divisor = max(len(values), 1)
-        source_R = key_R // divisor
-        temperature_R1: torch.Tensor | float = values.to(dtype)[key_R % divisor][:, None]
+        kinds = max(len(values), 1)
+        key_U, row_E = torch.unique(source_E * kinds + value_E, return_inverse=True)
+        source_U = key_U // kinds
+        sources_repeat = kinds > 1
+        # Reading the only value of an accelerator would synchronise.
+        is_known = kinds == 1 and values.device.type == "cpu" and len(values) == 1
+        row_temperature = float(values[0]) if is_known else values.to(dtype)[key_U % kinds][:, None]
     else:
-        source_R, row_E = torch.unique(source_E, return_inverse=True)
-        temperature_R1 = 1.0 if temperature is None else float(temperature)
+        source_U, row_E = torch.unique(source_E, return_inverse=True)
+        row_temperature = 1.0 if temperature is None else float(temperature)
     row_E, order_E = torch.sort(row_E, stable=True)
+    every_row = torch.arange(source_U.shape[0] + 1, device=row_E.device)
     return EdgeRows(
-        source=source_R,
-        row_temperature=temperature_R1,
+        source=source_U,
+        sources_repeat=sources_repeat,
+        row_temperature=row_temperature,
         order=order_E,
         row=row_E,
         target=edge_target.long()[order_E],
-        chunks=tuple(_chunks(row_E, source_R.shape[0], chunk_rows)),
+        first_edge=torch.searchsorted(row_E, every_row),
     )
-
-
-def _chunks(row_E: torch.Tensor, num_rows: int, chunk_rows: int) -> Iterator[Chunk]:
-    starts = list(range(0, num_rows, chunk_rows))
-    stops = [*starts[1:], num_rows]
-    edge_stops = torch.searchsorted(row_E, torch.tensor(stops, device=row_E.device)).tolist()
-    edge_start = 0
-    for start, stop, edge_stop in zip(starts, stops, edge_stops, strict=False):
-        yield Chunk(rows=slice(start, stop), edges=slice(edge_start, edge_stop))
-        edge_start = edge_stop

@@ -6,6 +6,7 @@ Legend: N tokens, C hidden size, V vocabulary, E edges.
 import torch
 
 from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.edge_log_probs.edge_values import EdgeValues
 
 
 def reference_edge_log_probs(
@@ -18,8 +19,9 @@ def reference_edge_log_probs(
     temperature: torch.Tensor | float | None,
     entropy: bool,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs and entropies from all E rows of logits at once; arguments as in `edge_log_probs`."""
+    sum_pi_squared: bool,
+) -> EdgeValues:
+    """All E rows of logits at once; arguments as in `edge_log_probs`."""
     dtype = accumulation_dtype(hidden_NC.dtype)
     logits_EV = hidden_NC[edge_source.long()].to(dtype) @ head_weight_VC.to(dtype).T
     if bias_V is not None:
@@ -29,5 +31,8 @@ def reference_edge_log_probs(
     if temperature is not None:
         logits_EV = logits_EV / (temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature)
     log_p_EV = torch.log_softmax(logits_EV, dim=-1)
-    log_prob_E = log_p_EV.gather(1, edge_target.long()[:, None])[:, 0]
-    return log_prob_E, -(log_p_EV.exp() * log_p_EV).sum(-1) if entropy else None
+    return EdgeValues(
+        log_p_EV.gather(1, edge_target.long()[:, None])[:, 0],
+        -(log_p_EV.exp() * log_p_EV).sum(-1) if entropy else None,
+        (2 * log_p_EV).exp().sum(-1).detach() if sum_pi_squared else None,
+    )

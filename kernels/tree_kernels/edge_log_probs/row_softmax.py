@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from tree_kernels.edge_log_probs.edge_rows import EdgeRows
+
 
 class RowStatistics(NamedTuple):
     """Per row of a chunk; None where not asked for."""
@@ -69,3 +71,21 @@ def logits_gradient(
     if tanh_rV is not None:
         grad_rV.mul_(1 - tanh_rV.square())
     return grad_rV
+
+
+def per_edge(
+    rows: EdgeRows, picked_E: torch.Tensor, statistics_U3: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-prob, entropy and sum of squares of each edge [E], in the caller's order.
+
+    Args:
+        rows: the unique rows.
+        picked_E: score of each edge's target, in row order.
+        statistics_U3: log-sum-exp, entropy and sum of squared probabilities of each row.
+    """
+    statistics_E3 = torch.empty(rows.num_edges, 3, dtype=picked_E.dtype, device=picked_E.device)
+    statistics_E3[rows.order] = statistics_U3[rows.row]
+    log_prob_E = torch.empty_like(picked_E)
+    log_prob_E[rows.order] = picked_E
+    log_prob_E -= statistics_E3[:, 0]
+    return log_prob_E, statistics_E3[:, 1].clone(), statistics_E3[:, 2].clone()

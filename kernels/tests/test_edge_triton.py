@@ -1,0 +1,249 @@
+"""The Triton kernels of edge log-probs equal the float64 reference: in the interpreter on a CPU, compiled on CUDA."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tree_kernels import UnsupportedImplementation
+from tree_kernels.edge_log_probs import (
+    EdgeValues,
+    chosen_implementation,
+    edge_log_probs,
+    edge_log_probs_of_rows,
+    logits_edge_log_probs,
+    rows_of_edges,
+)
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined, at their first use
+pytest.importorskip("triton", reason="Triton is not installed")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter is wrong in bfloat16
+# Relative error in norm: values are summed in float32, gradients are rounded to the dtype of the input.
+VALUE_ERROR = 4e-6
+GRADIENT_ERROR = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+TOKENS, HIDDEN = 40, 12
+
+
+def problem(edges: int, vocabulary: int, dtype: torch.dtype, *, sources: int = TOKENS) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(edges * 1000 + vocabulary)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+    def choose(most: int) -> torch.Tensor:
+        return torch.randint(0, most, (edges,), generator=generator).to(DEVICE)
+
+    return {
+        "hidden": draw(TOKENS, HIDDEN),
+        "weight": draw(vocabulary, HIDDEN),
+        "bias": draw(vocabulary),
+        "source": choose(sources),
+        "target": choose(vocabulary),
+        "temperature": torch.tensor([0.5, 1.0, 2.0], device=DEVICE)[choose(3)],
+        "grad_log_prob": draw(edges).float(),
+        "grad_entropy": draw(edges).float(),
+    }
+
+
+def run(data: dict[str, torch.Tensor], leaves: list[torch.Tensor], values: EdgeValues) -> list[torch.Tensor]:
+    """Values, then the gradients of a loss that weighs every edge differently."""
+    loss = (values.log_prob * data["grad_log_prob"]).sum()
+    if values.entropy is not None:
+        loss = loss + (values.entropy * data["grad_entropy"]).sum()
+    return [value for value in values if value is not None] + list(torch.autograd.grad(loss, leaves))
+
+
+def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], dtype: torch.dtype) -> None:
+    for got, want in zip(actual, expected, strict=True):
+        assert got.shape == want.shape
+        is_value = got.dim() == 1 and got.dtype == torch.float32
+        allowed = VALUE_ERROR if is_value and dtype != torch.float32 else GRADIENT_ERROR[dtype]
+        if got.numel():
+            # A gradient that vanishes (one edge whose distribution is flat) is judged against inputs of order one.
+            error = float((got.double() - want).detach().norm() / want.detach().norm().clamp(min=1e-2))
+            assert error < allowed, (error, got.shape)
+
+
+def check_hidden(data: dict[str, torch.Tensor], dtype: torch.dtype, *, chunk_rows: int | None, **options: Any) -> None:
+    results = []
+    for impl, computed in (("triton", dtype), ("reference", torch.float64)):
+        leaves = [data[name].detach().to(computed).requires_grad_() for name in ("hidden", "weight", "bias")]
+        edges = data["source"], data["target"]
+        values = edge_log_probs(
+            *leaves[:2], *edges, bias=leaves[2], impl=impl, sum_pi_squared=True, chunk_rows=chunk_rows, **options
+        )
+        assert values.sum_pi_squared is not None and not values.sum_pi_squared.requires_grad
+        results.append(run(data, leaves, values))
+    assert_close(*results, dtype)
+
+
+def check_logits(data: dict[str, torch.Tensor], dtype: torch.dtype, **options: Any) -> None:
+    rounded = (data["hidden"].float() @ data["weight"].float().T).to(dtype)
+    results = []
+    for impl, computed in (("triton", dtype), ("chunked", torch.float64)):
+        logits = rounded.to(computed).requires_grad_()
+        values = logits_edge_log_probs(
+            logits, data["source"], data["target"], impl=impl, sum_pi_squared=True, **options
+        )
+        results.append(run(data, [logits], values))
+    assert_close(*results, dtype)
+
+
+# The vocabularies cross the blocks of both kernels (2048 and 4096 columns).
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("edges", "vocabulary", "chunk_rows"),
+    [(0, 37, None), (1, 1, None), (1, 4097, 1), (3, 9000, 2), (63, 37, 7), (65, 300, 20), (129, 130, None)],
+)
+def test_every_number_of_edges_and_chunk(
+    edges: int, vocabulary: int, chunk_rows: int | None, dtype: torch.dtype
+) -> None:
+    data = problem(edges, vocabulary, dtype)
+    check_hidden(data, dtype, chunk_rows=chunk_rows, entropy=True)
+    check_logits(data, dtype, entropy=True)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.3, "mixed"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float | None, entropy: bool) -> None:
+    data = problem(30, 50, torch.float32, sources=4)
+    options: dict[str, Any] = {"temperature": data["temperature"] if temperature == "mixed" else temperature}
+    options |= {"softcap": softcap, "entropy": entropy}
+    check_hidden(data, torch.float32, chunk_rows=5, **options)
+    check_logits(data, torch.float32, **options)
+
+
+def test_scores_beyond_the_range_of_the_exponential() -> None:
+    data = problem(20, 5000, torch.float32)
+    data["hidden"] *= 200
+    check_hidden(data, torch.float32, chunk_rows=3, entropy=True)
+    check_logits(data, torch.float32, entropy=True)
+
+
+def test_small_scores_under_a_cap_keep_their_digits() -> None:
+    data = problem(20, 64, torch.float32)
+    data["hidden"] *= 1e-3
+    check_hidden(data, torch.float32, chunk_rows=3, softcap=30.0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # 0 * inf, selected away afterwards
+@pytest.mark.parametrize("masked", [slice(3, 4), slice(0, 4500)])
+def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient(masked: slice) -> None:
+    logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    logits[:, masked] = float("-inf")
+    target = torch.tensor([4600, 4700, 4800, 4900], device=DEVICE)
+    results = []
+    for impl, dtype in (("triton", torch.float32), ("chunked", torch.float64)):
+        leaf = logits.to(dtype).requires_grad_()
+        values = logits_edge_log_probs(leaf, torch.arange(4, device=DEVICE), target, entropy=True, impl=impl)
+        assert values.entropy is not None
+        (gradient,) = torch.autograd.grad(values.log_prob.sum() + values.entropy.sum(), leaf)
+        results.append([values.log_prob, values.entropy, gradient])
+        assert torch.equal(gradient[:, masked], torch.zeros_like(gradient[:, masked]))
+    assert_close(*results, torch.float32)
+
+
+@pytest.mark.parametrize("target", [-1, 37, 10**9])
+def test_a_target_outside_the_vocabulary_is_nan(target: int) -> None:
+    data = problem(3, 37, torch.float32)
+    data["target"][1] = target
+    options = {"impl": "triton"}
+    from_hidden = edge_log_probs(data["hidden"], data["weight"], data["source"], data["target"], **options)
+    from_logits = logits_edge_log_probs(data["hidden"], data["source"], data["target"], **options)
+    for values in (from_hidden, from_logits):
+        assert values.log_prob.isnan().tolist()[1]
+    assert from_hidden.log_prob.isnan().tolist() == [False, True, False]
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    data = problem(20, 50, torch.float32)
+    full = [data[name].clone().requires_grad_() for name in ("hidden", "weight")]
+    expected = torch.autograd.grad(
+        edge_log_probs(*full, data["source"], data["target"], impl="triton").log_prob.sum(), full
+    )
+    for index in range(2):
+        leaves = [data["hidden"], data["weight"]]
+        leaves[index] = leaves[index].clone().requires_grad_()
+        values = edge_log_probs(*leaves, data["source"], data["target"], impl="triton", chunk_rows=3)
+        (gradient,) = torch.autograd.grad(values.log_prob.sum(), leaves[index])
+        assert_close([gradient], [expected[index].double()], torch.float32)
+
+
+def test_rows_found_beforehand_give_the_same_values() -> None:
+    data = problem(30, 50, torch.float32)
+    rows = rows_of_edges(data["source"].cpu(), data["target"].cpu(), data["temperature"].cpu(), torch.float32)
+    got = edge_log_probs_of_rows(data["hidden"], data["weight"], rows.to(DEVICE), entropy=True, impl="triton")
+    edges = data["source"], data["target"]
+    expected = edge_log_probs(
+        data["hidden"], data["weight"], *edges, temperature=data["temperature"], entropy=True, impl="triton"
+    )
+    assert torch.equal(got.log_prob, expected.log_prob)
+    assert got.entropy is not None and expected.entropy is not None and torch.equal(got.entropy, expected.entropy)
+
+
+class _Largest(TorchDispatchMode):
+    """Records the largest tensors that ops return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[torch.dtype, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.sizes[out.dtype] = max(self.sizes.get(out.dtype, 0), out.numel())
+        return out
+
+
+@pytest.mark.parametrize("chunk_rows", [2, 8])
+def test_logits_alive_are_those_of_a_chunk(chunk_rows: int) -> None:
+    """Neither direction holds [rows, V]: the largest float32 tensor is a chunk of logits."""
+    vocabulary = 9000
+    data = problem(30, vocabulary, torch.float32, sources=30)
+    leaves = [data[name].clone().requires_grad_() for name in ("hidden", "weight")]
+    rows = len(data["source"].unique())
+    chunk = chunk_rows * vocabulary
+    with _Largest() as largest:
+        values = edge_log_probs(*leaves, data["source"], data["target"], impl="triton", chunk_rows=chunk_rows)
+        values.log_prob.sum().backward()
+    # Pieces of columns are rounded up to 256 columns; the head weight's gradient is an output.
+    assert max(largest.sizes[torch.float32], 0) <= max(chunk + 256 * rows, vocabulary * HIDDEN)
+    assert rows * vocabulary > chunk + 256 * rows
+
+
+def test_no_float32_copy_of_the_head_weights_gradient_exists() -> None:
+    vocabulary = 9000
+    data = problem(30, vocabulary, HALF)
+    leaves = [data[name].clone().requires_grad_() for name in ("hidden", "weight")]
+    log_prob = edge_log_probs(*leaves, data["source"], data["target"], impl="triton", chunk_rows=1).log_prob.sum()
+    with _Largest() as largest:
+        log_prob.backward()
+    assert largest.sizes[HALF] == vocabulary * HIDDEN
+    assert largest.sizes[torch.float32] < vocabulary * HIDDEN
+
+
+def test_what_triton_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = torch.zeros(2, dtype=torch.long)
+    for name, dtype in (("bfloat16|float64", torch.float64), ("bfloat16", torch.bfloat16)):
+        if DEVICE.type == "cuda" and dtype == torch.bfloat16:
+            continue
+        with pytest.raises(UnsupportedImplementation, match=name):
+            edge_log_probs(*torch.zeros(2, 3, 4, dtype=dtype).unbind(), edges, edges, impl="triton")
+    from tree_kernels.edge_log_probs import triton_edges
+
+    monkeypatch.setattr(triton_edges, "INTERPRETED", False)
+    with pytest.raises(UnsupportedImplementation, match="CUDA device"):
+        edge_log_probs(*torch.zeros(2, 3, 4).unbind(), edges, edges, impl="triton")
+
+
+def test_auto_is_triton_on_cuda_and_chunked_elsewhere() -> None:
+    assert chosen_implementation(device=torch.device("cpu"), dtype=torch.float32) == "chunked"
+    assert chosen_implementation(device=torch.device("cuda"), dtype=torch.float64) == "chunked"
+    if DEVICE.type == "cuda":
+        assert chosen_implementation(device=DEVICE, dtype=torch.bfloat16) == "triton"

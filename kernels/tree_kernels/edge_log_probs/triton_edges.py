@@ -1,0 +1,219 @@
+"""Edge log-probs on CUDA: matrix products by the vendor's library, all else in one Triton pass over a piece of logits.
+
+The forward goes by rows, which it needs whole; the backward by columns, so that the head weight's gradient is finished
+piece by piece and no float32 copy of it exists. Legend: N tokens, C hidden size, V vocabulary, v columns of a piece,
+E edges, U unique rows, u rows of a piece, R given rows of logits.
+"""
+
+from typing import Any
+
+import torch
+
+from tree_kernels.edge_log_probs.edge_rows import EdgeRows
+from tree_kernels.edge_log_probs.edge_values import EdgeValues
+from tree_kernels.edge_log_probs.products import add_product, product
+from tree_kernels.edge_log_probs.triton_rows import (
+    INTERPRETED,
+    EdgeOutputs,
+    inverse_temperatures,
+    write_logits_gradient,
+    write_statistics,
+)
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+COLUMN_STEP, ROW_STEP = 256, 128
+
+
+def triton_unavailable_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels cannot run, or None if they can."""
+    if INTERPRETED and dtype == torch.bfloat16:
+        return "Triton's CPU interpreter (TRITON_INTERPRET=1) is wrong in bfloat16"
+    if not INTERPRETED and device.type != "cuda":
+        return f"Triton needs a CUDA device (or TRITON_INTERPRET=1 in tests), received {device.type}"
+    if dtype not in DTYPES:
+        return f"it computes bfloat16, float16 and float32, received {dtype}"
+    return None
+
+
+def triton_edge_log_probs(
+    hidden_NC: torch.Tensor,
+    head_weight_VC: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    rows: EdgeRows,
+    *,
+    entropy: bool,
+    softcap: float | None,
+    sum_pi_squared: bool,
+    chunk_rows: int,
+) -> EdgeValues:
+    """Log-probs, entropies and sums of squared probabilities, each float32 [E].
+
+    Args:
+        hidden_NC: [N, C].
+        head_weight_VC: [V, C].
+        bias_V: [V] or None.
+        rows: the unique rows of the edges.
+        entropy: also return entropies.
+        softcap: c in c * tanh(logit / c).
+        sum_pi_squared: also return the sum over the vocabulary of squared probabilities, without gradient.
+        chunk_rows: the logits alive at a time are those of this many rows, or as many others.
+    """
+    values = _TritonEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, entropy, softcap, sum_pi_squared, chunk_rows)
+    return EdgeValues(*values)
+
+
+def triton_logits_edge_log_probs(
+    logits_RV: torch.Tensor, rows: EdgeRows, *, entropy: bool, softcap: float | None, sum_pi_squared: bool
+) -> EdgeValues:
+    """The same from logits [R, V] that exist already; besides them and their gradient nothing of their size does."""
+    return EdgeValues(*_TritonLogitEdges.apply(logits_RV, rows, entropy, softcap, sum_pi_squared))
+
+
+class _TritonEdges(torch.autograd.Function):
+    """Saves the log-sum-exp and the entropy of each row besides the inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NC: torch.Tensor,
+        head_weight_VC: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        rows: EdgeRows,
+        entropy: bool,
+        softcap: float | None,
+        sum_pi_squared: bool,
+        chunk_rows: int,
+    ) -> tuple[torch.Tensor | None, ...]:
+        outputs = EdgeOutputs(rows, hidden_NC.device, entropy=entropy, sum_pi_squared=sum_pi_squared)
+        factor_U = inverse_temperatures(rows, hidden_NC.device)
+        size = _even_pieces(rows.num_rows, chunk_rows, ROW_STEP)
+        shape = (min(size, rows.num_rows), head_weight_VC.shape[0])
+        logits_uV = torch.empty(shape, dtype=torch.float32, device=hidden_NC.device)
+        for start in range(0, rows.num_rows, size):
+            pairs = slice(start, min(start + size, rows.num_rows))
+            piece_uV = logits_uV[: pairs.stop - start]
+            product(hidden_NC[rows.source[pairs]], head_weight_VC.T, torch.float32, out=piece_uV)
+            write_statistics(piece_uV, rows, pairs, factor_U, outputs, bias_V=bias_V, softcap=softcap, gathers=False)
+        ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, outputs.lse_U, outputs.entropy_U, factor_U)
+        ctx.rows, ctx.softcap, ctx.chunk_rows = rows, softcap, chunk_rows
+        return _returned(ctx, outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor | None, _squared: object
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden_NC, weight_VC, bias_V, lse_U, entropy_U, factor_U = ctx.saved_tensors
+        rows: EdgeRows = ctx.rows
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_log_prob_E, grad_entropy_E = _in_row_order(rows, grad_log_prob_E, grad_entropy_E)
+        vocabulary, device = weight_VC.shape[0], hidden_NC.device
+        hidden_UC = hidden_NC[rows.source]
+        dhidden_UC = torch.zeros(hidden_UC.shape, dtype=torch.float32, device=device) if needs_hidden else None
+        dweight_VC = torch.empty_like(weight_VC) if needs_weight else None
+        dbias_V = torch.empty_like(bias_V) if needs_bias and bias_V is not None else None
+        size = _even_pieces(vocabulary, ctx.chunk_rows * vocabulary // max(rows.num_rows, 1), COLUMN_STEP)
+        logits = torch.empty(rows.num_rows * min(size, vocabulary), dtype=torch.float32, device=device)
+        factors = logits if hidden_NC.dtype == torch.float32 else torch.empty_like(logits, dtype=hidden_NC.dtype)
+        for start in range(0, vocabulary, size):
+            columns = slice(start, min(start + size, vocabulary))
+            weight_vC = weight_VC[columns]
+            shape = (rows.num_rows, len(weight_vC))
+            logits_Uv, factor_Uv = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (logits, factors))
+            product(hidden_UC, weight_vC.T, torch.float32, out=logits_Uv)
+            write_logits_gradient(
+                logits_Uv,
+                factor_Uv,
+                rows,
+                factor_U,
+                lse_U,
+                entropy_U,
+                grad_log_prob_E,
+                grad_entropy_E,
+                first_column=start,
+                bias_V=None if bias_V is None else bias_V[columns],
+                softcap=ctx.softcap,
+                first_pair_R=None,
+            )
+            if dhidden_UC is not None:
+                add_product(dhidden_UC, factor_Uv, weight_vC)
+            if dweight_VC is not None:
+                dweight_VC[columns] = product(factor_Uv.T, hidden_UC, torch.float32)
+            if dbias_V is not None:
+                dbias_V[columns] = factor_Uv.sum(0, dtype=torch.float32)
+        dhidden_NC = None if dhidden_UC is None else _to_sources(dhidden_UC, rows, hidden_NC)
+        return dhidden_NC, dweight_VC, dbias_V, None, None, None, None, None
+
+
+class _TritonLogitEdges(torch.autograd.Function):
+    """Saves the log-sum-exp and the entropy of each row besides the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_RV: torch.Tensor, rows: EdgeRows, entropy: bool, softcap: float | None, sum_pi_squared: bool
+    ) -> tuple[torch.Tensor | None, ...]:
+        if logits_RV.stride(1) != 1:
+            logits_RV = logits_RV.contiguous()
+        outputs = EdgeOutputs(rows, logits_RV.device, entropy=entropy, sum_pi_squared=sum_pi_squared)
+        factor_U = inverse_temperatures(rows, logits_RV.device)
+        everything = slice(0, rows.num_rows)
+        write_statistics(logits_RV, rows, everything, factor_U, outputs, bias_V=None, softcap=softcap, gathers=True)
+        ctx.save_for_backward(logits_RV, outputs.lse_U, outputs.entropy_U, factor_U)
+        ctx.rows, ctx.softcap = rows, softcap
+        return _returned(ctx, outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor | None, _squared: object
+    ) -> tuple[torch.Tensor | None, ...]:
+        logits_RV, lse_U, entropy_U, factor_U = ctx.saved_tensors
+        rows: EdgeRows = ctx.rows
+        grad_log_prob_E, grad_entropy_E = _in_row_order(rows, grad_log_prob_E, grad_entropy_E)
+        dlogits_RV = torch.empty_like(logits_RV, memory_format=torch.contiguous_format)
+        every_row = torch.arange(logits_RV.shape[0] + 1, device=logits_RV.device)
+        write_logits_gradient(
+            logits_RV,
+            dlogits_RV,
+            rows,
+            factor_U,
+            lse_U,
+            entropy_U,
+            grad_log_prob_E,
+            grad_entropy_E,
+            first_column=0,
+            bias_V=None,
+            softcap=ctx.softcap,
+            first_pair_R=torch.searchsorted(rows.source, every_row),
+        )
+        return dlogits_RV, None, None, None, None
+
+
+def _returned(ctx: Any, outputs: EdgeOutputs) -> tuple[torch.Tensor | None, ...]:
+    if outputs.squared_E is not None:
+        ctx.mark_non_differentiable(outputs.squared_E)
+    return outputs.log_prob_E, outputs.entropy_E, outputs.squared_E
+
+
+def _in_row_order(
+    rows: EdgeRows, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    first = grad_log_prob_E.float()[rows.order]
+    return first, first if grad_entropy_E is None else grad_entropy_E.float()[rows.order]
+
+
+def _even_pieces(total: int, most: int, step: int) -> int:
+    """Size of the fewest pieces of at most `most`, of even size, rounded up to a multiple of `step` where larger."""
+    pieces = -(-total // max(most, 1))
+    size = max(-(-total // max(pieces, 1)), 1)
+    return size if size < step else -(-size // step) * step
+
+
+def _to_sources(dhidden_UC: torch.Tensor, rows: EdgeRows, hidden_NC: torch.Tensor) -> torch.Tensor:
+    """Gradient [N, C] of all hidden states from that of the rows."""
+    if rows.sources_repeat:
+        dhidden_NC = torch.zeros(hidden_NC.shape, dtype=torch.float32, device=hidden_NC.device)
+        return dhidden_NC.index_add_(0, rows.source, dhidden_UC).to(hidden_NC.dtype)
+    dhidden_NC = torch.zeros_like(hidden_NC)
+    dhidden_NC[rows.source] = dhidden_UC.to(hidden_NC.dtype)
+    return dhidden_NC

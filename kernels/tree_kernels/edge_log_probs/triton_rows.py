@@ -1,0 +1,325 @@
+"""One pass over rows of logits in Triton: softmax statistics and picked targets, and the gradient of the logits.
+
+With s = cap(z + bias) / T, m = max s, L = sum e^(s - m): log p_t = (s_t - m) - log L and
+H = log L - sum e^(s - m) (s - m) / L, two terms of one sign; d log p_t / ds = onehot_t - p, dH / ds = -p (s - lse + H).
+Legend: R rows of logits, V columns at hand, U unique (row, temperature) pairs, E edges in row order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tree_kernels.edge_log_probs.edge_rows import EdgeRows
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether the kernels below run in Triton's CPU interpreter: decided when they are defined."""
+
+FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 2048, 8
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _exp(x: tl.tensor) -> tl.tensor:
+    return tl.exp2(x * LOG2_E)
+
+
+@triton.jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    """Exact to a few roundings, also near zero, where the quotient of exponentials would cancel."""
+    decay = _exp(-2.0 * tl.abs(x))
+    large = (1.0 - decay) / (1.0 + decay)
+    square = x * x
+    small = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315))))
+    return tl.where(tl.abs(x) < 0.2, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _statistics_kernel(
+    logits_ptr: tl.tensor,  # [R, V]
+    row_stride: tl.tensor,
+    bias_ptr: tl.tensor,  # [V]
+    row_ptr: tl.tensor,  # [U], row of logits of each pair
+    inverse_temperature_ptr: tl.tensor,  # [U]
+    first_edge_ptr: tl.tensor,  # [U + 1]
+    target_ptr: tl.tensor,  # [E]
+    order_ptr: tl.tensor,  # [E]
+    lse_ptr: tl.tensor,  # [U], out
+    row_entropy_ptr: tl.tensor,  # [U], out
+    log_prob_ptr: tl.tensor,  # [E], out, in the caller's order like the next two
+    entropy_ptr: tl.tensor,
+    squared_ptr: tl.tensor,
+    columns: tl.tensor,
+    softcap: tl.tensor,
+    HAS_BIAS: tl.constexpr,
+    HAS_ROW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    SQUARED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    pair = tl.program_id(0).to(tl.int64)
+    row = pair
+    if HAS_ROW:
+        row = tl.load(row_ptr + pair)
+    logits_ptr += row * row_stride
+    inverse_temperature = tl.load(inverse_temperature_ptr + pair)
+    lane = tl.arange(0, BLOCK)
+    top = -float("inf")
+    # Sums per lane, added up across lanes once at the end: only the maximum is reduced in every block.
+    mass = tl.zeros([BLOCK], tl.float32)
+    surprise = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + lane
+        inside = column < columns
+        score = tl.load(logits_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
+        if HAS_BIAS:
+            score += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        if HAS_SOFTCAP:
+            score = tl.where(inside, softcap * _tanh(score / softcap), -float("inf"))
+        score *= inverse_temperature
+        new_top = tl.maximum(top, tl.max(score, 0))
+        # A row of -inf so far has no maximum to subtract.
+        anchor = tl.where(new_top == -float("inf"), 0.0, new_top)
+        shrink = _exp(top - anchor)
+        distance = score - anchor
+        weight = _exp(distance)
+        if ENTROPY:
+            moved = tl.where(top == -float("inf"), 0.0, top - anchor)
+            surprise = shrink * (surprise + moved * mass) + tl.where(weight > 0, weight * distance, 0.0)
+        if SQUARED:
+            squares = shrink * shrink * squares + weight * weight
+        mass = shrink * mass + weight
+        top = new_top
+    total = tl.sum(mass, 0)
+    log_total = tl.log(total)
+    tl.store(lse_ptr + pair, top + log_total)
+    entropy = log_total - tl.sum(surprise, 0) / total
+    squared = tl.sum(squares, 0) / (total * total)
+    if ENTROPY:
+        tl.store(row_entropy_ptr + pair, entropy)
+    for edge in range(tl.load(first_edge_ptr + pair), tl.load(first_edge_ptr + pair + 1)):
+        target = tl.load(target_ptr + edge)
+        place = tl.load(order_ptr + edge)
+        # A target outside the vocabulary reads NaN, never foreign memory.
+        inside = (target >= 0) & (target < columns)
+        score = tl.load(logits_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
+        if HAS_BIAS:
+            score += tl.load(bias_ptr + target, mask=inside, other=0.0).to(tl.float32)
+        if HAS_SOFTCAP:
+            score = softcap * _tanh(score / softcap)
+        tl.store(log_prob_ptr + place, score * inverse_temperature - top - log_total)
+        if ENTROPY:
+            tl.store(entropy_ptr + place, entropy)
+        if SQUARED:
+            tl.store(squared_ptr + place, squared)
+
+
+@triton.jit
+def _gradient_kernel(
+    logits_ptr: tl.tensor,  # [R, V]
+    row_stride: tl.tensor,
+    bias_ptr: tl.tensor,  # [V]
+    first_pair_ptr: tl.tensor,  # [R + 1]
+    inverse_temperature_ptr: tl.tensor,  # [U]
+    lse_ptr: tl.tensor,  # [U]
+    row_entropy_ptr: tl.tensor,  # [U]
+    first_edge_ptr: tl.tensor,  # [U + 1]
+    target_ptr: tl.tensor,  # [E]
+    grad_log_prob_ptr: tl.tensor,  # [E], in row order
+    grad_entropy_ptr: tl.tensor,  # [E], in row order
+    gradient_ptr: tl.tensor,  # [R, V], out; may be the logits themselves
+    gradient_stride: tl.tensor,
+    columns: tl.tensor,
+    first_column: tl.tensor,
+    softcap: tl.tensor,
+    HAS_BIAS: tl.constexpr,
+    HAS_PAIRS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    tiles = tl.cdiv(columns, BLOCK)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    column = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    raw = tl.load(logits_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        raw += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    slope = 1.0
+    if HAS_SOFTCAP:
+        tanh = _tanh(raw / softcap)
+        raw = softcap * tanh
+        slope = 1.0 - tanh * tanh
+    first_pair = row
+    last_pair = row + 1
+    if HAS_PAIRS:
+        first_pair = tl.load(first_pair_ptr + row)
+        last_pair = tl.load(first_pair_ptr + row + 1)
+    gradient = tl.zeros([BLOCK], tl.float32)
+    for pair in range(first_pair, last_pair):
+        inverse_temperature = tl.load(inverse_temperature_ptr + pair)
+        distance = raw * inverse_temperature - tl.load(lse_ptr + pair)
+        p = _exp(distance)
+        share = 0.0
+        entropy_share = 0.0
+        picked = tl.zeros([BLOCK], tl.float32)
+        for edge in range(tl.load(first_edge_ptr + pair), tl.load(first_edge_ptr + pair + 1)):
+            grad = tl.load(grad_log_prob_ptr + edge)
+            share += grad
+            picked += tl.where(column == tl.load(target_ptr + edge) - first_column, grad, 0.0)
+            if ENTROPY:
+                entropy_share += tl.load(grad_entropy_ptr + edge)
+        part = picked - p * share
+        if ENTROPY:
+            surprise = p * (distance + tl.load(row_entropy_ptr + pair))
+            part -= tl.where(p > 0, surprise, 0.0) * entropy_share
+        gradient += part * inverse_temperature
+    if HAS_SOFTCAP:
+        gradient *= slope
+    gradient = gradient.to(gradient_ptr.dtype.element_ty)
+    tl.store(gradient_ptr + row * gradient_stride + column, gradient, mask=inside)
+
+
+class EdgeOutputs:
+    """What the forward pass over the rows writes."""
+
+    def __init__(self, rows: EdgeRows, device: torch.device, *, entropy: bool, sum_pi_squared: bool) -> None:
+        """Allocate float32 vectors; those not asked for are None."""
+
+        def vector(size: int, wanted: bool = True) -> torch.Tensor | None:
+            return torch.empty(size, dtype=torch.float32, device=device) if wanted else None
+
+        self.lse_U = torch.empty(rows.num_rows, dtype=torch.float32, device=device)
+        self.entropy_U = vector(rows.num_rows, entropy)
+        self.log_prob_E = torch.empty(rows.num_edges, dtype=torch.float32, device=device)
+        self.entropy_E = vector(rows.num_edges, entropy)
+        self.squared_E = vector(rows.num_edges, sum_pi_squared)
+
+
+def inverse_temperatures(rows: EdgeRows, device: torch.device) -> torch.Tensor:
+    """float32 [U], the factor on the scores of each row."""
+    if isinstance(rows.row_temperature, float):
+        return torch.full((rows.num_rows,), 1 / rows.row_temperature, dtype=torch.float32, device=device)
+    return rows.row_temperature[:, 0].float().reciprocal()
+
+
+def write_statistics(
+    logits_RV: torch.Tensor,
+    rows: EdgeRows,
+    pairs: slice,
+    inverse_temperature_U: torch.Tensor,
+    outputs: EdgeOutputs,
+    *,
+    bias_V: torch.Tensor | None,
+    softcap: float | None,
+    gathers: bool,
+) -> None:
+    """Fill `outputs` for some pairs and their edges, from one read of their logits.
+
+    Args:
+        logits_RV: rows of logits, contiguous along the vocabulary.
+        rows: all pairs.
+        pairs: those at hand.
+        inverse_temperature_U: from `inverse_temperatures`.
+        outputs: written at `pairs` and at their edges.
+        bias_V: added to the logits.
+        softcap: c in c * tanh(logit / c).
+        gathers: whether `rows.source` says which row of logits a pair reads; otherwise they come in its order.
+    """
+    count, columns = len(range(*pairs.indices(rows.num_rows))), logits_RV.shape[1]
+    if not count:
+        return
+    nothing = outputs.lse_U
+    with torch.cuda.device_of(logits_RV):
+        _statistics_kernel[(count,)](
+            logits_RV,
+            logits_RV.stride(0),
+            nothing if bias_V is None else bias_V,
+            rows.source[pairs],
+            inverse_temperature_U[pairs],
+            rows.first_edge[pairs.start : pairs.start + count + 1],
+            rows.target,
+            rows.order,
+            outputs.lse_U[pairs],
+            nothing if outputs.entropy_U is None else outputs.entropy_U[pairs],
+            outputs.log_prob_E,
+            nothing if outputs.entropy_E is None else outputs.entropy_E,
+            nothing if outputs.squared_E is None else outputs.squared_E,
+            columns,
+            0.0 if softcap is None else softcap,
+            HAS_BIAS=bias_V is not None,
+            HAS_ROW=gathers,
+            HAS_SOFTCAP=softcap is not None,
+            ENTROPY=outputs.entropy_U is not None,
+            SQUARED=outputs.squared_E is not None,
+            BLOCK=_block(columns, FORWARD_BLOCK),
+            num_warps=WARPS,
+        )
+
+
+def write_logits_gradient(
+    logits_RV: torch.Tensor,
+    gradient_RV: torch.Tensor,
+    rows: EdgeRows,
+    inverse_temperature_U: torch.Tensor,
+    lse_U: torch.Tensor,
+    entropy_U: torch.Tensor | None,
+    grad_log_prob_E: torch.Tensor,
+    grad_entropy_E: torch.Tensor,
+    *,
+    first_column: int,
+    bias_V: torch.Tensor | None,
+    softcap: float | None,
+    first_pair_R: torch.Tensor | None,
+) -> None:
+    """Gradient of the logits in the dtype of `gradient_RV`, rounded once.
+
+    Args:
+        logits_RV: all rows, some columns.
+        gradient_RV: written; may be the logits themselves.
+        rows: the pairs.
+        inverse_temperature_U: from `inverse_temperatures`.
+        lse_U: from the forward.
+        entropy_U: from the forward; None if no gradient of the entropy is wanted.
+        grad_log_prob_E: float32 in row order.
+        grad_entropy_E: float32 in row order; not read without `entropy_U`.
+        first_column: vocabulary index of the first column at hand.
+        bias_V: added to the logits, the columns at hand.
+        softcap: c in c * tanh(logit / c).
+        first_pair_R: int64 [R + 1], the pairs that read each row of logits; None: row r is pair r.
+    """
+    columns = logits_RV.shape[1]
+    block = _block(columns, BACKWARD_BLOCK)
+    tiles = logits_RV.shape[0] * triton.cdiv(columns, block)
+    if not tiles:
+        return
+    with torch.cuda.device_of(logits_RV):
+        _gradient_kernel[(tiles,)](
+            logits_RV,
+            logits_RV.stride(0),
+            lse_U if bias_V is None else bias_V,
+            rows.first_edge if first_pair_R is None else first_pair_R,
+            inverse_temperature_U,
+            lse_U,
+            lse_U if entropy_U is None else entropy_U,
+            rows.first_edge,
+            rows.target,
+            grad_log_prob_E,
+            grad_entropy_E,
+            gradient_RV,
+            gradient_RV.stride(0),
+            columns,
+            first_column,
+            0.0 if softcap is None else softcap,
+            HAS_BIAS=bias_V is not None,
+            HAS_PAIRS=first_pair_R is not None,
+            HAS_SOFTCAP=softcap is not None,
+            ENTROPY=entropy_U is not None,
+            BLOCK=block,
+            num_warps=WARPS,
+        )
+
+
+def _block(columns: int, most: int) -> int:
+    return min(most, triton.next_power_of_2(max(columns, 16)))
