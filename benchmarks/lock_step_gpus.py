@@ -5,9 +5,7 @@ torchrun --nproc-per-node 4 benchmarks/lock_step_gpus.py --model 0.6b --out docs
 
 import argparse
 import csv
-import datetime
 import os
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -16,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
-import transformers
-from partition_gpu import MODELS, VOCAB
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM, Qwen3Config
 from verl.trainer.config import CheckpointConfig
@@ -25,18 +21,21 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
 from verl.workers.utils.losses import sft_loss
 
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.provenance import provenance
 from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+MODELS = ("0.6b", "8b")
+VOCAB = MODEL_SIZES["8b"].shape.vocab
 CAPACITY = 6_000
 
 
 def save_model(name: str, path: Path) -> None:
     """A random Qwen3 of the named size on disk."""
     torch.manual_seed(0)
-    sizes = {**MODELS[name], "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCAB}
-    config = Qwen3Config(**sizes, max_position_embeddings=131_072, tie_word_embeddings=name == "0.6b")
+    config = Qwen3Config(**MODEL_SIZES[name].config())
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(path)
@@ -168,12 +167,7 @@ def main() -> None:
         "plan_seconds_first_call": round(cut["planning"][0], 4),
         "plan_seconds_later_call": round(cut["planning"][1], 4),
         "peak_gib_rank0": round(cut["peak"] / 2**30, 2),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "commit": args.commit
-        or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "date": datetime.date.today().isoformat(),
+        **provenance(commit=args.commit),
     }
     if rank == 0:
         print(row, flush=True)

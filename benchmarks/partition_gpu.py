@@ -6,9 +6,7 @@ python benchmarks/partition_gpu.py memory --model 0.6b --out docs/benchmarks
 
 import argparse
 import csv
-import datetime
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.provenance import provenance
 from tree_rl.models import use_tree_attention
 from tree_rl.training.edges import plan_edges
 from tree_rl.training.partitioned_step import PartitionedRun
@@ -28,11 +27,8 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
 CUDA = torch.device("cuda")
-VOCAB = 151_936
-MODELS = {
-    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-}
+MODELS = ("0.6b", "8b")
+VOCAB = MODEL_SIZES["8b"].shape.vocab
 TRAINED_SHARE = 0.3
 """Share of tokens with a loss: what agents generate; the rest are prompts and observations."""
 
@@ -50,8 +46,7 @@ class Measured:
 def build(name: str) -> Any:
     """A random Qwen3 in bf16 with gradient checkpointing."""
     torch.manual_seed(0)
-    sizes = {**MODELS[name], "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCAB}
-    config = Qwen3Config(**sizes, max_position_embeddings=131_072, tie_word_embeddings=True)
+    config = Qwen3Config(**MODEL_SIZES[name].config() | {"tie_word_embeddings": True})
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -182,19 +177,9 @@ def main() -> None:
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     args = parser.parse_args()
-    commit = (
-        args.commit
-        or subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    )
-    provenance = {
+    about = {
         "model": f"qwen3-{args.model} random bf16, gradient checkpointing",
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
+        **provenance(commit=args.commit),
     }
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / f"partition_{args.benchmark}_{args.model}.csv").open("w", newline="") as file:
@@ -202,14 +187,15 @@ def main() -> None:
         for row in {"figure": figure, "memory": memory}[args.benchmark](args):
             print(row, flush=True)
             if writer is None:
-                writer = csv.DictWriter(file, fieldnames=[*row, *provenance])
+                writer = csv.DictWriter(file, fieldnames=[*row, *about])
                 writer.writeheader()
-            writer.writerow({**row, **provenance})
+            writer.writerow({**row, **about})
             file.flush()
 
 
 def _kv_bytes(name: str) -> int:
-    return MODELS[name]["num_hidden_layers"] * 2 * 8 * 128 * 2
+    shape = MODEL_SIZES[name].shape
+    return shape.layers * 2 * shape.kv_heads * shape.head_dim * torch.bfloat16.itemsize
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The command `tree-rl`: is the installation sound, what would trees save, how would rows pack.
+"""The command `tree-rl`: is the installation sound, what would trees save, how would rows pack, what trees do save.
 
-`inspect` and `plan` import neither torch nor verl; `doctor` imports everything.
+`inspect` and `plan` import neither torch nor verl; `bench` imports torch, `doctor` everything.
 """
 
 from collections.abc import Iterator
@@ -37,6 +37,29 @@ DrawGroup = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
+
+
+class BenchOption:
+    """Options of `bench`, which no other command has."""
+
+    Model = Annotated[str, typer.Option(help="Qwen3 of random weights: tiny, 0.6b, 8b or 32b.")]
+    Layers = Annotated[int | None, typer.Option(min=1, help="Decoder layers; default the model's.")]
+    Por = Annotated[list[float] | None, typer.Option(help="Overlap to build, or to look for in the data; repeat it.")]
+    Data = Annotated[Path | None, typer.Option(help="Recorded rows instead of synthetic agents.")]
+    NumRows = Annotated[int, typer.Option(min=1, help="Rows of a group.")]
+    RowTokens = Annotated[int, typer.Option(min=2, help="Tokens of a row.")]
+    Groups = Annotated[int, typer.Option(min=1, help="Groups of the batch.")]
+    Trained = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of tokens with a loss, synthetic agents.")]
+    MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of one forward, trees and packed rows alike.")]
+    Repeats = Annotated[int, typer.Option(min=1, help="Timed updates of each side.")]
+    Steps = Annotated[int, typer.Option(min=0, help="Train this many steps both ways and compare losses instead.")]
+    TreeAttention = Annotated[str, typer.Option(help="Implementation of tree attention.")]
+    PackedAttention = Annotated[str, typer.Option(help="Attention of packed rows: fa4, cudnn, flash, flex or sdpa.")]
+    ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens too.")]
+    Checkpointing = Annotated[bool, typer.Option(help="Recompute layers in the backward.")]
+    Trace = Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")]
+    Out = Annotated[Path | None, typer.Option(help="Folder for CSV and PNG.")]
+    Commit = Annotated[str | None, typer.Option(help="Commit to write beside figures, outside a git checkout.")]
 
 
 @app.command("inspect")
@@ -94,6 +117,63 @@ def check_installation(no_ray: NoRay = False) -> None:
         typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
         raise typer.Exit(1)
     typer.echo("\nReady.")
+
+
+@app.command("bench")
+def bench_update(
+    model: BenchOption.Model = "0.6b",
+    layers: BenchOption.Layers = None,
+    por: BenchOption.Por = None,
+    data: BenchOption.Data = None,
+    tokenizer: Tokenizer = None,
+    rows_per: RowsOption = RowsPer.TRIAL,
+    group_by: GroupBy = None,
+    num_rows: BenchOption.NumRows = 16,
+    row_tokens: BenchOption.RowTokens = 16_384,
+    groups: BenchOption.Groups = 1,
+    trained_share: BenchOption.Trained = 0.3,
+    max_tokens: BenchOption.MaxTokens = 262_144,
+    repeats: BenchOption.Repeats = 3,
+    steps: BenchOption.Steps = 0,
+    tree_attention: BenchOption.TreeAttention = "auto",
+    packed_attention: BenchOption.PackedAttention = "auto",
+    project_all: BenchOption.ProjectAll = False,
+    checkpointing: BenchOption.Checkpointing = True,
+    trace: BenchOption.Trace = False,
+    out: BenchOption.Out = None,
+    commit: BenchOption.Commit = None,
+) -> None:
+    """Time whole PPO updates over trees and over the same rows packed without padding; needs no verl.
+
+    Nothing is timed before the gradients of both agree with those of the rows in higher precision.
+    """
+    # torch and transformers: some seconds that inspect and plan do not pay.
+    from tree_rl.benchmark.command import BenchOptions, run_bench
+
+    with _input_errors():
+        rows = None if data is None else _read(data, tokenizer, rows_per, group_by, None)
+        options = BenchOptions(
+            model=model,
+            layers=layers,
+            pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
+            data=rows,
+            data_name="agents" if data is None else data.stem,
+            num_rows=num_rows,
+            row_tokens=row_tokens,
+            num_groups=groups,
+            trained_share=trained_share,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            steps=steps,
+            tree_attention=tree_attention,
+            packed_attention=packed_attention,
+            project_all=project_all,
+            checkpointing=checkpointing,
+            trace=trace,
+            out=out,
+            commit=commit,
+        )
+        run_bench(options, typer.echo)
 
 
 def main() -> None:

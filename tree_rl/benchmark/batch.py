@@ -1,0 +1,149 @@
+"""Rows to update on, with groups, trained tokens and advantages; synthetic agents of any overlap, or a recording.
+
+Legend: B rows, L tokens of a row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.tree import Forest, Jagged, Overlap, measure_forest
+
+TURN_TOKENS = 400
+"""Tokens of an observation and the reply to it."""
+JITTER = 0.8
+"""How far branching depths scatter, as a share of the way to the nearer end of the row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """The rows of one optimizer step."""
+
+    name: str
+    """Where they come from."""
+    rows: tuple[np.ndarray, ...]
+    """B of int64 [L]."""
+    trained: tuple[np.ndarray, ...]
+    """B of bool [L], tokens with a loss; a row's first token has none."""
+    groups: tuple[str, ...]
+    """[B], rows merge inside a group only."""
+    advantage_B: np.ndarray
+    """float32 [B]."""
+
+    @property
+    def num_trained(self) -> int:
+        """Row tokens with a loss: the normaliser of the loss."""
+        return sum(int(trained.sum()) for trained in self.trained)
+
+    def forest(self) -> Forest:
+        """The rows as trees."""
+        return Forest.from_rows(self.rows, merge_key=self.groups)
+
+    def overlap(self) -> Overlap:
+        """What trees can save."""
+        return measure_forest(self.forest(), trained=Jagged.from_rows(self.trained))
+
+    def thinned(self, every: int) -> "Batch":
+        """Every so-many-th token of each row: a smaller batch of the same shape of tree."""
+        trained = tuple(_without_first(trained[::every]) for trained in self.trained)
+        rows = tuple(row[::every] for row in self.rows)
+        return Batch(name=self.name, rows=rows, trained=trained, groups=self.groups, advantage_B=self.advantage_B)
+
+
+def agent_batch(
+    *, por: float, num_rows: int, row_tokens: int, num_groups: int, trained_share: float, vocab: int, seed: int = 0
+) -> Batch:
+    """Groups of rows of equal length; each row but the first leaves an earlier one at a random depth.
+
+    The number of rows and of their tokens does not depend on the overlap, as in the paper's figure.
+
+    Args:
+        por: potential overlap ratio, from 0 to just below 1 - 1 / num_rows.
+        num_rows: B per group.
+        row_tokens: L.
+        num_groups: prompts.
+        trained_share: share of tokens that the agent wrote.
+        vocab: ids are drawn below it.
+        seed: of everything drawn.
+
+    Raises:
+        ValueError: so much overlap is not possible with so few rows.
+    """
+    draw = np.random.default_rng(seed)
+    depth = por * row_tokens * num_rows / max(num_rows - 1, 1)
+    if not 0 <= depth < row_tokens:
+        raise ValueError(f"por: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows, got {por}")
+    rows: list[np.ndarray] = []
+    for _ in range(num_groups):
+        group: list[np.ndarray] = []
+        for shared in [0, *_depths(draw, depth, row_tokens, num_rows - 1)]:
+            prefix = group[draw.integers(len(group))][:shared] if shared else np.empty(0, dtype=np.int64)
+            group.append(np.concatenate([prefix, draw.integers(0, vocab, row_tokens - shared)]))
+        rows += group
+    turn = min(TURN_TOKENS, max(row_tokens // 8, 2))
+    written = _without_first(np.arange(row_tokens) % turn >= turn * (1 - trained_share))
+    return Batch(
+        name="agents",
+        rows=tuple(rows),
+        trained=(written,) * len(rows),
+        groups=tuple(f"group {index // num_rows}" for index in range(len(rows))),
+        advantage_B=draw.standard_normal(len(rows)).astype(np.float32),
+    )
+
+
+def recorded_batch(
+    rows: list[Row], *, name: str, por: float, flat_tokens: int, max_tokens: int, seed: int = 0
+) -> Batch:
+    """Groups of a recording, those whose overlap is nearest to `por` first, until there are enough tokens.
+
+    Args:
+        rows: from `read_row_file`; a row without a mask is trained everywhere.
+        name: of the recording.
+        por: overlap to look for.
+        flat_tokens: stop at the group that reaches it.
+        max_tokens: groups of more unique tokens are left out.
+        seed: of the advantages.
+
+    Raises:
+        RowFileError: no group is small enough.
+    """
+    candidates = []
+    for members in rows_by_group(rows).values():
+        forest = Forest.from_rows([rows[index].token_ids for index in members])
+        if forest.num_unique <= max_tokens:
+            candidates.append((abs(forest.por - por), members, forest.num_flat))
+    if not candidates:
+        raise RowFileError(f"{name}: expected a group of at most {max_tokens} unique tokens; raise --max-tokens")
+    chosen: list[Row] = []
+    total = 0
+    for _, members, tokens in sorted(candidates, key=lambda candidate: candidate[0]):
+        if total < flat_tokens:
+            chosen += [rows[index] for index in members]
+            total += tokens
+    everywhere = (np.ones(len(row.token_ids), dtype=bool) if row.trained is None else row.trained for row in chosen)
+    return Batch(
+        name=name,
+        rows=tuple(row.token_ids for row in chosen),
+        trained=tuple(_without_first(trained) for trained in everywhere),
+        groups=tuple(row.group for row in chosen),
+        advantage_B=np.random.default_rng(seed).standard_normal(len(chosen)).astype(np.float32),
+    )
+
+
+def _depths(draw: np.random.Generator, mean: float, limit: int, count: int) -> list[int]:
+    """Branching depths that scatter around a mean and have exactly that mean, rounded."""
+    if count == 0 or mean == 0:
+        return [0] * count
+    scatter = draw.uniform(-1, 1, count)
+    scatter -= scatter.mean()
+    scatter /= max(np.abs(scatter).max(), 1e-9)
+    depths = mean + JITTER * min(mean, limit - mean) * scatter
+    return np.clip(np.rint(depths), 0, limit - 1).astype(int).tolist()
+
+
+def _without_first(trained: np.ndarray) -> np.ndarray:
+    marks = trained.copy()
+    marks[:1] = False
+    return marks

@@ -1,0 +1,238 @@
+"""What `tree-rl bench` does: build, gate, measure, print, write CSV and PNG."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tree_kernels
+from tree_rl.benchmark import packed_attention
+from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
+from tree_rl.benchmark.compare import PACKED, TREE, Comparison, compare
+from tree_rl.benchmark.deviation import deviation_curves
+from tree_rl.benchmark.figure import draw_deviation, draw_speed_up
+from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.benchmark.models import build_model, build_optimizer
+from tree_rl.benchmark.phases import PHASES
+from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import write_csv
+from tree_rl.benchmark.trace import trace
+from tree_rl.benchmark.update import Planner, packed_planner, tree_planner, update
+from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.text import format_table
+
+LEARNING_RATE = 1e-6
+CURVE_LEARNING_RATE = 1e-4
+CURVE_BATCHES = 4
+HEADER = ("batch", "POR", "flat", "unique", "tree s", "packed s", "speed-up", "FLOP bound", "of bound", "1/(1-POR)")
+HEADER_PHASES = ("side", *PHASES, "host plan", "peak GiB")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """The options of the command."""
+
+    model: str
+    """Key of `MODEL_SIZES`."""
+    layers: int | None
+    """Decoder layers; None keeps the model's."""
+    pors: tuple[float, ...]
+    """Overlaps to build, or to look for in the data."""
+    data: list[Row] | None
+    """A recording; None draws synthetic agents."""
+    data_name: str
+    """Its name."""
+    num_rows: int
+    """Rows of a group."""
+    row_tokens: int
+    """Tokens of a row; with data, times `num_rows` and `num_groups` the flat tokens to reach."""
+    num_groups: int
+    """Groups of the batch."""
+    trained_share: float
+    """Share of tokens with a loss in synthetic rows."""
+    max_tokens: int
+    """Most tokens of one forward, for both sides."""
+    repeats: int
+    """Timed updates of each side."""
+    steps: int
+    """Optimizer steps of the deviation curves; 0 times updates instead."""
+    tree_attention: str
+    """Implementation of `tree_kernels.tree_attention`."""
+    packed_attention: str
+    """Implementation of `tree_rl.benchmark.packed_attention`."""
+    project_all: bool
+    """Packed rows project every token, not only trained ones."""
+    checkpointing: bool
+    """Recompute layers in the backward, on both sides."""
+    trace: bool
+    """Profile one update of each side."""
+    out: Path | None
+    """Folder of CSV and PNG; None writes nothing."""
+    commit: str | None
+    """Commit to write beside figures; None asks git."""
+
+    def __post_init__(self) -> None:
+        if self.model not in MODEL_SIZES:
+            raise RowFileError(f"--model {self.model}: expected one of {', '.join(MODEL_SIZES)}")
+
+
+def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[str, object]]:
+    """Run the benchmark.
+
+    Args:
+        options: of the command.
+        say: prints a piece of text.
+
+    Returns:
+        The rows of the CSV.
+
+    Raises:
+        GateError: tree and packed rows differ.
+        RowFileError: options or data that cannot be used.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    size = MODEL_SIZES[options.model].with_layers(options.layers)
+    about = _setting(options, size, device, dtype) | provenance(commit=options.commit)
+    say(", ".join(f"{name} {value}" for name, value in about.items() if value != ""))
+    model = build_model(
+        size,
+        device=device,
+        dtype=dtype,
+        tree_attention=options.tree_attention,
+        packed_attention=options.packed_attention,
+        checkpointing=options.checkpointing,
+    )
+    planners = {
+        TREE: tree_planner(options.max_tokens, device),
+        PACKED: packed_planner(options.max_tokens, device, project_all=options.project_all),
+    }
+    run = _run_curves if options.steps else _run_times
+    rows = [row | about for row in run(options, size, model, planners, say)]
+    if options.out is not None:
+        name = f"{'deviation' if options.steps else 'update'}_{options.model}_{options.data_name}"
+        title = f"Qwen3-{options.model}, {size.shape.layers} layers, {about['device']}"
+        write_csv(options.out / f"{name}.csv", rows)
+        draw = draw_deviation if options.steps else draw_speed_up
+        draw(rows, options.out / f"{name}.png", title=title)
+        say(f"Written to {options.out / name}.csv and .png")
+    return rows
+
+
+def _run_times(
+    options: BenchOptions, size: ModelSize, model: Any, planners: dict[str, Planner], say: Callable[[str], None]
+) -> list[dict[str, object]]:
+    optimizer = build_optimizer(model, lr=LEARNING_RATE)
+    rows = []
+    for number, por in enumerate(options.pors):
+        batch = _batch(options, size, por)
+
+        def trace_side(side: str, batch: Batch = batch) -> None:
+            report = trace(model, lambda: update(model, optimizer, batch, planners[side]))
+            say(f"{side}: {report.text()}")
+
+        comparison = compare(
+            model,
+            optimizer,
+            batch,
+            planners,
+            repeats=options.repeats,
+            project_all=options.project_all,
+            # Synthetic rows have the same lengths at every overlap: packed rows are warm after the first batch.
+            warm_up=(TREE, PACKED) if number == 0 or options.data is not None else (TREE,),
+            after_warm_up=trace_side if options.trace else None,
+        )
+        row = comparison.row(size.shape)
+        rows.append(row)
+        say(_text(comparison, row))
+    say("\n" + format_table(HEADER, [_cells(row) for row in rows]))
+    return rows
+
+
+def _run_curves(
+    options: BenchOptions, size: ModelSize, model: Any, planners: dict[str, Planner], say: Callable[[str], None]
+) -> list[dict[str, object]]:
+    count = CURVE_BATCHES if options.data is None else 1
+    batches = [_batch(options, size, options.pors[0], seed=seed) for seed in range(count)]
+    curves = deviation_curves(model, batches, planners, steps=options.steps, lr=CURVE_LEARNING_RATE)
+    names = [name for name in curves[0] if name.startswith(("loss_", "gradient_"))]
+    shown = [curves[step] for step in sorted({0, options.steps // 2, options.steps - 1})]
+    say(format_table(("step", *names), [(str(row["step"]), *(f"{row[name]:.3g}" for name in names)) for row in shown]))
+    for name in names:
+        if "_to_" in name:
+            say(f"largest {name}: {max(float(str(row[name])) for row in curves):.3g}")
+    return curves
+
+
+def _batch(options: BenchOptions, size: ModelSize, por: float, seed: int = 0) -> Batch:
+    if options.data is not None:
+        return recorded_batch(
+            options.data,
+            name=options.data_name,
+            por=por,
+            flat_tokens=options.num_groups * options.num_rows * options.row_tokens,
+            max_tokens=options.max_tokens,
+            seed=seed,
+        )
+    return agent_batch(
+        por=por,
+        num_rows=options.num_rows,
+        row_tokens=options.row_tokens,
+        num_groups=options.num_groups,
+        trained_share=options.trained_share,
+        vocab=size.shape.vocab,
+        seed=seed,
+    )
+
+
+def _setting(options: BenchOptions, size: ModelSize, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Columns that say what ran; "auto" is written as what it chose."""
+    tree, packed = options.tree_attention, options.packed_attention
+    if tree == "auto":
+        tree = tree_kernels.chosen_implementation(device=device, dtype=dtype, head_size=size.shape.head_dim)
+    if packed == "auto":
+        packed = packed_attention.chosen_implementation(device, dtype)
+    return {
+        "model": f"qwen3-{options.model}",
+        "layers": str(size.shape.layers),
+        "dtype": str(dtype).removeprefix("torch."),
+        "tree_attention": tree,
+        "packed_attention": packed,
+        "packed_head": "all tokens" if options.project_all else "trained tokens",
+        "checkpointing": "every layer" if options.checkpointing else "none",
+        "max_tokens": str(options.max_tokens),
+    }
+
+
+def _cells(row: dict[str, object]) -> tuple[str, ...]:
+    def times(side: str) -> str:
+        return f"{row[f'{side}_s']:.3f} ({row[f'{side}_s_low']:.3f} to {row[f'{side}_s_high']:.3f})"
+
+    return (
+        str(row["batch"]),
+        f"{row['por']:.3f}",
+        f"{row['flat_tokens']:,}",
+        f"{row['unique_tokens']:,}",
+        times(TREE),
+        times(PACKED),
+        f"{row['speed_up']:.3f}x",
+        f"{row['flop_bound']:.3f}x",
+        f"{row['of_flop_bound']:.3f}",
+        f"{row['token_bound']:.3f}x",
+    )
+
+
+def _text(comparison: Comparison, row: dict[str, object]) -> str:
+    """The gate and the phases of one batch."""
+    lines = []
+    for side in comparison.times:
+        phases = [f"{row[f'{side}_{name}_s']:.3f}" for name in PHASES]
+        lines.append((side, *phases, f"{row[f'{side}_host_plan_s']:.3f}", f"{row[f'{side}_peak_gib']:.1f}"))
+    gate = comparison.gradients
+    return (
+        f"\n{row['batch']}, POR {row['por']:.3f}: gradient error {gate.tree:.2e} (packed rows {gate.packed:.2e}), "
+        f"{row['of_flop_bound']:.3f} of the FLOP bound, {row['passes_of_flop_bound']:.3f} without the optimizer\n"
+        + format_table(HEADER_PHASES, lines)
+    )

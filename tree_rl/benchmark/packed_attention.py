@@ -1,0 +1,180 @@
+"""Causal attention of packed rows for transformers' attention registry: the strongest kernel a flat run can have here.
+
+Legend: F packed tokens, H heads, D head size, L tokens of a row.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tree_kernels.implementation import UnsupportedImplementation
+from tree_rl.benchmark.packed_rows import PackedLayout
+
+OP = "packed_attention"
+IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
+"""In the order in which "auto" tries them: flash-attn-4 over all rows at once; torch's cuDNN or FlashAttention-2 kernel
+row by row; FlexAttention with a document mask; whatever torch picks, row by row."""
+HALF = (torch.bfloat16, torch.float16)
+FLASH_BLOCK = 128
+
+
+def unavailable_reason(impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why an implementation cannot run, or None if it can."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"{OP}: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    if impl == "sdpa":
+        return None
+    if device.type != "cuda":
+        return f"it needs a CUDA device, received {device}"
+    if impl != "flex" and dtype not in HALF:
+        return f"it needs one of {HALF}, received {dtype}"
+    if impl == "fa4":
+        if torch.cuda.get_device_capability(device)[0] < 9:
+            return f"it needs Hopper or later, received {torch.cuda.get_device_name(device)}"
+        return _flash4_import_error()
+    return None
+
+
+def chosen_implementation(device: torch.device, dtype: torch.dtype) -> str:
+    """What "auto" runs."""
+    return next(impl for impl in IMPLEMENTATIONS if unavailable_reason(impl, device, dtype) is None)
+
+
+def packed_attention(
+    q_FHD: torch.Tensor,
+    k_FHD: torch.Tensor,
+    v_FHD: torch.Tensor,
+    layout: PackedLayout,
+    *,
+    scale: float | None = None,
+    impl: str = "auto",
+) -> torch.Tensor:
+    """Causal attention inside each row.
+
+    Args:
+        q_FHD: [F, Hq, D].
+        k_FHD: [F, Hkv, D].
+        v_FHD: [F, Hkv, D].
+        layout: row boundaries.
+        scale: factor on the scores; None: D ** -0.5.
+        impl: "auto" or one of `IMPLEMENTATIONS`.
+
+    Returns:
+        [F, Hq, D].
+
+    Raises:
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+    """
+    if impl == "auto":
+        impl = chosen_implementation(q_FHD.device, q_FHD.dtype)
+    reason = unavailable_reason(impl, q_FHD.device, q_FHD.dtype)
+    if reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
+    if impl == "fa4":
+        return _flash4(q_FHD, k_FHD, v_FHD, layout, scale)
+    if impl == "flex":
+        return _flex(q_FHD, k_FHD, v_FHD, layout, scale)
+    backends = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}.get(impl)
+    return _row_by_row(q_FHD, k_FHD, v_FHD, layout, scale, backends)
+
+
+def register_packed_attention(impl: str) -> str:
+    """Make an implementation known to transformers; returns the name to load a model with."""
+    name = f"tree_rl_packed_{impl}"
+    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attention_forward, impl=impl))
+    return name
+
+
+def _attention_forward(
+    module: Any,
+    query_1HFD: torch.Tensor,
+    key_1HFD: torch.Tensor,
+    value_1HFD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed_layout: PackedLayout,
+    impl: str,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Signature of transformers' attention interface; the result is [1, F, H, D]."""
+    q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in (query_1HFD, key_1HFD, value_1HFD))
+    return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=scaling, impl=impl)[None], None
+
+
+@functools.cache
+def _flash4_import_error() -> str | None:
+    try:
+        import flash_attn.cute  # noqa: F401
+    except ImportError as error:
+        return f"flash-attn-4 does not import: {error}"
+    return None
+
+
+def _flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    longest = max(layout.lengths)
+    out = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=layout.offsets,
+        cu_seqlens_k=layout.offsets,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+        causal=True,
+    )
+    return out[0] if isinstance(out, tuple) else out
+
+
+def _row_by_row(
+    q_FHD: torch.Tensor,
+    k_FHD: torch.Tensor,
+    v_FHD: torch.Tensor,
+    layout: PackedLayout,
+    scale: float | None,
+    backends: list[SDPBackend] | None,
+) -> torch.Tensor:
+    outputs = []
+    for q, k, v in zip(*(t.split(layout.lengths) for t in (q_FHD, k_FHD, v_FHD)), strict=True):
+        q_1HLD, k_1HLD, v_1HLD = (t.transpose(0, 1)[None] for t in (q, k, v))
+        is_grouped = q.shape[1] != k.shape[1]
+        with nullcontext() if backends is None else sdpa_kernel(backends):
+            out_1HLD = scaled_dot_product_attention(
+                q_1HLD, k_1HLD, v_1HLD, is_causal=True, scale=scale, enable_gqa=is_grouped
+            )
+        outputs.append(out_1HLD[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
+    mask = layout.metadata("flex_block_mask", _document_mask)
+    arguments = [t.transpose(0, 1)[None] for t in (q, k, v)]
+    out = _compiled_flex()(*arguments, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out[0].transpose(0, 1)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+def _document_mask(layout: PackedLayout) -> BlockMask:
+    total = sum(layout.lengths)
+    device = layout.offsets.device
+    row_of_token = torch.bucketize(torch.arange(total, device=device), layout.offsets[1:], right=True)
+
+    def same_row(b: Any, h: Any, query: Any, key: Any) -> Any:
+        return (key <= query) & (row_of_token[query] == row_of_token[key])
+
+    return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=FLASH_BLOCK)

@@ -1,0 +1,111 @@
+"""Rows laid end to end without padding: what a flat run reads, each row seeing only itself.
+
+Legend: F flat tokens, B rows, E edges.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tree_rl.models.attention import skip_mask
+from tree_rl.training.edges import UNWANTED, EdgePlan
+from tree_rl.training.host_copy import to_device
+from tree_rl.tree.jagged import offsets_of
+
+
+class PackedLayout:
+    """Where rows begin and end. Opaque, so that checkpointing passes it on by reference.
+
+    Attributes:
+        lengths: tokens of each row.
+        offsets: int32 [B + 1] on the device.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = list(lengths)
+        self.offsets = to_device(offsets_of(self.lengths).astype(np.int32), device)
+        self._metadata: dict[Hashable, Any] = {}
+
+    def metadata(self, key: Hashable, build: Callable[["PackedLayout"], Any]) -> Any:
+        """What `build` makes of this layout, built at the first call with `key` and kept."""
+        if key not in self._metadata:
+            self._metadata[key] = build(self)
+        return self._metadata[key]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRows:
+    """Packed rows on the device, as the model reads them."""
+
+    input_ids_1F: torch.Tensor
+    """int64 [1, F]."""
+    position_ids_1F: torch.Tensor
+    """int64 [1, F], from 0 in each row."""
+    layout: PackedLayout
+    """Row boundaries."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[np.ndarray], device: torch.device) -> "PackedRows":
+        """Pack rows of token ids (int64 [L])."""
+        positions = np.concatenate([np.arange(len(row)) for row in rows])
+        return cls(
+            input_ids_1F=to_device(np.concatenate(rows).astype(np.int64), device)[None],
+            position_ids_1F=to_device(positions, device)[None],
+            layout=PackedLayout([len(row) for row in rows], device),
+        )
+
+    def model_kwargs(self) -> dict[str, object]:
+        """Keyword arguments of a model built by `build_model`."""
+        return {
+            "input_ids": self.input_ids_1F,
+            "position_ids": self.position_ids_1F,
+            "attention_mask": skip_mask(self.input_ids_1F.device),
+            "packed_layout": self.layout,
+            "use_cache": False,
+        }
+
+
+def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: torch.device) -> EdgePlan:
+    """The edges of packed rows: every wanted position is a row of logits with one target, its next token.
+
+    Args:
+        rows: B of int64 [L].
+        wanted_F: bool [F], positions that predict their next token; the last of a row is never wanted.
+        device: where the plan's tensors live.
+    """
+    source = np.flatnonzero(wanted_F)
+    edge_of_flat = np.full(len(wanted_F), UNWANTED, dtype=np.int64)
+    edge_of_flat[source] = np.arange(len(source))
+    return EdgePlan(
+        source_R=to_device(source, device),
+        row_of_edge_E=to_device(np.arange(len(source)), device),
+        target_E=to_device(np.concatenate(rows)[source + 1].astype(np.int64), device),
+        temperature_E=to_device(np.ones(len(source), dtype=np.float32), device),
+        edge_of_flat_F=to_device(edge_of_flat, device),
+    )
+
+
+def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Rows in few forwards of similar size: longest first, each to the least loaded forward that has room.
+
+    Args:
+        lengths: tokens of each row.
+        max_tokens: of a forward; a longer row runs alone.
+
+    Returns:
+        Row indices of each forward, ascending.
+    """
+    bins: list[list[int]] = [[] for _ in range(-(-sum(lengths) // max_tokens))]
+    load = [0] * len(bins)
+    for row in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        chosen = load.index(min(load))
+        if load[chosen] and load[chosen] + lengths[row] > max_tokens:
+            bins.append([])
+            load.append(0)
+            chosen = len(bins) - 1
+        bins[chosen].append(row)
+        load[chosen] += lengths[row]
+    return [sorted(content) for content in bins if content]

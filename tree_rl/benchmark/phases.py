@@ -1,0 +1,78 @@
+"""Where the time of an update goes: phases on the device's own clock, and the host's time to plan."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+PLAN, OLD_LOG_PROBS, FORWARD, BACKWARD, OPTIMIZER = "plan", "old_log_probs", "forward", "backward", "optimizer"
+PHASES = (PLAN, OLD_LOG_PROBS, FORWARD, BACKWARD, OPTIMIZER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateTimes:
+    """One update."""
+
+    seconds: float
+    """From the start until the device is done."""
+    phases: dict[str, float]
+    """Seconds of each phase on the device's clock; `plan` is the time that the device waited for a plan."""
+    host_plan: float
+    """Seconds that the host spent on planning, metadata and copies, most of them while the device computed."""
+    peak_bytes: int
+    """Most memory allocated; 0 on the CPU."""
+
+
+class Stopwatch:
+    """Marks phases in the device's stream; nothing waits before `stop`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        self._device = device
+        self._spans: list[tuple[str, float | torch.cuda.Event, float | torch.cuda.Event]] = []
+        self._host_plan = 0.0
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what is queued inside towards a phase; a name may come again."""
+        host_start, start = time.perf_counter(), self._mark()
+        yield
+        self._spans.append((name, start, self._mark()))
+        if name == PLAN:
+            self._host_plan += time.perf_counter() - host_start
+
+    def stop(self) -> UpdateTimes:
+        """Wait for the device and add up."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - self._started
+        phases: dict[str, float] = defaultdict(float)
+        for name, start, end in self._spans:
+            phases[name] += _between(start, end)
+        return UpdateTimes(
+            seconds=seconds,
+            phases={name: phases[name] for name in PHASES},
+            host_plan=self._host_plan,
+            peak_bytes=torch.cuda.max_memory_allocated(self._device) if self._cuda else 0,
+        )
+
+    def _mark(self) -> "float | torch.cuda.Event":
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _between(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+    return start.elapsed_time(end) / 1e3

@@ -1,0 +1,44 @@
+"""Rows of results in a CSV file, and repeated times as median and range."""
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Repeated measurements of one quantity."""
+
+    median: float
+    low: float
+    """The smallest."""
+    high: float
+    """The largest."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarise at least one value."""
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows that may differ in their columns; a column that a row lacks stays empty.
+
+    Args:
+        path: the file; its folder is made.
+        rows: at least one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=columns)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _written(value) for name, value in row.items()})
+
+
+def _written(value: object) -> object:
+    """Floats with six digits: more would be noise."""
+    return f"{value:.6g}" if isinstance(value, float) else value

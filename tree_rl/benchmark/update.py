@@ -1,0 +1,155 @@
+"""A whole PPO update: old log-probs, forward, backward, optimizer; over trees or packed rows, all else equal.
+
+Legend: F flat tokens of a forward, B rows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.packed_rows import PackedRows, pack_rows, plan_packed_edges
+from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
+from tree_rl.training.edges import EdgePlan, plan_edges
+from tree_rl.training.host_copy import to_device
+from tree_rl.training.tree_step import ModelInputs, TreeInputs, tree_log_probs
+from tree_rl.tree import pack_groups
+
+CLIP = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardPlan:
+    """One forward and what its loss needs, on the device."""
+
+    rows: tuple[int, ...]
+    """Rows of the batch, in the order of the flat tokens."""
+    inputs: ModelInputs
+    """What the model reads."""
+    edges: EdgePlan
+    """The log-probs to compute."""
+    advantage_F: torch.Tensor
+    """float32 [F], of the row; 0 where the next token is not trained."""
+
+
+Planner = Callable[[Batch], Iterator[ForwardPlan]]
+"""Plans the forwards of a batch, each when it is asked for: the device computes the one before meanwhile."""
+
+
+def tree_planner(max_tokens: int, device: torch.device) -> Planner:
+    """Whole groups as trees, at most `max_tokens` unique tokens a forward."""
+
+    def plan(batch: Batch) -> Iterator[ForwardPlan]:
+        forest = batch.forest()
+        members = list(_members(batch.groups).values())
+        for micro_batch in pack_groups(forest, members, max_tokens=max_tokens).micro_batches:
+            rows = micro_batch.rows.tolist()
+            part = forest if len(rows) == forest.num_rows else forest.select_rows(rows)
+            trained_F = _predicts_trained(batch, rows)
+            temperature_B = np.ones(len(rows), dtype=np.float32)
+            yield ForwardPlan(
+                rows=tuple(rows),
+                inputs=TreeInputs.from_forest(part, device),
+                edges=plan_edges(part, trained_F, temperature_B, device),
+                advantage_F=_advantages(batch, rows, trained_F, device),
+            )
+
+    return plan
+
+
+def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool = False) -> Planner:
+    """Rows end to end, at most `max_tokens` tokens a forward.
+
+    Args:
+        max_tokens: of a forward.
+        device: where plans go.
+        project_all: compute the log-prob of every token, prompts and observations included, as a trainer does that
+            knows only rows; otherwise of trained tokens alone, as the tree does.
+    """
+
+    def plan(batch: Batch) -> Iterator[ForwardPlan]:
+        for chosen in pack_rows([len(row) for row in batch.rows], max_tokens):
+            rows = [batch.rows[index] for index in chosen]
+            trained_F = _predicts_trained(batch, chosen)
+            wanted_F = _predicts_anything(rows) if project_all else trained_F
+            yield ForwardPlan(
+                rows=tuple(chosen),
+                inputs=PackedRows.from_rows(rows, device),
+                edges=plan_packed_edges(rows, wanted_F, device),
+                advantage_F=_advantages(batch, chosen, trained_F, device),
+            )
+
+    return plan
+
+
+def update(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, planner: Planner) -> UpdateTimes:
+    """One optimizer step on a batch, timed.
+
+    Args:
+        model: from `build_model`.
+        optimizer: over its parameters; gradients are cleared at the end.
+        batch: the rows.
+        planner: trees or packed rows.
+
+    Returns:
+        Times of the phases and peak memory.
+    """
+    clock = Stopwatch(next(model.parameters()).device)
+    forwards: list[tuple[ForwardPlan, torch.Tensor]] = []
+    plans = planner(batch)
+    while True:
+        with clock.phase(PLAN):
+            forward = next(plans, None)
+        if forward is None:
+            break
+        with clock.phase(OLD_LOG_PROBS), torch.no_grad():
+            forwards.append((forward, log_probs(model, forward)))
+    for forward, old_log_probs_F in forwards:
+        with clock.phase(FORWARD):
+            loss = clipped_loss(log_probs(model, forward), old_log_probs_F, forward.advantage_F, batch.num_trained)
+        with clock.phase(BACKWARD):
+            loss.backward()
+    with clock.phase(OPTIMIZER):
+        optimizer.step()
+        optimizer.zero_grad()
+    return clock.stop()
+
+
+def log_probs(model: Any, forward: ForwardPlan) -> torch.Tensor:
+    """Log-prob of the next token of every flat token that was asked for, [F]; 0 elsewhere."""
+    return tree_log_probs(model, forward.inputs, forward.edges).log_probs_F
+
+
+def clipped_loss(
+    log_probs_F: torch.Tensor, old_log_probs_F: torch.Tensor, advantage_F: torch.Tensor, num_trained: int
+) -> torch.Tensor:
+    """PPO's clipped objective, averaged over the trained tokens of the whole batch."""
+    ratio_F = (log_probs_F - old_log_probs_F).exp()
+    gain_F = torch.minimum(ratio_F * advantage_F, ratio_F.clamp(1 - CLIP, 1 + CLIP) * advantage_F)
+    return -gain_F.sum() / num_trained
+
+
+def _members(groups: Sequence[str]) -> dict[str, list[int]]:
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    return members
+
+
+def _predicts_trained(batch: Batch, rows: Sequence[int]) -> np.ndarray:
+    """bool [F], positions whose next token is trained."""
+    return np.concatenate([np.append(batch.trained[row][1:], False) for row in rows])
+
+
+def _predicts_anything(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """bool [F], positions that have a next token."""
+    return np.concatenate([np.arange(len(row)) < len(row) - 1 for row in rows])
+
+
+def _advantages(batch: Batch, rows: Sequence[int], trained_F: np.ndarray, device: torch.device) -> torch.Tensor:
+    lengths = [len(batch.rows[row]) for row in rows]
+    advantage_F = np.repeat(batch.advantage_B[list(rows)], lengths)
+    return to_device(np.where(trained_F, advantage_F, 0).astype(np.float32), device)
