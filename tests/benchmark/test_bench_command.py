@@ -1,0 +1,71 @@
+"""`tree-rl bench` on a tiny model: real updates, the gate passed, a table, a CSV and a figure. Times are not judged."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tree_rl.benchmark.phases import PHASES
+from tree_rl.cli import app
+
+TINY = ["bench", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
+
+
+def bench(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*TINY, *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_updates_are_timed_and_written_with_their_provenance(tmp_path: Path) -> None:
+    output = bench(
+        "--row-tokens", "96", "--por", "0", "--por", "0.6", "--repeats", "2", "--out", str(tmp_path), "--trace"
+    )
+    rows = rows_of(tmp_path / "update_tiny_agents.csv")
+    assert [float(row["por"]) for row in rows] == pytest.approx([0.0, 0.6], abs=0.01)
+    for row in rows:
+        assert float(row["tree_gradient_error"]) < 1e-5
+        low, median, high = (float(row[name]) for name in ("speed_up_low", "speed_up", "speed_up_high"))
+        assert min(low, median) > 0 and low <= high
+        for side in ("tree", "packed"):
+            phases = sum(float(row[f"{side}_{name}_s"]) for name in PHASES)
+            assert 0.5 < phases / float(row[f"{side}_s"]) < 1.5
+        assert (row["commit"], row["tree_attention"], row["packed_attention"]) == ("test", "sdpa", "sdpa")
+    assert float(rows[0]["flop_bound"]) == pytest.approx(1.0, abs=0.01)
+    assert 1.5 < float(rows[1]["flop_bound"]) < float(rows[1]["token_bound"]) == pytest.approx(2.5, rel=0.02)
+    assert output.count("waits inside layers 0") == 4
+    assert (tmp_path / "update_tiny_agents.png").stat().st_size > 5_000
+
+
+def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:
+    shared, split = list(range(40)), [[1, 2], [3, 4]]
+    lines = [f'{{"uid": "near", "input_ids": {shared + tail * 5}}}' for tail in split]
+    lines += [f'{{"uid": "far", "input_ids": {[7, tail[0]] * 20}}}' for tail in split]
+    data = tmp_path / "recorded.jsonl"
+    data.write_text("\n".join(lines))
+    bench("--data", str(data), "--row-tokens", "2", "--por", "0.45", "--repeats", "1", "--out", str(tmp_path))
+    (row,) = rows_of(tmp_path / "update_tiny_recorded.csv")
+    assert (row["rows"], row["flat_tokens"], row["unique_tokens"]) == ("2", "100", "60")
+
+
+def test_two_training_runs_stay_together(tmp_path: Path) -> None:
+    bench("--row-tokens", "64", "--por", "0.5", "--steps", "3", "--out", str(tmp_path))
+    curves = rows_of(tmp_path / "deviation_tiny_agents.csv")
+    assert [row["step"] for row in curves] == ["0", "1", "2"]
+    losses = [float(row["loss_tree"]) for row in curves]
+    assert losses[0] > 5 and losses != losses[::-1]
+    for row in curves:
+        assert float(row["loss_tree_to_exact"]) < 1e-5
+        assert 0 < float(row["gradient_tree_to_exact"]) < 1e-5
+
+
+def test_an_unknown_model_is_refused_in_one_line() -> None:
+    result = CliRunner().invoke(app, ["bench", "--model", "70b"])
+    assert result.exit_code == 2
+    assert "--model 70b: expected one of tiny, 0.6b, 8b, 32b" in result.output

@@ -1,0 +1,51 @@
+"""No time is measured when the tree's gradient is wrong, and batches are what their options say."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tree_rl.benchmark.batch import Batch, agent_batch
+from tree_rl.benchmark.compare import PACKED, TREE, compare
+from tree_rl.benchmark.gate import GateError
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.models import build_model, build_optimizer
+from tree_rl.benchmark.update import ForwardPlan, packed_planner, tree_planner
+from tree_rl.training.tree_step import TreeInputs
+
+CPU = torch.device("cpu")
+
+
+def siblings_follow_each_other(batch: Batch) -> Iterator[ForwardPlan]:
+    """A tree whose positions are those of one long row."""
+    for forward in tree_planner(10_000, CPU)(batch):
+        inputs = forward.inputs
+        assert isinstance(inputs, TreeInputs)
+        wrong_1N = torch.arange(inputs.input_ids_1N.shape[1])[None]
+        yield replace(forward, inputs=replace(inputs, position_ids_1N=wrong_1N))
+
+
+def test_wrong_positions_do_not_pass_the_gate() -> None:
+    model = build_model(MODEL_SIZES["tiny"], device=CPU, dtype=torch.float32)
+    batch = agent_batch(por=0.5, num_rows=4, row_tokens=40, num_groups=1, trained_share=0.5, vocab=512)
+    planners = {TREE: siblings_follow_each_other, PACKED: packed_planner(10_000, CPU)}
+    with pytest.raises(GateError, match="gradient of the tree"):
+        compare(model, build_optimizer(model, lr=0.0), batch, planners, repeats=1)
+
+
+@pytest.mark.parametrize("por", [0.0, 0.2, 0.5, 0.8, 0.92])
+def test_synthetic_agents_have_the_overlap_asked_for(por: float) -> None:
+    batch = agent_batch(por=por, num_rows=16, row_tokens=2_000, num_groups=2, trained_share=0.3, vocab=100_000)
+    overlap = batch.overlap()
+    assert overlap.por == pytest.approx(por, abs=0.002)
+    assert {len(row) for row in batch.rows} == {2_000}
+    assert overlap.flat_head_tokens == pytest.approx(0.3 * overlap.flat_tokens, rel=0.05)
+    assert overlap.branch_points == 0 or overlap.branch_points > 8
+    thinned = batch.thinned(10).overlap()
+    assert thinned.flat_tokens == 6_400 and thinned.por == pytest.approx(por, abs=0.02)
+
+
+def test_overlap_beyond_the_number_of_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"below 0\.750 with 4 rows"):
+        agent_batch(por=0.8, num_rows=4, row_tokens=100, num_groups=1, trained_share=0.3, vocab=512)
