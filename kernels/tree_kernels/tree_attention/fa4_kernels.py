@@ -1,0 +1,81 @@
+"""The door to flash-attn-4: one forward and one backward over a plan; imported only where that package is installed.
+
+Legend: N tokens (padding included), M keys, H query heads, K key heads, D head size.
+"""
+
+from typing import Any
+
+import cutlass
+import torch
+from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tree_kernels.tree_attention.fa4_masks import sees_ancestors, sees_near_ancestors
+from tree_kernels.tree_attention.fa4_plan import Fa4Plan, HeadBlockLists
+
+
+def forward(
+    q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [N, H, D] and log-sum-exp float32 [H, N], natural logarithm."""
+    out_1NHD, lse_1HN = _flash_attn_fwd(
+        q_NHD[None],
+        k_MKD[None],
+        v_MKD[None],
+        softmax_scale=scale,
+        block_sparse_tensors=_sparse_tensors(plan.forward),
+        return_lse=True,
+        **_mask(plan),
+    )[:2]
+    return out_1NHD[0], lse_1HN[0]
+
+
+def backward(
+    q_NHD: torch.Tensor,
+    k_MKD: torch.Tensor,
+    v_MKD: torch.Tensor,
+    out_NHD: torch.Tensor,
+    lse_HN: torch.Tensor,
+    grad_out_NHD: torch.Tensor,
+    grad_lse_HN: torch.Tensor | None,
+    plan: Fa4Plan,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v in their dtype."""
+    grad_q, grad_k, grad_v = _flash_attn_bwd(
+        q_NHD[None],
+        k_MKD[None],
+        v_MKD[None],
+        out_NHD[None],
+        grad_out_NHD[None],
+        lse_HN[None],
+        softmax_scale=scale,
+        block_sparse_tensors=_sparse_tensors(plan.backward),
+        dlse=None if grad_lse_HN is None else grad_lse_HN[None],
+        **_mask(plan),
+    )
+    return grad_q[0], grad_k[0], grad_v[0]
+
+
+def _sparse_tensors(lists: HeadBlockLists) -> BlockSparseTensorsTorch:
+    return BlockSparseTensorsTorch(
+        mask_block_cnt=lists.partial_count,
+        mask_block_idx=lists.partial_index,
+        full_block_cnt=lists.full_count,
+        full_block_idx=lists.full_index,
+        block_size=lists.block_size,
+    )
+
+
+def _mask(plan: Fa4Plan) -> dict[str, Any]:
+    """The mask function and what it reads; the plan outlives the launch, and with it the addresses."""
+    if plan.key_depths is None or plan.query_depths is None:
+        return {"mask_mod": sees_ancestors, "aux_scalars": (_address(plan.ends),)}
+    vectors = (plan.ends, plan.key_depths, plan.query_depths)
+    scalars = (*(_address(t) for t in vectors), cutlass.Int32(plan.window))
+    return {"mask_mod": sees_near_ancestors, "aux_scalars": scalars}
+
+
+def _address(t: torch.Tensor) -> cutlass.Int64:
+    return cutlass.Int64(0 if isinstance(t, FakeTensor) else t.data_ptr())

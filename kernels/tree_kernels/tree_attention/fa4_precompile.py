@@ -1,0 +1,115 @@
+"""Compiles flash-attn-4's kernels ahead of time, on a machine with or without a GPU.
+
+What runs is the production path on fake tensors: shapes without data. The cache belongs to the minor Python version
+and the versions of flash-attn-4, the CuTe compiler and tvm-ffi, which form its folder's name.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.fa4 import package_reason
+from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, fa4_plan
+
+TOKENS = 300
+"""Any length serves: kernels do not depend on it."""
+STREAMING_MULTIPROCESSORS = "132"
+
+
+def cache_environment(arch: str, cache: Path) -> dict[str, str]:
+    """Variables under which flash-attn-4 compiles for `arch` (as "sm_90a") and keeps what it compiled in `cache`."""
+    architecture = re.fullmatch(r"(sm_90)a?", arch)
+    if architecture is None:
+        raise ValueError(f"arch: expected sm_90a (Hopper), received {arch!r}")
+    return {
+        "FLASH_ATTENTION_ARCH": architecture[1],
+        "CUTE_DSL_ARCH": architecture[1] + "a",
+        "FLASH_ATTENTION_NUM_SMS": STREAMING_MULTIPROCESSORS,
+        **runtime_environment(cache),
+    }
+
+
+def runtime_environment(cache: Path) -> dict[str, str]:
+    """Variables under which a training process finds the kernels in `cache`."""
+    return {
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache.resolve()),
+    }
+
+
+def precompile(
+    *,
+    head_sizes: Sequence[int],
+    query_heads_per_key_head: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    windows: Sequence[bool],
+    arch: str,
+    cache: Path,
+    report: Callable[[str], None],
+) -> int:
+    """Compile forward and backward of every combination into `cache`; what is there already is kept.
+
+    Args:
+        head_sizes: D, each of FORWARD_BLOCKS.
+        query_heads_per_key_head: ratios Hq / Hkv.
+        dtypes: torch.bfloat16, torch.float16.
+        windows: False for full attention, True for attention with a window, of any size.
+        arch: compilation target, "sm_90a".
+        cache: folder of the compiled kernels.
+        report: receives one line per combination.
+
+    Returns:
+        number of kernels compiled now.
+
+    Raises:
+        ModuleNotFoundError: flash-attn-4 is not installed.
+        ValueError: a head size or the target is not supported.
+        RuntimeError: flash-attn-4 is imported already, so that it no longer reads its settings.
+    """
+    reason = package_reason()
+    if reason is not None:
+        raise ModuleNotFoundError(reason)
+    unsupported = sorted(set(head_sizes) - set(FORWARD_BLOCKS))
+    if unsupported:
+        raise ValueError(f"head_sizes: expected some of {tuple(FORWARD_BLOCKS)}, received {unsupported}")
+    if "flash_attn.cute.cache_utils" in sys.modules:
+        raise RuntimeError(
+            "precompile: expected a fresh process, received one in which flash-attn-4 is imported already"
+        )
+    os.environ.update(cache_environment(arch, cache))
+    before = len(list(compiled_kernels(cache)))
+    for head_size, ratio, dtype, window in product(head_sizes, query_heads_per_key_head, dtypes, windows):
+        _compile(head_size, ratio, dtype, window)
+        total = len(list(compiled_kernels(cache)))
+        report(f"head size {head_size}, {ratio} query heads per key head, {dtype}, window {window}: {total} kernels")
+    return len(list(compiled_kernels(cache))) - before
+
+
+def compiled_kernels(cache: Path) -> Iterator[Path]:
+    """Object files in a cache folder."""
+    return cache.glob("*/*/*.o")
+
+
+def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> None:
+    """One forward and both backwards (with and without a gradient of the log-sum-exp), of two key heads.
+
+    Autograd is left out: it would start a device.
+    """
+    # Reads the settings above when first imported.
+    from tree_kernels.tree_attention import fa4_kernels
+
+    with FakeTensorMode():
+        layout = TreeLayout.from_subtree_end(torch.empty(TOKENS, dtype=torch.int32, device="cuda"))
+        plan = fa4_plan(layout, head_size=head_size, heads=2 * ratio, window=TOKENS // 2 if window else None)
+        q = torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda")
+        k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in "kv")
+        out, lse = fa4_kernels.forward(q, k, v, plan, 1.0)
+        for grad_lse in (None, torch.empty_like(lse)):
+            fa4_kernels.backward(q, k, v, out, lse, torch.empty_like(out), grad_lse, plan, 1.0)
