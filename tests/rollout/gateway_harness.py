@@ -1,0 +1,169 @@
+"""A real tiny model behind a real gateway: what the gateway's tests share."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+HERE = Path(__file__).parent
+SHELL = {
+    "type": "function",
+    "function": {
+        "name": "shell",
+        "description": "Run a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    },
+}
+
+
+def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+    """Qwen's special tokens and a few hundred merges, so that text has several spellings."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    corpus = sorted(path.read_text() for path in (HERE.parents[1] / "tree_rl" / "tree").glob("*.py"))
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    backend.train_from_iterator(corpus, trainer)
+    backend.add_tokens(list(MARKUP))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = template or (HERE / "qwen3_chat.jinja").read_text()
+    return tokenizer
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Two layers of width 64, random weights, float32."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=8192,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+Script = Callable[[str], str | Sequence[int] | None]
+"""Prompt text -> the turn that the model is made to write (an end token is added to text), None to sample."""
+
+
+class TinyModel:
+    """The model as a backend. A scripted turn is forced token by token; its log-probs are the model's own."""
+
+    def __init__(
+        self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, script: Script | None = None
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.script = script or (lambda prompt: None)
+        self.running = 0
+        self.cancelled = 0
+        self.version = 7
+        self.prompts: list[list[int]] = []
+        self._generator = torch.Generator().manual_seed(0)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        self.prompts.append(list(prompt_ids))
+        forced = self._forced(prompt_ids)
+        self.running += 1
+        try:
+            return await self._decode(list(prompt_ids), forced, max_tokens, sampling)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+
+    def _forced(self, prompt_ids: Sequence[int]) -> list[int] | None:
+        written = self.script(self.tokenizer.decode(list(prompt_ids)))
+        if isinstance(written, str):
+            return [*self.tokenizer.encode(written, add_special_tokens=False), self.tokenizer.eos_token_id]
+        return None if written is None else list(written)
+
+    async def _decode(
+        self, prompt: list[int], forced: list[int] | None, max_tokens: int, sampling: Mapping[str, Any]
+    ) -> Generation:
+        temperature = sampling.get("temperature", 1.0)
+        ids: list[int] = []
+        log_probs: list[float] = []
+        cache, new = None, prompt
+        while len(ids) < max_tokens and not (ids and ids[-1] == self.tokenizer.eos_token_id):
+            if forced is not None and len(ids) == len(forced):
+                break
+            with torch.no_grad():
+                output = self.model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            scores = torch.log_softmax(output.logits[0, -1] / temperature, dim=-1)
+            drawn = int(torch.multinomial(scores.exp(), 1, generator=self._generator))
+            new = [drawn if forced is None else forced[len(ids)]]
+            ids += new
+            log_probs.append(float(scores[new[0]]))
+            await asyncio.sleep(0)
+        ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
+        return Generation(
+            token_ids=tuple(ids),
+            log_probs=tuple(log_probs),
+            finish_reason="stop" if ended else "length",
+            min_version=self.version,
+            max_version=self.version,
+        )
+
+
+def replayed_log_probs(model: Qwen3ForCausalLM, row: Row, temperature: float = 1.0) -> list[float]:
+    """Log-prob of every response token of a row, from one forward over the whole row."""
+    ids = torch.tensor([row.token_ids])
+    with torch.no_grad():
+        scores = torch.log_softmax(model(ids).logits[0] / temperature, dim=-1)
+    start = len(row.prompt_ids)
+    return [float(scores[start + i - 1, token]) for i, token in enumerate(row.response_ids)]
+
+
+def misspell(tokenizer: PreTrainedTokenizerFast, text: str, seed: int = 0) -> list[int]:
+    """Ids of a text that the tokenizer would choose otherwise: some words in pieces."""
+    pieces: list[int] = []
+    generator = random.Random(seed)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        symbols = tokenizer.convert_ids_to_tokens(token)
+        split = symbols not in MARKUP and symbols not in SPECIAL and len(symbols) > 1 and generator.random() < 0.5
+        pieces += tokenizer.convert_tokens_to_ids(list(symbols)) if split else [token]
+    return pieces
+
+
+@asynccontextmanager
+async def serving(backend: Any, tokenizer: PreTrainedTokenizerFast, **options: Any) -> AsyncIterator[Gateway]:
+    """A gateway that listens."""
+    settings = {"max_context_tokens": 6000, "max_turn_tokens": 400, **options}
+    async with Gateway(tokenizer=tokenizer, backend=backend, options=GatewayOptions(**settings)) as gateway:
+        yield gateway
+
+
+def trained_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
+    """What a row trains, as text."""
+    return tokenizer.decode([token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
+
+
+def rows(calls: Sequence[ModelCall]) -> list[Row]:
+    """Rows of a session."""
+    return rows_of_calls(calls)

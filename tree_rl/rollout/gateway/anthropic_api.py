@@ -1,0 +1,249 @@
+"""Anthropic's messages: requests read by hand, field by field; answers built from the SDK's own types."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from anthropic.types import Message, MessageTokensCount, ModelInfo
+
+from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def read_request(body: Any) -> ChatRequest:
+    """Read the body of `POST /v1/messages`.
+
+    Raises:
+        RequestError: names the field that is missing, malformed or not supported.
+    """
+    fields = Fields(body)
+    return _request(fields, max_tokens=fields.integer("max_tokens", None, low=1) or _missing("max_tokens"))
+
+
+def read_count_request(body: Any) -> ChatRequest:
+    """Read the body of `POST /v1/messages/count_tokens`."""
+    return _request(Fields(body), max_tokens=None)
+
+
+def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
+    """The body of a whole answer."""
+    (choice,) = completion.choices
+    content = list(_blocks(choice.message))
+    return _message(request, completion, content=content, choice=choice)
+
+
+def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
+    """The events of a streamed answer."""
+    (choice,) = completion.choices
+    started = _message(request, completion, content=[], choice=None)
+    yield _event("message_start", {"message": started})
+    for index, block in enumerate(_blocks(choice.message)):
+        empty, deltas = _parts(block)
+        yield _event("content_block_start", {"index": index, "content_block": empty})
+        for delta in deltas:
+            yield _event("content_block_delta", {"index": index, "delta": delta})
+        yield _event("content_block_stop", {"index": index})
+    reason = {"stop_reason": STOP_REASONS[choice.stop_cause], "stop_sequence": choice.stop_sequence}
+    yield _event("message_delta", {"delta": reason, "usage": {"output_tokens": completion.completion_tokens}})
+    yield _event("message_stop", {})
+
+
+def token_count(num_tokens: int) -> dict[str, Any]:
+    """The body of an answer to `count_tokens`."""
+    return MessageTokensCount(input_tokens=num_tokens).model_dump(mode="json")
+
+
+def error_body(error: RequestError | BackendError) -> dict[str, Any]:
+    """The body of an error."""
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def error_event(error: RequestError | BackendError) -> bytes:
+    """An error after a stream has begun."""
+    return _event("error", error_body(error))
+
+
+def models(name: str) -> dict[str, Any]:
+    """The body of `GET /v1/models`."""
+    return {"data": [model(name)], "has_more": False, "first_id": name, "last_id": name}
+
+
+def model(name: str) -> dict[str, Any]:
+    """One entry of the list of models."""
+    made = ModelInfo.model_construct(id=name, display_name=name, created_at="1970-01-01T00:00:00Z", type="model")
+    return made.model_dump(mode="json", exclude_unset=True, warnings=False)
+
+
+def _missing(field: str) -> Any:
+    raise wrong(field, "a whole number of at least 1", None)
+
+
+def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
+    choice = fields.child("tool_choice").text("type") if fields.raw("tool_choice") is not None else "auto"
+    if choice not in ("auto", "none"):
+        raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice.type")
+    messages = [*_system(fields)]
+    sent = fields.objects("messages", required=True)
+    if not sent:
+        raise wrong("messages", "at least one message", [])
+    for message in sent:
+        messages += _read_message(message)
+    stop = fields.items("stop_sequences")
+    if not all(isinstance(text, str) and text for text in stop):
+        raise wrong("stop_sequences", "a list of texts", stop)
+    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    sampling = {
+        "temperature": fields.number("temperature", low=0.0, high=1.0),
+        "top_p": fields.number("top_p", low=0.0, high=1.0),
+        "top_k": fields.integer("top_k", None, low=0),
+    }
+    return ChatRequest(
+        model=fields.text("model", "default"),
+        messages=tuple(messages),
+        tools=() if choice == "none" else tools,
+        max_tokens=max_tokens,
+        stop=tuple(stop),
+        sampling={key: value for key, value in sampling.items() if value is not None},
+        is_stream=fields.flag("stream"),
+    )
+
+
+def _system(fields: Fields) -> list[ChatMessage]:
+    system = fields.raw("system")
+    if system is None:
+        return []
+    text = system if isinstance(system, str) else _texts(fields, "system")
+    return [ChatMessage(role="system", content=text)] if text else []
+
+
+def _texts(fields: Fields, key: str) -> str:
+    """The joined text of a list of text blocks."""
+    texts = []
+    for block in fields.objects(key, required=True):
+        if block.text("type") != "text":
+            raise RequestError(f"expected text, received {block.text('type')!r}", field=block.name("type"))
+        texts.append(block.text("text"))
+    return "\n".join(texts)
+
+
+def _read_message(fields: Fields) -> list[ChatMessage]:
+    role = fields.text("role")
+    if role not in ("user", "assistant", "system"):
+        raise wrong(fields.name("role"), "user or assistant", role)
+    content = fields.raw("content")
+    if isinstance(content, str):
+        return [ChatMessage(role=role, content=content)]
+    blocks = fields.objects("content", required=True)
+    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks)
+
+
+def _assistant(blocks: list[Fields]) -> ChatMessage:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[CalledTool] = []
+    for block in blocks:
+        kind = block.text("type")
+        if kind == "text":
+            texts.append(block.text("text"))
+        elif kind == "thinking":
+            thoughts.append(block.text("thinking"))
+        elif kind == "tool_use":
+            arguments = block.raw("input")
+            if not isinstance(arguments, dict):
+                raise wrong(block.name("input"), "a JSON object", arguments)
+            calls.append(CalledTool(id=block.text("id", ""), name=block.text("name"), arguments=arguments))
+        elif kind != "redacted_thinking":
+            raise RequestError(f"expected text, thinking or tool_use, received {kind!r}", field=block.name("type"))
+    reasoning = "\n".join(thoughts) or None
+    return ChatMessage(role="assistant", content="\n".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
+
+
+def _given(role: str, blocks: list[Fields]) -> list[ChatMessage]:
+    """Results of tools are messages of their own, in front of what the user says beside them."""
+    results: list[ChatMessage] = []
+    texts: list[str] = []
+    for block in blocks:
+        kind = block.text("type")
+        if kind == "tool_result":
+            content = block.raw("content")
+            text = content or "" if isinstance(content, str | None) else _texts(block, "content")
+            results.append(ChatMessage(role="tool", content=text, tool_call_id=block.text("tool_use_id")))
+        elif kind == "text":
+            texts.append(block.text("text"))
+        else:
+            raise RequestError(f"expected text or tool_result, received {kind!r}", field=block.name("type"))
+    return [*results, ChatMessage(role=role, content="\n".join(texts))] if texts or not results else results
+
+
+def _tool(fields: Fields) -> Mapping[str, Any]:
+    if fields.raw("type") not in (None, "custom"):
+        raise RequestError(
+            f"expected a tool with an input_schema, received the built-in {fields.raw('type')!r}",
+            field=fields.name("type"),
+        )
+    schema = fields.raw("input_schema")
+    if not isinstance(schema, dict):
+        raise wrong(fields.name("input_schema"), "a JSON schema", schema)
+    function = {"name": fields.text("name"), "description": fields.text("description", ""), "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def _message(
+    request: ChatRequest, completion: Completion, *, content: list[dict[str, Any]], choice: Choice | None
+) -> dict[str, Any]:
+    made = Message.model_validate(
+        {
+            "id": f"msg_{completion.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
+            "content": content,
+            "stop_reason": None if choice is None else STOP_REASONS[choice.stop_cause],
+            "stop_sequence": None if choice is None else choice.stop_sequence,
+            "usage": {
+                "input_tokens": completion.prompt_tokens,
+                "output_tokens": 0 if choice is None else completion.completion_tokens,
+            },
+        }
+    )
+    return made.model_dump(mode="json", exclude_unset=True)
+
+
+def _blocks(message: ChatMessage) -> Iterator[dict[str, Any]]:
+    if message.reasoning is not None:
+        yield {"type": "thinking", "thinking": message.reasoning, "signature": ""}
+    if message.content or not message.tool_calls:
+        yield {"type": "text", "text": message.content}
+    for call in message.tool_calls:
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
+
+
+def _parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as a stream opens it, and the deltas that fill it."""
+    if block["type"] == "thinking":
+        signature = {"type": "signature_delta", "signature": block["signature"]}
+        return {**block, "thinking": ""}, [{"type": "thinking_delta", "thinking": block["thinking"]}, signature]
+    if block["type"] == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    arguments = json.dumps(block["input"], ensure_ascii=False)
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+
+
+def _event(kind: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps({"type": kind, **body}, ensure_ascii=False).encode("utf-8", "replace")
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

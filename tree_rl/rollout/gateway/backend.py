@@ -1,0 +1,67 @@
+"""What the gateway asks of a language model: token ids in; token ids, log-probs and weight versions out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class BackendError(Exception):
+    """A model server that could not answer.
+
+    Args:
+        message: what happened.
+        status: HTTP status the agent receives (429 when overloaded, 500 and above when broken).
+        retry_after: seconds after which the agent may try again.
+    """
+
+    def __init__(self, message: str, *, status: int = 500, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """The answer to one prompt.
+
+    Raises:
+        ValueError: log-probs do not match the tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    """Generated ids, the end token included."""
+    log_probs: tuple[float, ...] | None
+    """Log-prob of each id in the distribution it was drawn from; None if the server reports none."""
+    finish_reason: FinishReason
+    """stop: the model ended its turn; length: a limit did; abort: the server did, what it had is still returned."""
+    min_version: int | None = None
+    """Oldest weights used; None if the server reports none."""
+    max_version: int | None = None
+    """Newest weights used."""
+
+    def __post_init__(self) -> None:
+        if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} generated tokens with {len(self.log_probs)} log-probs")
+
+
+class Backend(Protocol):
+    """A language model behind the gateway."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        """Continue a prompt. Cancelling the call cancels the generation where the server can do that.
+
+        Args:
+            prompt_ids: token ids.
+            max_tokens: tokens to generate at most.
+            sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`.
+            session: id of the agent's session, for servers that keep its prefix in a cache.
+
+        Raises:
+            BackendError: with the HTTP status that the agent should see.
+            ValueError: the server refuses the request; the agent sees status 400.
+        """

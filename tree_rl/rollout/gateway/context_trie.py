@@ -1,0 +1,185 @@
+"""The token trie of a session, walked by text: which recorded tokens a new prompt begins with.
+
+A node says two things: the text that it stands for in the chat template's rendering, and its token ids. For what an
+agent wrote both agree. For a turn of the model the ids are the generated ones, whatever text the template makes of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tree_rl.rollout.gateway.rendering import Renderer
+
+LOOK_AHEAD = 200
+"""Characters that decide how the tokenizer ends a token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratedTurn:
+    """What a node of the model's own knows beyond its text and ids."""
+
+    call: int
+    """Index of the recorded call."""
+    raw_text: str
+    """What the model wrote, whatever the template makes of it."""
+    response_ids: tuple[int, ...]
+    """All generated ids, the end token and a stop text included."""
+    closing: str
+    """What must follow the text for the turn to stand unchanged: the template's end of a turn."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Node:
+    """A piece of context."""
+
+    parent: "Node | None"
+    text: str | None
+    """What it stands for in a rendering; None if no rendering contains it whole."""
+    ids: tuple[int, ...]
+    depth: int
+    """Tokens up to its end."""
+    is_open: bool = False
+    """Ordinary text may follow: a prompt's end, or a turn that was cut. Other pieces end at a special token."""
+    turn: GeneratedTurn | None = None
+    """None for context that no model wrote here."""
+    children: list["Node"] = field(default_factory=list)
+
+    def path(self) -> list["Node"]:
+        """Nodes from the root's child to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def path_ids(self) -> list[int]:
+        """Token ids from the start to the node's end."""
+        return [token for node in self.path() for token in node.ids]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Match:
+    """How far recorded tokens carry a text."""
+
+    node: Node
+    """The last node whose text is contained whole."""
+    cut: tuple[str, tuple[int, ...]] | None
+    """Text and ids of the part of a generated turn that follows, if the text leaves the turn in its middle."""
+    rest: str
+    """What no recorded token covers."""
+
+
+class ContextTrie:
+    """All contexts of one session.
+
+    Args:
+        renderer: tells special tokens and decodes.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._root = Node(parent=None, text="", ids=(), depth=0)
+
+    def match(self, text: str) -> Match:
+        """Find the recorded path that a rendering continues.
+
+        Of several, the one with the most turns of the model wins, then the longest, then the latest.
+
+        Args:
+            text: a whole rendering.
+        """
+        best_node, best_rank, best_position = self._root, (0, 0, 0), 0
+        stack = [(self._root, 0, 0)]
+        seen = 0
+        while stack:
+            node, position, turns = stack.pop()
+            seen += 1
+            if (turns, position, -seen) > best_rank:  # the latest child is on top of the stack and seen first
+                best_node, best_rank, best_position = node, (turns, position, -seen), position
+            for child in node.children:
+                end = self._end_of_match(child, text, position)
+                if end is not None:
+                    stack.append((child, end, turns + (child.turn is not None)))
+        rest = text[best_position:]
+        cut = self._cut_turn(best_node, rest)
+        return Match(node=best_node, cut=cut, rest=rest if cut is None else rest[len(cut[0]) :])
+
+    def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
+        """Add what a match lacks.
+
+        Args:
+            match: of a prompt's text.
+            pieces: its `rest`, cut.
+            encoded: their ids.
+
+        Returns:
+            The node at the prompt's end.
+        """
+        node = match.node
+        if match.cut is not None:
+            node = self._child(node, *match.cut)
+            node.is_open = True
+        for text, ids in zip(pieces, encoded, strict=True):
+            node = self._child(node, text, ids)
+        node.is_open = True
+        return node
+
+    def add_turn(self, prompt: Node, *, text: str | None, ids: tuple[int, ...], turn: GeneratedTurn) -> Node:
+        """Add a generated turn behind a prompt.
+
+        Args:
+            prompt: the node at the prompt's end.
+            text: the turn in the template's rendering; None if it never stands whole in one.
+            ids: the generated ids that later prompts contain for that text.
+            turn: everything else.
+        """
+        node = Node(parent=prompt, text=text, ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
+        prompt.children.append(node)
+        return node
+
+    def form_in(self, node: Node, text: str, position: int) -> str:
+        """What a matched node stands for at a position of a text: the template's writing or the model's own."""
+        end = self._end_of_match(node, text, position)
+        return (node.text or "") if end is None else text[position:end]
+
+    def _end_of_match(self, node: Node, text: str, position: int) -> int | None:
+        if node.text is None:
+            return None
+        if node.turn is not None:
+            for form in (node.text, node.turn.raw_text):
+                if text.startswith(form + node.turn.closing, position):
+                    return position + len(form)
+            return None
+        if not text.startswith(node.text, position):
+            return None
+        end = position + len(node.text)
+        ends_here = node.is_open or end == len(text) or text.startswith(self._renderer.specials, end)
+        return end if ends_here else None
+
+    def _cut_turn(self, node: Node, rest: str) -> tuple[str, tuple[int, ...]] | None:
+        """The longest beginning of a turn behind `node` that a text shares as the model wrote it."""
+        longest: tuple[int, ...] = ()
+        for turn in [child.turn for child in node.children if child.turn is not None]:
+            if rest[:1] != turn.raw_text[:1] or not rest:
+                continue
+            ids = turn.response_ids
+            shared = ids[: self._renderer.tokens_within(ids, rest)]
+            longest = max(longest, shared, key=len)
+        while longest and not self._goes_on_alike(longest, rest):
+            longest = longest[:-1]
+        return (self._renderer.decode(longest), longest) if longest else None
+
+    def _goes_on_alike(self, ids: tuple[int, ...], rest: str) -> bool:
+        """Whether the tokenizer, too, ends a token where `ids` end in `rest`: a cut must not force an odd spelling."""
+        last = ids[-1:]
+        start = len(self._renderer.decode(ids[:-1]))
+        (spelled,) = self._renderer.encode([rest[start : start + LOOK_AHEAD]])
+        return spelled[:1] == last
+
+    def _child(self, parent: Node, text: str, ids: tuple[int, ...]) -> Node:
+        for child in parent.children:
+            if child.turn is None and child.text == text:
+                return child
+        node = Node(parent=parent, text=text, ids=ids, depth=parent.depth + len(ids))
+        parent.children.append(node)
+        return node

@@ -1,0 +1,144 @@
+"""Drift: equal text, other token ids.
+
+Text that a model wrote, decoded and tokenized again, often has other ids than the model drew. Sent to the model as such
+it is another context, and what was trained as generated becomes given.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+
+from tree_rl.rollout.transcript import ModelCall
+from tree_rl.tree import Forest
+
+DriftKind = Literal["retokenized", "rewritten"]
+WINDOW_TOKENS = 64
+"""Tokens within which two spellings of one text must meet again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReturnedTurn:
+    """A generated turn that came back in a later prompt and would not have had the ids that the model drew."""
+
+    session: str
+    call: int
+    """The call that generated the turn."""
+    position: int
+    """First differing token, counted from the start of the call's prompt."""
+    text: str
+    """What the model wrote there, up to where both agree again."""
+    kind: DriftKind
+    """retokenized: equal text tokenizes otherwise; rewritten: the template spells the message otherwise (spaces in the
+    arguments of a tool call)."""
+    was_reused: bool
+    """Whether the later prompt kept the model's ids all the same (`on_drift=reuse`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftedSiblings:
+    """Two calls of a session that part where one text is spelled with other ids."""
+
+    session: str
+    calls: tuple[int, int]
+    position: int
+    """First differing token, counted from the start of either sequence."""
+    text: str
+    """The text that both spell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftReport:
+    """What drift there was in a session."""
+
+    returned: tuple[ReturnedTurn, ...]
+    """Turns that would have drifted, each reported when it first came back."""
+    siblings: tuple[DriftedSiblings, ...]
+    """Branches of the session's token trie that drift alone causes."""
+
+    @property
+    def num_avoided(self) -> int:
+        """Turns whose ids were kept although their text tokenizes otherwise."""
+        return sum(turn.was_reused for turn in self.returned)
+
+
+def first_difference(
+    generated: Sequence[int], again: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> tuple[int, str] | None:
+    """Where two spellings of a turn part.
+
+    Args:
+        generated: ids that the model drew.
+        again: ids of the text that stands in its place.
+        decode: text of ids.
+
+    Returns:
+        Index of the first differing token and the model's text from there to where both agree again; None if all ids
+        agree.
+    """
+    start = common_prefix(generated, again)
+    if start == len(generated) == len(again):
+        return None
+    left, right = generated[start:], again[start:]
+    meeting = _meeting(left, right, decode)
+    return start, decode(left[: meeting or WINDOW_TOKENS])
+
+
+def find_drifted_siblings(
+    session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
+) -> tuple[DriftedSiblings, ...]:
+    """Search the token trie of a session for branches between spellings of one text.
+
+    Args:
+        session: named in the result.
+        calls: in the order they were answered.
+        decode: text of ids.
+    """
+    sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
+    if not sequences:
+        return ()
+    forest = Forest.from_rows(sequences)
+    segments = forest.segments
+    found = []
+    for parent in np.unique(segments.parent).tolist():
+        children = np.flatnonzero(segments.parent == parent).tolist()
+        for pair in combinations(children, 2):
+            owners = [int(forest.rows_through(int(segments.start[child]))[0]) for child in pair]
+            position = int(segments.depth[pair[0]])
+            left, right = (sequences[owner][position : position + WINDOW_TOKENS].tolist() for owner in owners)
+            meeting = _meeting(left, right, decode)
+            if meeting:
+                first, second = sorted(owners)
+                found.append(
+                    DriftedSiblings(
+                        session=session, calls=(first, second), position=position, text=decode(left[:meeting])
+                    )
+                )
+    return tuple(found)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return min(len(a), len(b))
+
+
+def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:
+    """Tokens of `left` after which both have spelled the same text, None if they spell different texts."""
+    left_count = right_count = 1
+    while left_count <= min(len(left), WINDOW_TOKENS) and right_count <= min(len(right), WINDOW_TOKENS):
+        left_text, right_text = decode(left[:left_count]), decode(right[:right_count])
+        if left_text == right_text and not left_text.endswith("\ufffd"):
+            return left_count
+        shorter, longer = sorted((left_text.rstrip("\ufffd"), right_text.rstrip("\ufffd")), key=len)
+        if not longer.startswith(shorter):
+            return None
+        if len(left_text) <= len(right_text):
+            left_count += 1
+        else:
+            right_count += 1
+    return None

@@ -1,0 +1,135 @@
+"""Reading JSON of strangers: every complaint names the field, what was expected and what came."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SHOWN = 60
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered.
+
+    Args:
+        message: expected, received, remedy.
+        field: path of the offending field, such as `messages[2].content`.
+        status: HTTP status.
+        code: short machine-readable reason.
+    """
+
+    def __init__(
+        self, message: str, *, field: str | None = None, status: int = 400, code: str = "invalid_request"
+    ) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+        self.status = status
+        self.code = code
+
+
+class Fields:
+    """A JSON object and where it stands in the request.
+
+    Args:
+        value: what was sent.
+        path: how messages name it; empty for the whole request.
+
+    Raises:
+        RequestError: `value` is no object.
+    """
+
+    def __init__(self, value: Any, path: str = "") -> None:
+        if not isinstance(value, Mapping):
+            raise wrong(path or "body", "a JSON object", value)
+        self._value = value
+        self._path = path
+
+    def name(self, key: str) -> str:
+        """Path of a field."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def raw(self, key: str) -> Any:
+        """The field as sent, None where it is absent."""
+        return self._value.get(key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; required unless there is a default."""
+        value = self._value.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str):
+            raise wrong(self.name(key), "a string", value)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """A boolean, False where it is absent."""
+        value = self._value.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise wrong(self.name(key), "true or false", value)
+        return value
+
+    def integer(self, key: str, default: int | None, *, low: int, high: int | None = None) -> int | None:
+        """A whole number within bounds."""
+        value = self._value.get(key)
+        if value is None:
+            return default
+        expected = f"a whole number of at least {low}" + ("" if high is None else f" and at most {high}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            raise wrong(self.name(key), expected, value)
+        return value
+
+    def number(self, key: str, *, low: float, high: float) -> float | None:
+        """A number within bounds, None where it is absent."""
+        value = self._value.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise wrong(self.name(key), f"a number from {low} to {high}", value)
+        return float(value)
+
+    def items(self, key: str, *, required: bool = False) -> Sequence[Any]:
+        """A list, empty where it is absent and not required."""
+        value = self._value.get(key)
+        if value is None and not required:
+            return ()
+        if not isinstance(value, list):
+            raise wrong(self.name(key), "a list", value)
+        return value
+
+    def objects(self, key: str, *, required: bool = False) -> list["Fields"]:
+        """A list of objects."""
+        items = self.items(key, required=required)
+        return [Fields(item, f"{self.name(key)}[{index}]") for index, item in enumerate(items)]
+
+    def child(self, key: str) -> "Fields":
+        """An object."""
+        return Fields(self._value.get(key), self.name(key))
+
+
+def wrong(field: str, expected: str, received: Any) -> RequestError:
+    """Build the complaint about a field."""
+    if received is None:
+        return RequestError(f"expected {expected}, received nothing", field=field)
+    shown = json.dumps(received, default=str)
+    return RequestError(f"expected {expected}, received {shown[:SHOWN]}{'...' * (len(shown) > SHOWN)}", field=field)
+
+
+def read_json(body: bytes) -> Any:
+    """Decode a request's body.
+
+    Raises:
+        RequestError: not UTF-8, or not JSON.
+    """
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"expected UTF-8, received byte {body[error.start]:#04x} at {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise RequestError(f"expected JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise RequestError("expected JSON of reasonable depth, received brackets nested too deep") from error
+
+
+def _refuse_constant(constant: str) -> None:
+    raise RequestError(f"expected JSON, received {constant}, which is no JSON number")

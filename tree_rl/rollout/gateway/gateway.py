@@ -1,0 +1,136 @@
+"""The recording gateway of one rollout worker: an HTTP server in the worker's event loop, and its open sessions."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import uvicorn
+
+from tree_rl.rollout.gateway.backend import Backend
+from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.rendering import Renderer, Tokenizer
+from tree_rl.rollout.gateway.server import Doors
+from tree_rl.rollout.gateway.session import RecordedSession, Session
+
+SHUTDOWN_S = 5
+
+
+class Gateway:
+    """Serves a model to agents over HTTP and records what it generates.
+
+    Use as an asynchronous context manager, or call `start` and `close`.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        backend: the model.
+        options: how to serve and record.
+        model: name by which the model is listed.
+
+    Raises:
+        ValueError: a tokenizer with which ids cannot be kept exact.
+    """
+
+    def __init__(
+        self, *, tokenizer: Tokenizer, backend: Backend, options: GatewayOptions, model: str = "policy"
+    ) -> None:
+        self.options = options
+        self._renderer = Renderer(tokenizer, options.template_options)
+        self._backend = backend
+        self._model = model
+        self._doors = Doors(model=model, max_body_bytes=options.max_body_bytes)
+        self._socket: socket.socket | None = None
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions."""
+        return len(self._doors)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
+        self._socket = socket.create_server((self.options.host, self.options.port), family=family)
+        config = uvicorn.Config(
+            self._doors.app(),
+            lifespan="off",
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        """Close every session and stop listening."""
+        for session in self._doors.sessions():
+            await self.close_session(session)
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+        if self._socket is not None:
+            self._socket.close()
+
+    def open_session(self, *, sampling: Mapping[str, Any] | None = None) -> Session:
+        """Open a session.
+
+        Args:
+            sampling: the trainer's sampling parameters, in vLLM's names.
+        """
+        session = Session(renderer=self._renderer, backend=self._backend, options=self.options, sampling=sampling or {})
+        self._doors.add(session)
+        return session
+
+    def endpoint(self, session: Session) -> Endpoint:
+        """Where an agent finds a session.
+
+        Raises:
+            RuntimeError: the gateway does not listen.
+        """
+        if self._socket is None:
+            raise RuntimeError("gateway used before start(): no address yet; await gateway.start()")
+        host, port = self._socket.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        return Endpoint(url=f"http://{address}:{port}/s/{session.id}", token=session.token, model=self._model)
+
+    async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:
+        """Close a session and return its record.
+
+        Args:
+            session: an open one.
+            grace_s: how long calls that run may take; the rest are cancelled.
+        """
+        record = await session.close(grace_s=grace_s)
+        self._doors.remove(session)
+        return record
+
+    async def __aenter__(self) -> "Gateway":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Server(uvicorn.Server):
+    """Leaves the process's signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

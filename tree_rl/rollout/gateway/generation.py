@@ -1,0 +1,126 @@
+"""One answer of the model, cut where a stop text ends it.
+
+Stop texts are watched here, not by the server: not every server knows them. Where there are some, the turn is generated
+in growing slices, so that little is generated in vain behind one; every token is still drawn in its own exact context.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tree_rl.rollout.gateway.backend import Backend, FinishReason, Generation
+from tree_rl.rollout.gateway.fields import RequestError
+from tree_rl.rollout.gateway.rendering import Renderer
+
+FIRST_SLICE_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A generated turn."""
+
+    token_ids: tuple[int, ...]
+    """Every generated id up to what ended the turn: an end token, the token that completes a stop text, a limit."""
+    log_probs: tuple[float, ...] | None
+    finish_reason: FinishReason
+    stop_text: str | None
+    """The stop text that ended it."""
+    text: str
+    """What the agent sees: without the end token, or up to the stop text."""
+    text_ids: tuple[int, ...] | None
+    """The ids that spell `text`; None where the stop text begins in the middle of a token."""
+    min_version: int | None
+    max_version: int | None
+
+
+async def generate_answer(
+    backend: Backend,
+    renderer: Renderer,
+    prompt_ids: Sequence[int],
+    *,
+    max_tokens: int,
+    stop: Sequence[str],
+    sampling: Mapping[str, Any],
+    session: str,
+) -> Answer:
+    """Generate a turn.
+
+    Args:
+        backend: the model.
+        renderer: decodes.
+        prompt_ids: what it continues.
+        max_tokens: at most.
+        stop: texts that end it.
+        sampling: for the backend.
+        session: for the backend.
+
+    Raises:
+        RequestError: the backend refuses the request.
+        BackendError: it cannot answer.
+    """
+    done = Generation(token_ids=(), log_probs=(), finish_reason="length")
+    size = max_tokens if not stop else FIRST_SLICE_TOKENS
+    while True:
+        limit = min(size, max_tokens - len(done.token_ids))
+        # A request with its own seed must not draw the same numbers in every slice.
+        seeded = {"seed": sampling["seed"] + len(done.token_ids)} if sampling.get("seed") is not None else {}
+        try:
+            slice_ = await backend.generate(
+                [*prompt_ids, *done.token_ids], max_tokens=limit, sampling={**sampling, **seeded}, session=session
+            )
+        except ValueError as error:
+            raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error
+        done = _joined(done, slice_)
+        text = renderer.decode(renderer.without_end(done.token_ids) if done.finish_reason == "stop" else done.token_ids)
+        found = [(text.index(word), word) for word in stop if word in text]
+        if found:
+            return _cut_at(done, text, min(found), renderer)
+        if done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens:
+            text_ids = renderer.without_end(done.token_ids) if done.finish_reason == "stop" else done.token_ids
+            return _answer(done, text=text, text_ids=text_ids, stop_text=None)
+        size *= 2
+
+
+def _joined(before: Generation, after: Generation) -> Generation:
+    log_probs = None
+    if before.log_probs is not None and after.log_probs is not None:
+        log_probs = before.log_probs + after.log_probs
+    versions = [
+        v for v in (before.min_version, before.max_version, after.min_version, after.max_version) if v is not None
+    ]
+    return Generation(
+        token_ids=before.token_ids + after.token_ids,
+        log_probs=log_probs,
+        finish_reason=after.finish_reason,
+        min_version=min(versions, default=None),
+        max_version=max(versions, default=None),
+    )
+
+
+def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Renderer) -> Answer:
+    start, stop_text = found
+    count = next(n for n in range(1, len(done.token_ids) + 1) if stop_text in renderer.decode(done.token_ids[:n]))
+    kept = Generation(
+        token_ids=done.token_ids[:count],
+        log_probs=None if done.log_probs is None else done.log_probs[:count],
+        finish_reason="stop",
+        min_version=done.min_version,
+        max_version=done.max_version,
+    )
+    visible = text[:start]
+    text_ids = kept.token_ids[: renderer.tokens_within(kept.token_ids, visible)]
+    is_whole = renderer.decode(text_ids) == visible
+    return _answer(kept, text=visible, text_ids=text_ids if is_whole else None, stop_text=stop_text)
+
+
+def _answer(done: Generation, *, text: str, text_ids: tuple[int, ...] | None, stop_text: str | None) -> Answer:
+    return Answer(
+        token_ids=done.token_ids,
+        log_probs=done.log_probs,
+        finish_reason=done.finish_reason,
+        stop_text=stop_text,
+        text=text,
+        text_ids=text_ids,
+        min_version=done.min_version,
+        max_version=done.max_version,
+    )

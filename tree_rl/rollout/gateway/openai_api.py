@@ -1,0 +1,242 @@
+"""OpenAI's chat completions: requests read by hand, field by field; answers built from the SDK's own types."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from openai.types import CompletionUsage, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage, read_arguments
+
+PING = b": ping\n\n"
+END = b"data: [DONE]\n\n"
+MAX_CHOICES = 128
+UNSUPPORTED = ("audio", "function_call", "functions", "logit_bias", "prediction", "web_search_options")
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def read_request(body: Any) -> ChatRequest:
+    """Read the body of `POST /v1/chat/completions`.
+
+    Raises:
+        RequestError: names the field that is missing, malformed or not supported.
+    """
+    fields = Fields(body)
+    for key in UNSUPPORTED:
+        if fields.raw(key):
+            raise RequestError("not supported by this gateway; leave it out", field=key)
+    _refuse_constraints(fields)
+    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    stop = fields.raw("stop")
+    stop_texts = [stop] if isinstance(stop, str) else fields.items("stop")
+    if not all(isinstance(text, str) and text for text in stop_texts):
+        raise wrong("stop", "a text or a list of texts", stop)
+    limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
+    messages = tuple(_message(message) for message in fields.objects("messages", required=True))
+    if not messages:
+        raise wrong("messages", "at least one message", [])
+    stream_options = fields.child("stream_options") if fields.raw("stream_options") is not None else Fields({})
+    return ChatRequest(
+        model=fields.text("model", "default"),
+        messages=messages,
+        tools=() if fields.raw("tool_choice") == "none" else tools,
+        count=fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1,
+        max_tokens=limit,
+        stop=tuple(stop_texts),
+        sampling=_sampling(fields),
+        is_stream=fields.flag("stream"),
+        with_usage=stream_options.flag("include_usage"),
+        with_log_probs=fields.flag("logprobs"),
+    )
+
+
+def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
+    """The body of a whole answer."""
+    made = ChatCompletion.model_validate(
+        {
+            **_head(request, completion, "chat.completion"),
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", **_content(choice.message)},
+                    "finish_reason": _finish_reason(choice),
+                    "logprobs": _log_probs(choice),
+                }
+                for index, choice in enumerate(completion.choices)
+            ],
+            "usage": _usage(completion).model_dump(exclude_unset=True),
+        }
+    )
+    return made.model_dump(mode="json", exclude_unset=True)
+
+
+def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
+    """The events of a streamed answer."""
+    for index, choice in enumerate(completion.choices):
+        for delta, log_probs in _deltas(choice):
+            yield _chunk(request, completion, [{"index": index, "delta": delta, "logprobs": log_probs}])
+        final = {"index": index, "delta": {}, "finish_reason": _finish_reason(choice)}
+        yield _chunk(request, completion, [final])
+    if request.with_usage:
+        yield _chunk(request, completion, [], usage=_usage(completion).model_dump(exclude_unset=True))
+    yield END
+
+
+def error_body(error: RequestError | BackendError) -> dict[str, Any]:
+    """The body of an error."""
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    field, code = (error.field, error.code) if isinstance(error, RequestError) else (None, "model_server")
+    return {"error": {"message": str(error), "type": kind, "param": field, "code": code}}
+
+
+def error_event(error: RequestError | BackendError) -> bytes:
+    """An error after a stream has begun."""
+    return _event(error_body(error))
+
+
+def models(name: str) -> dict[str, Any]:
+    """The body of `GET /v1/models`."""
+    return {"object": "list", "data": [model(name)]}
+
+
+def model(name: str) -> dict[str, Any]:
+    """One entry of the list of models."""
+    return Model(id=name, created=0, object="model", owned_by="tree_rl").model_dump(mode="json")
+
+
+def _message(fields: Fields) -> ChatMessage:
+    role = fields.text("role")
+    if role == "developer":
+        role = "system"
+    if role not in ("system", "user", "assistant", "tool"):
+        raise wrong(fields.name("role"), "system, developer, user, assistant or tool", role)
+    content = _text(fields)
+    if role != "assistant":
+        call = fields.text("tool_call_id", "") if role == "tool" else ""
+        return ChatMessage(role=role, content=content, tool_call_id=call or None, name=fields.text("name", "") or None)
+    reasoning = fields.raw("reasoning_content") or fields.raw("reasoning") or None
+    if not isinstance(reasoning, str | None):
+        raise wrong(fields.name("reasoning_content"), "a string", reasoning)
+    calls = tuple(_called_tool(call) for call in fields.objects("tool_calls"))
+    return ChatMessage(role=role, content=content, reasoning=reasoning, tool_calls=calls)
+
+
+def _text(fields: Fields) -> str:
+    content = fields.raw("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for part in fields.objects("content", required=True):
+        kind = part.text("type")
+        if kind not in ("text", "refusal"):
+            raise RequestError(f"expected text, received a part of type {kind!r}", field=part.name("type"))
+        parts.append(part.text(kind))
+    return "\n".join(parts)
+
+
+def _called_tool(fields: Fields) -> CalledTool:
+    function = fields.child("function")
+    arguments = function.raw("arguments")
+    if not isinstance(arguments, dict):
+        arguments = read_arguments(function.text("arguments", "{}") or "{}")
+    return CalledTool(id=fields.text("id", ""), name=function.text("name"), arguments=arguments)
+
+
+def _tool(fields: Fields) -> Mapping[str, Any]:
+    if fields.text("type", "function") != "function":
+        raise wrong(fields.name("type"), "function", fields.raw("type"))
+    function = fields.child("function")
+    function.text("name")
+    return {"type": "function", "function": dict(fields.raw("function"))}
+
+
+def _refuse_constraints(fields: Fields) -> None:
+    """Refuse what would bind the model's choice of tokens: nothing here enforces it."""
+    if fields.raw("tool_choice") not in (None, "auto", "none"):
+        raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice")
+    if fields.raw("response_format") and fields.child("response_format").text("type") != "text":
+        raise RequestError("expected text: the gateway cannot force a format", field="response_format")
+    fields.integer("top_logprobs", 0, low=0, high=0)
+
+
+def _sampling(fields: Fields) -> dict[str, Any]:
+    bounds = {
+        "temperature": (0.0, 2.0),
+        "top_p": (0.0, 1.0),
+        "min_p": (0.0, 1.0),
+        "presence_penalty": (-2.0, 2.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "repetition_penalty": (0.0, 10.0),
+    }
+    numbers: dict[str, Any] = {key: fields.number(key, low=low, high=high) for key, (low, high) in bounds.items()}
+    numbers["top_k"] = fields.integer("top_k", None, low=-1)
+    numbers["seed"] = fields.integer("seed", None, low=-(2**63), high=2**63 - 1)
+    return {key: value for key, value in numbers.items() if value is not None}
+
+
+def _head(request: ChatRequest, completion: Completion, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{completion.id}", "created": completion.created, "model": request.model, "object": kind}
+
+
+def _content(message: ChatMessage) -> dict[str, Any]:
+    body: dict[str, Any] = {"content": message.content or (None if message.tool_calls else "")}
+    if message.reasoning is not None:
+        body["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+            for call in message.tool_calls
+        ]
+    return body
+
+
+def _deltas(choice: Choice) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    message = choice.message
+    yield {"role": "assistant", "content": ""}, None
+    if message.reasoning is not None:
+        yield {"reasoning_content": message.reasoning}, None
+    yield {"content": message.content}, _log_probs(choice)
+    for index, call in enumerate(message.tool_calls):
+        begun = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        yield {"tool_calls": [begun]}, None
+        yield {"tool_calls": [{"index": index, "function": {"arguments": call.arguments_json}}]}, None
+
+
+def _finish_reason(choice: Choice) -> str:
+    return "stop" if choice.stop_cause == "stop_sequence" else choice.stop_cause
+
+
+def _log_probs(choice: Choice) -> dict[str, Any] | None:
+    if choice.tokens is None:
+        return None
+    content = [
+        {"token": token.text, "logprob": token.log_prob, "bytes": _bytes(token.text), "top_logprobs": []}
+        for token in choice.tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _bytes(text: str) -> list[int] | None:
+    """A token that ends within a character has no text of its own."""
+    return None if "\ufffd" in text else list(text.encode())
+
+
+def _usage(completion: Completion) -> CompletionUsage:
+    prompt, generated = completion.prompt_tokens, completion.completion_tokens
+    return CompletionUsage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+
+
+def _chunk(request: ChatRequest, completion: Completion, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    head = _head(request, completion, "chat.completion.chunk")
+    made = ChatCompletionChunk.model_validate(
+        {**head, "choices": [{"finish_reason": None, **choice} for choice in choices], **more}
+    )
+    return _event(made.model_dump(mode="json", exclude_unset=True))
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"

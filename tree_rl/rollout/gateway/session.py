@@ -1,0 +1,193 @@
+"""One agent's session: every call of the model, recorded by exact token ids in the trie of its contexts."""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tree_rl.rollout.gateway.backend import Backend, BackendError
+from tree_rl.rollout.gateway.drift import DriftReport
+from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion, GeneratedToken, StopCause
+from tree_rl.rollout.gateway.fields import RequestError
+from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.recorder import Prompt, Recorder
+from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.transcript import ModelCall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedSession:
+    """What a closed session leaves."""
+
+    calls: tuple[ModelCall, ...]
+    """In the order they were answered; input of `rows_of_calls`."""
+    drift: DriftReport
+    cancelled: int
+    """Calls whose client left, or that ran when the session was closed."""
+    refused: Mapping[int, int]
+    """HTTP status -> requests that were answered with it."""
+    model_seconds: float
+    """Time that answers took the model, added up."""
+
+
+class Session:
+    """Answers and records calls of one agent and its sub-agents.
+
+    Args:
+        renderer: of the model's tokenizer.
+        backend: the model.
+        options: of the gateway.
+        sampling: the trainer's sampling parameters.
+    """
+
+    def __init__(
+        self, *, renderer: Renderer, backend: Backend, options: GatewayOptions, sampling: Mapping[str, Any]
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.token = secrets.token_urlsafe(32)
+        self.refused: Counter[int] = Counter()
+        self._renderer = renderer
+        self._backend = backend
+        self._options = options
+        self._sampling = dict(sampling)
+        self._recorder = Recorder(self.id, renderer=renderer, options=options)
+        self._running: set[asyncio.Task[Completion]] = set()
+        self._admitted = 0
+        self._cancelled = 0
+        self._model_seconds = 0.0
+        self._is_open = True
+
+    def accepts(self, token: str) -> bool:
+        """Whether a client's token is this session's; takes the same time for every wrong one."""
+        return hmac.compare_digest(_digest(token), _digest(self.token))
+
+    def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
+        """Answer a request in a task of its own; cancelling it cancels the generation.
+
+        Args:
+            request: what is asked.
+            agent: who asks.
+
+        Raises:
+            RequestError: the session is closed, or has had its calls.
+        """
+        if not self._is_open:
+            raise RequestError("this session is closed", status=410, code="session_closed")
+        if self._admitted + request.count > self._options.max_calls:
+            raise RequestError(
+                f"this session has had its {self._options.max_calls} model calls (max_calls)",
+                status=403,
+                code="session_exhausted",
+            )
+        self._admitted += request.count
+        task = asyncio.create_task(self._complete(request, agent))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of a prompt, without asking the model."""
+        return len((await self._recorder.prompt(request)).ids)
+
+    async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
+        """Refuse further calls, wait for running ones, cancel what is left, and return the record.
+
+        Args:
+            grace_s: how long running calls may take.
+        """
+        self._is_open = False
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace_s)
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        return RecordedSession(
+            calls=tuple(self._recorder.calls),
+            drift=self._recorder.drift_report(),
+            cancelled=self._cancelled,
+            refused=dict(self.refused),
+            model_seconds=self._model_seconds,
+        )
+
+    async def _complete(self, request: ChatRequest, agent: str) -> Completion:
+        try:
+            async with asyncio.timeout(self._options.call_timeout_s):
+                prompt = await self._recorder.prompt(request)
+                if request.count == 1:
+                    choices = [await self._choice(prompt, agent, 0)]
+                else:
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [group.create_task(self._choice(prompt, agent, n)) for n in range(request.count)]
+                    choices = [task.result() for task in tasks]
+        except TimeoutError as error:
+            raise BackendError(
+                f"the model took longer than call_timeout_s={self._options.call_timeout_s}", status=504
+            ) from error
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        return Completion(
+            id=f"{self.id}-{secrets.token_hex(6)}",
+            created=int(time.time()),
+            prompt_tokens=len(prompt.ids),
+            choices=tuple(choices),
+        )
+
+    async def _choice(self, prompt: Prompt, agent: str, number: int) -> Choice:
+        request = prompt.request
+        sampling = dict(self._sampling)
+        if self._options.sampling_from == "agent":
+            sampling |= request.sampling
+            if number and sampling.get("seed") is not None:
+                sampling["seed"] += number
+        limits = (self._options.max_turn_tokens, request.max_tokens, self._options.max_context_tokens - len(prompt.ids))
+        started = time.monotonic()
+        answer = await generate_answer(
+            self._backend,
+            self._renderer,
+            prompt.ids,
+            max_tokens=min(limit for limit in limits if limit is not None),
+            stop=request.stop,
+            sampling=sampling,
+            session=self.id,
+        )
+        self._model_seconds += time.monotonic() - started
+        message = self._recorder.record(prompt, answer, agent=agent)
+        if answer.finish_reason == "abort":
+            raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
+        cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
+        if answer.stop_text is not None:
+            cause = "stop_sequence"
+        elif message.tool_calls and cause == "stop":
+            cause = "tool_calls"
+        return Choice(
+            message=message,
+            stop_cause=cause,
+            stop_sequence=answer.stop_text,
+            num_tokens=len(answer.token_ids),
+            tokens=self._visible_tokens(answer) if request.with_log_probs else None,
+        )
+
+    def _visible_tokens(self, answer: Answer) -> tuple[GeneratedToken, ...]:
+        log_probs = answer.log_probs or ()
+        return tuple(
+            GeneratedToken(text=self._renderer.decode([token]), log_prob=log_prob)
+            for token, log_prob in zip(answer.token_ids, log_probs, strict=False)
+        )
+
+    def _finished(self, task: asyncio.Task[Completion]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            self._cancelled += 1
+        else:
+            task.exception()  # read here too: whoever waited for it may have gone
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
