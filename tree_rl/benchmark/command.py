@@ -101,8 +101,8 @@ def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[st
         size,
         device=device,
         dtype=dtype,
-        tree_attention=options.tree_attention,
-        packed_attention=options.packed_attention,
+        tree_impl=options.tree_attention,
+        packed_impl=options.packed_attention,
         checkpointing=options.checkpointing,
     )
     planners = {

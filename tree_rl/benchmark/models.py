@@ -1,12 +1,17 @@
-"""A random Qwen3 that reads trees and packed rows, and its optimizer: the same objects for both sides."""
+"""A random Qwen3 that reads trees and packed rows, and its optimizer: the same objects for both sides.
 
+Legend: F packed tokens, H heads, D head size.
+"""
+
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_rl.benchmark.model_sizes import ModelSize
-from tree_rl.benchmark.packed_attention import register_packed_attention
+from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
 from tree_rl.models import use_tree_attention
 
 
@@ -15,8 +20,8 @@ def build_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    tree_attention: str = "auto",
-    packed_attention: str = "auto",
+    tree_impl: str = "auto",
+    packed_impl: str = "auto",
     checkpointing: bool = True,
     seed: int = 0,
 ) -> Any:
@@ -26,21 +31,45 @@ def build_model(
         size: of the model.
         device: where it is made.
         dtype: of parameters and activations.
-        tree_attention: implementation of `tree_kernels.tree_attention` for calls with a tree.
-        packed_attention: implementation of `packed_attention` for calls with packed rows.
+        tree_impl: implementation of `tree_kernels.tree_attention` for calls with a tree.
+        packed_impl: implementation of `packed_attention` for calls with packed rows.
         checkpointing: recompute every layer in the backward.
         seed: of the weights.
     """
     torch.manual_seed(seed)
-    name = register_packed_attention(packed_attention)
+    name = register_packed_attention(packed_impl)
     with device:
         model = AutoModelForCausalLM.from_config(Qwen3Config(**size.config()), attn_implementation=name, dtype=dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    use_tree_attention(model, impl=tree_attention)
+    use_tree_attention(model, impl=tree_impl)
     return model.train()
 
 
 def build_optimizer(model: Any, *, lr: float) -> torch.optim.Optimizer:
     """AdamW, one fused kernel where there is one."""
     return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
+
+
+def register_packed_attention(impl: str) -> str:
+    """Make an implementation of `packed_attention` known to transformers; returns the name to load a model with."""
+    name = f"tree_rl_packed_{impl}"
+    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attention_forward, impl=impl))
+    return name
+
+
+def _attention_forward(
+    module: Any,
+    query_1HFD: torch.Tensor,
+    key_1HFD: torch.Tensor,
+    value_1HFD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed_layout: PackedLayout,
+    impl: str,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Signature of transformers' attention interface; the result is [1, F, H, D]."""
+    q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in (query_1HFD, key_1HFD, value_1HFD))
+    return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=scaling, impl=impl)[None], None

@@ -1,22 +1,22 @@
-"""Causal attention of packed rows for transformers' attention registry: the strongest kernel a flat run can have here.
+"""Causal attention of rows laid end to end: the strongest kernels that a flat run can have here.
 
-Legend: F packed tokens, H heads, D head size, L tokens of a row.
+Legend: B rows, F packed tokens, H heads, D head size, L tokens of a row.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.implementation import UnsupportedImplementation
-from tree_rl.benchmark.packed_rows import PackedLayout
+from tree_rl.training.host_copy import to_device
+from tree_rl.tree.jagged import offsets_of
 
 OP = "packed_attention"
 IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
@@ -24,6 +24,26 @@ IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
 row by row; FlexAttention with a document mask; whatever torch picks, row by row."""
 HALF = (torch.bfloat16, torch.float16)
 FLASH_BLOCK = 128
+
+
+class PackedLayout:
+    """Where rows begin and end. Opaque, so that checkpointing passes it on by reference.
+
+    Attributes:
+        lengths: tokens of each row.
+        offsets: int32 [B + 1] on the device.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = list(lengths)
+        self.offsets = to_device(offsets_of(self.lengths).astype(np.int32), device)
+        self._metadata: dict[Hashable, Any] = {}
+
+    def metadata(self, key: Hashable, build: Callable[["PackedLayout"], Any]) -> Any:
+        """What `build` makes of this layout, built at the first call with `key` and kept."""
+        if key not in self._metadata:
+            self._metadata[key] = build(self)
+        return self._metadata[key]
 
 
 def unavailable_reason(impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -84,30 +104,6 @@ def packed_attention(
         return _flex(q_FHD, k_FHD, v_FHD, layout, scale)
     backends = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}.get(impl)
     return _row_by_row(q_FHD, k_FHD, v_FHD, layout, scale, backends)
-
-
-def register_packed_attention(impl: str) -> str:
-    """Make an implementation known to transformers; returns the name to load a model with."""
-    name = f"tree_rl_packed_{impl}"
-    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attention_forward, impl=impl))
-    return name
-
-
-def _attention_forward(
-    module: Any,
-    query_1HFD: torch.Tensor,
-    key_1HFD: torch.Tensor,
-    value_1HFD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    packed_layout: PackedLayout,
-    impl: str,
-    scaling: float | None = None,
-    **kwargs: object,
-) -> tuple[torch.Tensor, None]:
-    """Signature of transformers' attention interface; the result is [1, F, H, D]."""
-    q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in (query_1HFD, key_1HFD, value_1HFD))
-    return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=scaling, impl=impl)[None], None
 
 
 @functools.cache

@@ -3,37 +3,16 @@
 Legend: F flat tokens, B rows, E edges.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from tree_rl.benchmark.packed_attention import PackedLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.training.edges import UNWANTED, EdgePlan
 from tree_rl.training.host_copy import to_device
-from tree_rl.tree.jagged import offsets_of
-
-
-class PackedLayout:
-    """Where rows begin and end. Opaque, so that checkpointing passes it on by reference.
-
-    Attributes:
-        lengths: tokens of each row.
-        offsets: int32 [B + 1] on the device.
-    """
-
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.lengths = list(lengths)
-        self.offsets = to_device(offsets_of(self.lengths).astype(np.int32), device)
-        self._metadata: dict[Hashable, Any] = {}
-
-    def metadata(self, key: Hashable, build: Callable[["PackedLayout"], Any]) -> Any:
-        """What `build` makes of this layout, built at the first call with `key` and kept."""
-        if key not in self._metadata:
-            self._metadata[key] = build(self)
-        return self._metadata[key]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

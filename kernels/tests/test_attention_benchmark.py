@@ -1,0 +1,56 @@
+"""The attention benchmark runs where it is, writes what it ran, and times nothing that is wrong."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "attention"
+
+WRONG_MASK = """
+import dataclasses, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from contenders import tree_contender
+from gate import GateError, check
+from shapes import HEAD_LAYOUTS, grpo
+from tree_kernels import tree_attention
+
+cpu, heads = torch.device("cpu"), HEAD_LAYOUTS["tiny"]
+right = tree_contender("sdpa", grpo(300).forest(), cpu)
+print(check(right, heads, torch.float32).largest < 1e-5)
+everything = torch.full_like(right.subtree_end, 300)
+wrong = dataclasses.replace(right, run=lambda q, k, v: tree_attention(q, k, v, everything, impl="sdpa"))
+try:
+    check(wrong, heads, torch.float32)
+except GateError as error:
+    print("refused:", error)
+"""
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=200).stdout
+
+
+def test_every_timing_has_passed_the_gate_and_says_what_it_is(tmp_path: Path) -> None:
+    table = tmp_path / "attention.csv"
+    arguments = ["--heads", "tiny", "--tokens", "200", "--shapes", "grpo", "recorded call", "--group-seconds", "0.001"]
+    contenders = ["--contenders", "tree sdpa", "paths sdpa", "causal sdpa", "paths cudnn"]
+    output = run(str(BENCHMARK), "--device", "cpu", *arguments, *contenders, "--commit", "test", "--out", str(table))
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["shape"]]
+    assert len(rows) == 2 * 5 and {row["commit"] for row in rows} == {"test"}
+    ran = [row for row in rows if not row["not_run"]]
+    assert len(ran) == 2 * 4
+    for row in ran:
+        assert float(row["gate_error"]) < 1e-5
+        assert 0 < float(row["total_ms_low"]) <= float(row["total_ms"]) <= float(row["total_ms_high"])
+        assert float(row["total_tflops"]) > 0
+    assert output.count("needs a CUDA device") == 1
+    assert "3.00" in output  # what the rows of a GRPO group with a quarter as prompt cost over their tree
+
+
+def test_a_wrong_mask_does_not_pass_the_gate() -> None:
+    right, wrong = run("-c", WRONG_MASK, str(BENCHMARK)).splitlines()
+    assert right == "True"
+    assert wrong.startswith("refused: tree sdpa: expected errors of at most 1e-05")
