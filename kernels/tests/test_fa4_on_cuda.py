@@ -1,0 +1,135 @@
+"""On Hopper flash-attn-4 is as near to float64 as torch's own attention, and one compilation serves all lengths."""
+
+from typing import Any
+
+import pytest
+import torch
+from tree_shapes import SHAPES, subtree_end_of
+
+from tree_kernels import TreeLayout, tree_attention, unavailable_reason
+
+pytestmark = pytest.mark.gpu
+
+SIZES = (1, 3, 63, 64, 65, 129, 1000, 5000)
+PASTS = (0, 1, 77, 1234)
+RATIOS = (1, 2, 4, 8)
+SLACK = 1.25
+"""Another order of summation may cost a little; a wrong pair, scale or rounding costs far more."""
+
+
+@pytest.fixture(autouse=True)
+def _can_run() -> None:
+    reason = unavailable_reason("fa4", device=torch.device("cuda"), dtype=torch.bfloat16, head_size=128)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def case(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -> tuple[TreeLayout, list[torch.Tensor]]:
+    """A layout, and q, k, v, past_k, past_v, sinks and the gradients of output and log-sum-exp."""
+    torch.manual_seed(size + past)
+    key_heads = 2
+    wide, narrow, behind = (
+        (size, ratio * key_heads, head_size),
+        (size, key_heads, head_size),
+        (past, key_heads, head_size),
+    )
+    shapes = [wide, narrow, narrow, behind, behind, wide[1:2], wide, wide[:2]]
+    tensors = [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
+    ends = subtree_end_of(SHAPES["forest" if size % 2 else "trunk_and_stubs"](size))
+    return TreeLayout.from_subtree_end(ends, past_length=past).to("cuda"), tensors
+
+
+def run(layout: TreeLayout, tensors: list[torch.Tensor], impl: str, **options: Any) -> dict[str, torch.Tensor]:
+    """Outputs and gradients in float64, by name."""
+    use_sinks, use_lse = options.pop("use_sinks", False), options.pop("use_lse", False)
+    q, k, v, past_k, past_v, sinks = (t.detach().clone().requires_grad_() for t in tensors[:6])
+    past = {"past_k": past_k, "past_v": past_v} if layout.past_length else {}
+    result = tree_attention(
+        q, k, v, layout, **past, sinks=sinks if use_sinks else None, impl=impl, return_lse=use_lse, **options
+    )
+    leaves = {"q": q, "k": k, "v": v} | past | ({"sinks": sinks} if use_sinks else {})
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    weights = [t.to(o.dtype) for o, t in zip(outputs, tensors[6:], strict=False)]
+    grads = torch.autograd.grad(outputs, list(leaves.values()), weights)
+    named = dict(zip(("out", "lse"), outputs, strict=False)) | dict(zip(leaves, grads, strict=True))
+    assert all(t.isfinite().all() for t in named.values())
+    return {name: t.detach().double() for name, t in named.items()}
+
+
+def errors(actual: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Relative error in norm; a result that is zero in theory is judged against the inputs, which are of order one."""
+    return {name: float((actual[name] - exact[name]).norm() / exact[name].norm().clamp(min=1.0)) for name in exact}
+
+
+def check(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype, **options: Any) -> None:
+    layout, tensors = case(size, past, ratio, head_size, dtype)
+    exact = run(layout, [t.double() for t in tensors], "reference", **options)
+    own = errors(run(layout, tensors, "fa4", **options), exact)
+    yardstick = errors(run(layout, tensors, "sdpa", **options), exact)
+    roundings = torch.finfo(dtype).eps / 4
+    for name, error in own.items():
+        assert error <= max(SLACK * yardstick[name], roundings), (name, error, yardstick[name], size, past, options)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_outputs_and_gradients_are_as_near_to_float64_as_torchs(ratio: int, head_size: int) -> None:
+    for size in SIZES:
+        check(size, PASTS[(size + ratio) % 4], ratio, head_size, torch.bfloat16)
+    for past in PASTS:
+        check(1000, past, ratio, head_size, torch.bfloat16)
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+@pytest.mark.parametrize("past", PASTS)
+def test_float16_is_as_near_to_float64_as_torchs(past: int, head_size: int) -> None:
+    for size in (3, 129, 1000):
+        check(size, past, 2, head_size, torch.float16)
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+@pytest.mark.parametrize("window", [1, 33, 700])
+def test_a_window_counts_depth(window: int, head_size: int) -> None:
+    for size, past, ratio in ((3, 1, 2), (129, 77, 4), (1000, 0, 8), (5000, 1234, 4)):
+        check(size, past, ratio, head_size, torch.bfloat16, window=window)
+
+
+@pytest.mark.parametrize("options", [{"use_lse": True}, {"use_sinks": True}, {"use_sinks": True, "use_lse": True}])
+def test_log_sum_exp_and_sinks_carry_gradients(options: dict[str, Any]) -> None:
+    for size, past in ((3, 1), (129, 77), (1000, 0)):
+        check(size, past, 4, 128, torch.bfloat16, scale=0.2, **options)
+
+
+@pytest.mark.parametrize("ratio", [1, 5])
+def test_strided_and_expanded_inputs_serve(ratio: int) -> None:
+    layout, tensors = case(300, 0, ratio, 128, torch.bfloat16)
+    q, k, v = tensors[:3]
+    expected = tree_attention(q, k, v, layout, impl="fa4")
+    transposed = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (q, k, v))
+    assert torch.equal(tree_attention(*transposed, layout, impl="fa4"), expected)
+    one_head = k[:, :1].expand_as(k)
+    assert torch.equal(
+        tree_attention(q, one_head, v, layout, impl="fa4"), tree_attention(q, one_head.clone(), v, layout, impl="fa4")
+    )
+
+
+def test_no_length_compiles_anything() -> None:
+    from flash_attn.cute import interface
+
+    caches = [
+        function.compile_cache.cache
+        for function in (
+            interface._flash_attn_fwd,
+            interface._flash_attn_bwd,
+            interface._bwd_preprocess,
+            interface._bwd_postprocess_convert,
+        )
+    ]
+    layout, tensors = case(1000, 0, 4, 128, torch.bfloat16)
+    run(layout, tensors, "fa4")
+    compiled = [set(cache) for cache in caches]
+    for size in (1, 2, 64, 128, 129, 255, 4096, 7777):
+        for past in (0, 5, 128):
+            layout, tensors = case(size, past, 4, 128, torch.bfloat16)
+            run(layout, tensors, "fa4")
+    assert [set(cache) for cache in caches] == compiled
