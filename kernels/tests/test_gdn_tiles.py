@@ -1,0 +1,84 @@
+"""Tiles cover a forest: every token once, one entry each, states leave exactly where they are read."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_shapes import SHAPES, random_trie, subtree_end_of
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.parents import parents_from_ends, parents_of
+from tree_kernels.tree_gated_delta_rule.tiles import START, TilePlan, plan_tiles
+
+FORESTS = {
+    "size": st.integers(0, 90),
+    "seed": st.integers(0, 10**6),
+    "branching": st.sampled_from([0.0, 0.05, 0.3, 0.7]),
+    "roots": st.integers(1, 4),
+}
+
+
+def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePlan:
+    plan = plan_tiles(np.array(parent, dtype=np.int32), most, wanted)
+    tiles = [[int(token) for token in row if token < len(parent)] for row in plan.token]
+    assert sorted(token for tile in tiles for token in tile) == list(range(len(parent)))
+    depth = np.repeat(np.arange(len(plan.depth_start) - 1), np.diff(plan.depth_start))
+    assert len(depth) == len(tiles)
+    read = set(wanted)
+    for number, tile in enumerate(tiles):
+        assert 0 < len(tile) <= most and tile == sorted(tile)
+        assert plan.tile_of_token[tile].tolist() == [number] * len(tile)
+        assert plan.row_of_token[tile].tolist() == list(range(len(tile)))
+        entries = {parent[token] for token in tile if parent[token] not in tile}
+        assert len(entries) == 1, "a tile is entered by one state"
+        (entry,) = entries
+        if entry < 0:
+            assert plan.entry[number] == START and depth[number] == 0
+        else:
+            assert plan.exit_token[plan.entry[number]] == entry
+            assert depth[plan.tile_of_token[entry]] == depth[number] - 1
+            read.add(entry)
+    assert sorted(plan.exit_token.tolist()) == sorted(read)
+    places = list(zip(plan.tile_of_token[plan.exit_token], plan.row_of_token[plan.exit_token], strict=True))
+    assert places == sorted(places)
+    assert plan.exit_token[plan.wanted].tolist() == list(wanted)
+    return plan
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(most=st.integers(1, 20), data=st.data(), **FORESTS)
+def test_tiles_of_random_forests(
+    size: int, seed: int, branching: float, roots: int, most: int, data: st.DataObject
+) -> None:
+    parent = random_trie(size, seed, branching=branching, roots=roots)
+    wanted = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=4)) if size else []
+    check(parent, most, tuple(wanted))
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(**FORESTS)
+def test_parents_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
+    parent = random_trie(size, seed, branching=branching, roots=roots)
+    assert parents_from_ends(subtree_end_of(parent).numpy()).tolist() == parent
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_of_every_shape(shape: str, size: int) -> None:
+    parent = SHAPES[shape](size)
+    plan = check(parent, 64)
+    if shape == "chain":
+        assert plan.num_tiles == -(-size // 64)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    assert parents_of(layout).tolist() == parent and parents_of(layout) is parents_of(layout)
+
+
+@pytest.mark.parametrize(("stub", "most_tiles"), [(1, 66), (5, 70), (15, 84)])
+def test_stubs_of_a_few_tokens_do_not_occupy_a_tile_each(stub: int, most_tiles: int) -> None:
+    # A trunk of 2048 tokens with 2048 / stub stubs off it: 64 full tiles, where a tile a segment would be 400 to 4096.
+    turns = 2048 // stub
+    trunk = turns * stub
+    parent = list(range(-1, trunk - 1))
+    for turn in reversed(range(turns)):
+        parent += [turn * stub + stub - 1, *range(len(parent), len(parent) + stub - 1)]
+    assert check(parent, 64).num_tiles <= most_tiles

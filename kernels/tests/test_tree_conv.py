@@ -1,0 +1,160 @@
+"""The short convolution of a forest is that of every row run alone: outputs, contexts and gradients together."""
+
+from typing import Any
+
+import pytest
+import torch
+from delta_rows import fork
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_shapes import SHAPES, chain, paths_of, random_trie, subtree_end_of
+
+from tree_kernels import TreeLayout, tree_causal_conv1d
+from tree_kernels.tree_causal_conv1d.windows import windows_of
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
+IMPLEMENTATIONS = ("reference", "shifted")
+CHANNELS = 5
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.isfinite().all()
+    return float((actual.double() - expected).detach().norm() / expected.detach().norm().clamp(min=1e-2))
+
+
+def check(
+    parent: list[int],
+    *,
+    taps: int = 4,
+    dtype: torch.dtype = torch.float64,
+    activation: str | None = "silu",
+    has_bias: bool = True,
+    has_context: bool = True,
+    contexts_at: tuple[int, ...] = (),
+) -> None:
+    draw = torch.Generator().manual_seed(len(parent))
+    shapes = ((len(parent), CHANNELS), (CHANNELS, taps), (CHANNELS,), (taps - 1, CHANNELS))
+    values = [torch.randn(shape, dtype=torch.float64, generator=draw).to(dtype) for shape in shapes]
+    if not has_context:
+        values[3].zero_()
+    exact = [value.double().requires_grad_() for value in values]
+    loss, rows, paths = torch.zeros((), dtype=torch.float64), [], paths_of(parent)
+    weights, last_inputs = [], {}
+    for path in paths:
+        x, weight, bias, context = exact
+        inputs = torch.cat([context, x[path]])
+        row = torch.nn.functional.conv1d(inputs.T[None], weight[:, None], groups=CHANNELS)[0].T
+        row = row + bias if has_bias else row
+        row = torch.nn.functional.silu(row) if activation else row
+        for depth, token in enumerate(path):
+            last_inputs[token] = inputs[depth + 1 : depth + taps]
+        rows.append(row)
+        weights.append(torch.randn(row.shape, dtype=torch.float64, generator=draw))
+        loss = loss + (weights[-1] * row).sum()
+    kept = torch.stack([last_inputs[token] for token in contexts_at]) if contexts_at else torch.zeros(0)
+    wanted = torch.autograd.grad(loss + kept.pow(2).sum(), exact, allow_unused=True, materialize_grads=True)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    for impl in IMPLEMENTATIONS:
+        x, weight, bias, context = inputs = [value.clone().requires_grad_() for value in values]
+        out, contexts = tree_causal_conv1d(
+            x,
+            weight,
+            bias if has_bias else None,
+            layout,
+            activation=activation,
+            initial_context=context if has_context else None,
+            return_contexts_at=contexts_at or None,
+            impl=impl,
+        )
+        assert out.dtype == dtype and (contexts is None) == (not contexts_at)
+        loss = torch.zeros((), dtype=torch.float64)
+        for path, row, row_weight in zip(paths, rows, weights, strict=True):
+            assert relative_error(out[path], row) < TOLERANCE[dtype]
+            loss = loss + (row_weight * out[path]).sum()
+        if contexts is not None:
+            assert torch.equal(contexts.double(), kept)
+            loss = loss + contexts.double().pow(2).sum()
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+        pairs = list(zip(gradients, wanted, strict=True))
+        for actual, expected in pairs if has_context else pairs[:3]:
+            assert relative_error(actual, expected) < TOLERANCE[dtype], impl
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 129])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape(shape: str, size: int) -> None:
+    check(SHAPES[shape](size), contexts_at=(size - 1, 0, size // 2))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("prefix", [1, 2, 3, 4, 63])
+def test_a_prefix_shorter_than_the_window_reaches_to_what_is_before_it(prefix: int, dtype: torch.dtype) -> None:
+    for has_context in (True, False):
+        check(fork(prefix, [1, 2, 9]), dtype=dtype, has_context=has_context, contexts_at=(0, prefix, prefix + 1))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3, 6])
+@pytest.mark.parametrize("activation", [None, "silu", "swish"])
+def test_every_number_of_taps(taps: int, activation: str | None) -> None:
+    check(SHAPES["bushy_trie"](40), taps=taps, activation=activation, has_bias=taps != 2, contexts_at=(7,))
+
+
+@settings(max_examples=30, deadline=None, database=None)
+@given(size=st.integers(1, 30), seed=st.integers(0, 10**6), roots=st.integers(1, 3), taps=st.integers(1, 5))
+def test_random_tries(size: int, seed: int, roots: int, taps: int) -> None:
+    check(random_trie(size, seed, branching=0.4, roots=roots), taps=taps, contexts_at=(size // 2,))
+
+
+def test_only_tokens_near_a_jump_are_gathered() -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(fork(50, [30, 2, 10])))
+    assert windows_of(layout, 4).jumping_R.tolist() == [80, 81, 82, 83, 84]
+
+
+def test_a_branch_changes_no_bit_of_its_siblings() -> None:
+    parent = fork(9, [7, 6, 2])
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    others = [*range(9, 16), *range(22, 24)]
+    results = []
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        x, weight = torch.randn(len(parent), CHANNELS), torch.randn(CHANNELS, 4)
+        torch.manual_seed(seed)
+        x[16:22] = torch.randn(6, CHANNELS)
+        x.requires_grad_()
+        out, _ = tree_causal_conv1d(x, weight, None, layout, activation="silu")
+        (gradient,) = torch.autograd.grad(out.square().sum(), x)
+        results.append((out[others], gradient[others]))
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def test_no_tokens_is_no_output_with_a_graph() -> None:
+    context = torch.randn(3, CHANNELS, requires_grad=True)
+    end = torch.zeros(0, dtype=torch.int32)
+    for impl in IMPLEMENTATIONS:
+        out, _ = tree_causal_conv1d(
+            torch.zeros(0, CHANNELS), torch.ones(CHANNELS, 4), None, end, initial_context=context, impl=impl
+        )
+        (gradient,) = torch.autograd.grad(out.sum(), context)
+        assert out.shape == (0, CHANNELS) and torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"x_NC": torch.randn(1, 4, 5)}, r"expected x \[N, C\]"),
+        ({"weight_CK": torch.randn(4, 4)}, r"weight \[C, K\]"),
+        ({"bias_C": torch.randn(4)}, r"bias \[C\] = \[5\]"),
+        ({"layout": subtree_end_of(chain(5))}, "layout of 5"),
+        ({"initial_context": torch.randn(4, 5)}, r"initial_context \(3, 5\)"),
+        ({"initial_context": torch.randn(3, 5).double()}, "in torch.float32, received"),
+        ({"activation": "gelu"}, "activation in"),
+        ({"return_contexts_at": (4,)}, r"tokens in \[0, 4\), received 4"),
+        ({"impl": "fast"}, "expected one of"),
+    ],
+)
+def test_misfits_are_named(changes: dict[str, Any], complaint: str) -> None:
+    arguments = {"x_NC": torch.randn(4, 5), "weight_CK": torch.randn(5, 4), "bias_C": None}
+    arguments |= {"layout": subtree_end_of(chain(4))}
+    tree_causal_conv1d(**arguments)
+    with pytest.raises(ValueError, match=complaint):
+        tree_causal_conv1d(**(arguments | changes))

@@ -1,0 +1,5 @@
+"""The short causal convolution over a forest of shared prefixes."""
+
+from tree_kernels.tree_causal_conv1d.api import IMPLEMENTATIONS, tree_causal_conv1d
+
+__all__ = ["IMPLEMENTATIONS", "tree_causal_conv1d"]

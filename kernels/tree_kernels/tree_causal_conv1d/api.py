@@ -1,0 +1,108 @@
+"""tree_causal_conv1d: the short depthwise convolution in which a token sees the last K inputs on its own path.
+
+See kernels/README.md. Legend: N unique tokens, C channels, K taps, S contexts asked for.
+"""
+
+import torch
+from torch.nn import functional
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.parents import parents_of
+from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
+from tree_kernels.tree_causal_conv1d.shifted import shifted_conv1d
+from tree_kernels.tree_causal_conv1d.windows import windows_of
+
+OP = "tree_causal_conv1d"
+IMPLEMENTATIONS = ("reference", "shifted")
+ACTIVATIONS = (None, "silu", "swish")
+
+
+def tree_causal_conv1d(
+    x_NC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    layout: TreeLayout | torch.Tensor,
+    *,
+    activation: str | None = None,
+    initial_context: torch.Tensor | None = None,
+    return_contexts_at: tuple[int, ...] | None = None,
+    impl: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Causal depthwise convolution of a forest's unique tokens, each over its own ancestors.
+
+    Args:
+        x_NC: [N, C], DFS order.
+        weight_CK: [C, K]; the last tap meets the token itself, the one before its parent, and so on.
+        bias_C: [C] or None.
+        layout: the forest, or its `subtree_end` [N]; the context stands for any past.
+        activation: None, "silu" or "swish" (the same), applied to the sum.
+        initial_context: [K - 1, C] inputs before the roots, oldest first; None: zeros.
+        return_contexts_at: tokens after which the last K - 1 inputs are returned, as `initial_context` takes them.
+        impl: "auto", "reference" or "shifted".
+
+    Returns:
+        output [N, C] in x's dtype, summed in float32 (float64 for float64), and the contexts [S, K - 1, C] in the
+        order of `return_contexts_at`, or None if it is None. Gradients flow to all tensors, and from the contexts.
+
+    Raises:
+        ValueError: shapes, dtypes, tokens or the activation do not fit.
+    """
+    if isinstance(layout, torch.Tensor):
+        layout = TreeLayout.from_subtree_end(layout)
+    _check(x_NC, weight_CK, bias_C, layout, initial_context)
+    _check_options(x_NC, activation, return_contexts_at, impl)
+    taps = weight_CK.shape[1]
+    context_KC = x_NC.new_zeros(taps - 1, x_NC.shape[1]) if initial_context is None else initial_context
+    windows = windows_of(layout, taps)
+    with torch.autocast(x_NC.device.type, enabled=False):
+        if impl == "reference" and len(x_NC):
+            out_NC, _ = reference_conv1d(x_NC, weight_CK, bias_C, parents_of(layout), context_KC)
+        else:
+            out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, windows, context_KC)
+        out_NC = functional.silu(out_NC) if activation else out_NC
+    contexts_SKC = None
+    if return_contexts_at is not None:
+        # Inputs of the window but its oldest; with one tap there are none.
+        index_SK = windows.input_NK[list(return_contexts_at), 1:]
+        contexts_SKC = torch.cat([context_KC, x_NC])[index_SK]
+    return out_NC.to(x_NC.dtype), contexts_SKC
+
+
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    layout: TreeLayout,
+    initial_context: torch.Tensor | None,
+) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or weight.shape[0] != x.shape[1] or weight.shape[1] < 1:
+        raise ValueError(
+            f"{OP}: expected x [N, C] and weight [C, K], received x {tuple(x.shape)}, weight {tuple(weight.shape)}"
+        )
+    if layout.num_tokens != x.shape[0]:
+        raise ValueError(f"{OP}: expected {x.shape[0]} tokens, received a layout of {layout.num_tokens}")
+    if bias is not None and bias.shape != (x.shape[1],):
+        raise ValueError(f"{OP}: expected bias [C] = [{x.shape[1]}], received {tuple(bias.shape)}")
+    expected = (weight.shape[1] - 1, x.shape[1])
+    if initial_context is not None and (initial_context.shape != expected or initial_context.dtype != x.dtype):
+        raise ValueError(
+            f"{OP}: expected initial_context {expected} in {x.dtype}, received {tuple(initial_context.shape)} in "
+            f"{initial_context.dtype}"
+        )
+    if layout.device != x.device or weight.device != x.device:
+        raise ValueError(
+            f"{OP}: expected one device, received x on {x.device}, weight on {weight.device}, layout on "
+            f"{layout.device}; use layout.to(device)"
+        )
+
+
+def _check_options(x: torch.Tensor, activation: str | None, contexts_at: tuple[int, ...] | None, impl: str) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"{OP}: expected a floating point dtype, received {x.dtype}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{OP}: expected activation in {ACTIVATIONS}, received {activation!r}")
+    if impl not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    for token in contexts_at or ():
+        if not 0 <= token < x.shape[0]:
+            raise ValueError(f"{OP}: return_contexts_at: expected tokens in [0, {x.shape[0]}), received {token}")

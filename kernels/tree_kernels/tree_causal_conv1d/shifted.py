@@ -1,0 +1,30 @@
+"""The convolution as K shifted products of the whole forest; the few tokens near a jump are computed from a gather.
+
+Legend: N unique tokens, C channels, K taps, R tokens near a jump.
+"""
+
+import torch
+
+from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.tree_causal_conv1d.windows import Windows
+
+
+def shifted_conv1d(
+    x_NC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    windows: Windows,
+    context_KC: torch.Tensor,
+) -> torch.Tensor:
+    """Convolution [N, C] before the activation, in the dtype of the sums; arguments as in `reference_conv1d`."""
+    dtype = accumulation_dtype(x_NC.dtype)
+    num_tokens, taps = x_NC.shape[0], weight_CK.shape[1]
+    weight_KC = weight_CK.T.to(dtype)
+    input_MC = torch.cat([context_KC, x_NC]).to(dtype)
+    out_NC = sum(
+        (weight_KC[tap] * input_MC[tap : tap + num_tokens] for tap in range(taps)), start=input_MC.new_zeros(())
+    )
+    if len(windows.jumping_R):
+        gathered_RKC = input_MC[windows.input_NK[windows.jumping_R]]
+        out_NC = out_NC.index_put((windows.jumping_R,), (gathered_RKC * weight_KC).sum(1))
+    return out_NC if bias_C is None else out_NC + bias_C.to(dtype)

@@ -1,0 +1,5 @@
+"""The gated delta rule over a forest of shared prefixes."""
+
+from tree_kernels.tree_gated_delta_rule.api import IMPLEMENTATIONS, tree_gated_delta_rule
+
+__all__ = ["IMPLEMENTATIONS", "tree_gated_delta_rule"]

@@ -1,0 +1,143 @@
+"""tree_gated_delta_rule: the recurrence of Gated DeltaNet in which every token starts from the state of its parent.
+
+Each token is computed once and no path is scanned again. See kernels/README.md.
+Legend: N unique tokens, Hk key heads, Hv value heads, K and V state sizes, S states asked for.
+"""
+
+import torch
+
+from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.layout import TreeLayout
+from tree_kernels.parents import parents_of
+from tree_kernels.tree_gated_delta_rule.chunked import chunked_delta_rule
+from tree_kernels.tree_gated_delta_rule.reference import reference_delta_rule
+
+OP = "tree_gated_delta_rule"
+IMPLEMENTATIONS = ("reference", "chunked")
+
+
+def unavailable_reason(
+    impl: str, *, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int
+) -> str | None:
+    """Why `impl` cannot run on this device, dtype and state size, or None if it can.
+
+    Raises:
+        ValueError: there is no implementation of that name.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    return None
+
+
+def chosen_implementation(*, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str:
+    """The implementation that `impl="auto"` runs."""
+    return "chunked"
+
+
+def tree_gated_delta_rule(
+    q_NHK: torch.Tensor,
+    k_NHK: torch.Tensor,
+    v_NHV: torch.Tensor,
+    g_NH: torch.Tensor,
+    beta_NH: torch.Tensor,
+    layout: TreeLayout | torch.Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    return_states_at: tuple[int, ...] | None = None,
+    impl: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated delta rule of a forest's unique tokens, each from its parent's state.
+
+        S_t = exp(g_t) S_parent + k_t (beta_t (v_t - exp(g_t) S_parent^T k_t))^T,   out_t = scale * S_t^T q_t
+
+    Args:
+        q_NHK: [N, Hk, K], DFS order, normalised by the caller where the model does so.
+        k_NHK: [N, Hk, K].
+        v_NHV: [N, Hv, V]; Hv is a multiple of Hk, key head h serves value heads h * Hv / Hk and following.
+        g_NH: [N, Hv], natural logarithm of the decay, <= 0; float32 whatever the other dtypes, or theirs.
+        beta_NH: [N, Hv], strength of the write.
+        layout: the forest, or its `subtree_end` [N]; the state stands for any past.
+        scale: factor on the outputs; None: K ** -0.5.
+        initial_state: [Hv, K, V] state before the roots, float32 (float64 for float64); None: zeros.
+        return_states_at: tokens after which states are returned. A tuple on the host: it decides launches.
+        impl: "auto", "reference" or "chunked".
+
+    Returns:
+        output [N, Hv, V] in v's dtype, and the states [S, Hv, K, V] in float32 (float64 for float64) in the order of
+        `return_states_at`, or None if it is None. Gradients flow to all tensors, and from the states.
+
+    Raises:
+        ValueError: shapes, dtypes or tokens do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device, dtype or size.
+    """
+    if isinstance(layout, torch.Tensor):
+        layout = TreeLayout.from_subtree_end(layout)
+    _check(q_NHK, k_NHK, v_NHV, g_NH, beta_NH, layout)
+    _check_states(k_NHK, v_NHV, initial_state, return_states_at)
+    sizes = {"key_size": k_NHK.shape[-1], "value_size": v_NHV.shape[-1]}
+    if impl == "auto":
+        impl = chosen_implementation(device=v_NHV.device, dtype=v_NHV.dtype, **sizes)
+    reason = unavailable_reason(impl, device=v_NHV.device, dtype=v_NHV.dtype, **sizes)
+    if reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
+    scale = k_NHK.shape[-1] ** -0.5 if scale is None else float(scale)
+    dtype = accumulation_dtype(v_NHV.dtype)
+    if initial_state is None:
+        initial_state = torch.zeros(v_NHV.shape[1], k_NHK.shape[2], v_NHV.shape[2], dtype=dtype, device=v_NHV.device)
+    wanted = return_states_at or ()
+    with torch.autocast(v_NHV.device.type, enabled=False):
+        inputs = (q_NHK, k_NHK, v_NHV, g_NH, beta_NH)
+        if layout.num_tokens == 0:
+            out_NHV = v_NHV + 0 * initial_state.sum().to(v_NHV.dtype)
+            states = initial_state.new_zeros(0, *initial_state.shape)
+        elif impl == "reference":
+            out_NHV, all_states = reference_delta_rule(*inputs, parents_of(layout), scale, initial_state)
+            states = all_states[list(wanted)]
+        else:
+            out_NHV, states = chunked_delta_rule(*inputs, layout, scale, initial_state, wanted)
+    return out_NHV, None if return_states_at is None else states
+
+
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, layout: TreeLayout
+) -> None:
+    if q.dim() != 3 or q.shape != k.shape or v.dim() != 3:
+        raise ValueError(
+            f"{OP}: expected q, k [N, Hk, K] and v [N, Hv, V], received q {tuple(q.shape)}, k {tuple(k.shape)}, "
+            f"v {tuple(v.shape)}"
+        )
+    if g.shape != v.shape[:2] or beta.shape != v.shape[:2]:
+        raise ValueError(
+            f"{OP}: expected g and beta {tuple(v.shape[:2])}, received g {tuple(g.shape)}, beta {tuple(beta.shape)}"
+        )
+    if k.shape[0] != v.shape[0] or layout.num_tokens != v.shape[0]:
+        raise ValueError(
+            f"{OP}: expected N tokens everywhere, received k {tuple(k.shape)}, v {tuple(v.shape)}, layout of "
+            f"{layout.num_tokens} tokens"
+        )
+    if k.shape[1] == 0 or v.shape[1] % k.shape[1]:
+        raise ValueError(f"{OP}: expected Hv to be a multiple of Hk, received Hv={v.shape[1]}, Hk={k.shape[1]}")
+    if any(t.dtype != v.dtype for t in (q, k)) or not all(t.is_floating_point() for t in (v, g, beta)):
+        received = ", ".join(str(t.dtype) for t in (q, k, v, g, beta))
+        raise ValueError(f"{OP}: expected one floating point dtype of q, k, v, received {received} (q, k, v, g, beta)")
+    if any(t.device != v.device for t in (q, k, g, beta)) or layout.device != v.device:
+        raise ValueError(
+            f"{OP}: expected one device, received q on {q.device}, v on {v.device}, layout on {layout.device}; "
+            "use layout.to(device)"
+        )
+
+
+def _check_states(
+    k: torch.Tensor, v: torch.Tensor, initial_state: torch.Tensor | None, return_states_at: tuple[int, ...] | None
+) -> None:
+    shape, dtype = (v.shape[1], k.shape[2], v.shape[2]), accumulation_dtype(v.dtype)
+    if initial_state is not None and (initial_state.shape != shape or initial_state.dtype != dtype):
+        raise ValueError(
+            f"{OP}: expected initial_state {shape} in {dtype}, received {tuple(initial_state.shape)} in "
+            f"{initial_state.dtype}"
+        )
+    for token in return_states_at or ():
+        if not 0 <= token < v.shape[0]:
+            raise ValueError(f"{OP}: return_states_at: expected tokens in [0, {v.shape[0]}), received {token}")
