@@ -13,6 +13,8 @@ from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
 
 UNWANTED = -1
+MOST_MARKS_PER_VALUE = 64
+"""Distinct values are found by marking unless there are so many more places than values that sorting is faster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +58,10 @@ def plan_edges(
     child = forest.row_index.values[flat + 1].astype(np.int64)
     temperatures, temperature_index = np.unique(np.asarray(temperature_B, dtype=np.float32), return_inverse=True)
     kinds = max(len(temperatures), 1)
-    edges, edge_of_wanted = np.unique(child * kinds + temperature_index[row_of_flat[flat]], return_inverse=True)
+    kind = temperature_index[row_of_flat[flat]]
+    edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
-    sources, row_of_edge = np.unique(forest.parent[edge_child].astype(np.int64), return_inverse=True)
+    sources, row_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
     edge_of_flat = np.full(forest.num_flat, UNWANTED, dtype=np.int64)
     edge_of_flat[flat] = edge_of_wanted
 
@@ -72,6 +75,16 @@ def plan_edges(
         temperature_E=tensor(temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32)),
         edge_of_flat_F=tensor(edge_of_flat),
     )
+
+
+def _distinct(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct values, ascending, and the index of each value among them; values (int64) lie in [0, limit)."""
+    if limit > MOST_MARKS_PER_VALUE * len(values):
+        return np.unique(values, return_inverse=True)
+    marks = np.zeros(limit, dtype=bool)
+    marks[values] = True
+    rank = np.cumsum(marks, dtype=np.int64) - 1
+    return np.flatnonzero(marks), rank[values]
 
 
 def scatter(values_E: torch.Tensor, index_F: torch.Tensor) -> torch.Tensor:
