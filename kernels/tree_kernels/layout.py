@@ -72,11 +72,11 @@ class TreeLayout:
         return self.position + self.past_length
 
     def to(self, device: torch.device | str) -> "TreeLayout":
-        """The same layout on `device` (itself if it is there already)."""
+        """The same layout on `device` (itself if it is there already); the host does not wait for the copy."""
         target = torch.device(device)
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
-        return TreeLayout(self.subtree_end.to(target), self.position.to(target), self.past_length)
+        return TreeLayout(_copied(self.subtree_end, target), _copied(self.position, target), self.past_length)
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
         """What `build` makes of this layout, built at the first call with `key` and kept."""
@@ -86,6 +86,13 @@ class TreeLayout:
 
     def __repr__(self) -> str:
         return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
+
+
+def _copied(t: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`t` on `device`; to CUDA through pinned memory, since a copy from pageable memory waits for all queued work."""
+    if device.type == "cuda" and t.device.type == "cpu":
+        return t.pin_memory().to(device, non_blocking=True)
+    return t.to(device)
 
 
 def _positions(end: torch.Tensor) -> torch.Tensor:
