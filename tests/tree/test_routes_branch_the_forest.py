@@ -1,0 +1,103 @@
+"""With recorded routes a token is shared exactly where ids and routes agree along the whole prefix, and not less."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.routes import NATIVE, drop_filler, route_keys, routes_of_unique_tokens
+from tree_rl.tree.rows import RowError
+
+LAYERS, EXPERTS = 2, 3
+PAIRS = [(0, 1), (1, 2), (2, 0), (NATIVE, NATIVE)]
+TOKEN = st.tuples(st.integers(0, 1), st.lists(st.sampled_from(PAIRS), min_size=LAYERS, max_size=LAYERS))
+ROWS = st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=6)
+
+RoutedRow = list[tuple[int, list[tuple[int, int]]]]
+
+
+def ids_and_routes(rows: list[RoutedRow]) -> tuple[list[list[int]], list[np.ndarray]]:
+    ids = [[token for token, _ in row] for row in rows]
+    return ids, [np.array([route for _, route in row], dtype=np.int16) for row in rows]
+
+
+def canonical(row: RoutedRow, length: int) -> tuple[object, ...]:
+    return tuple((token, tuple(tuple(sorted(pair)) for pair in route)) for token, route in row[:length])
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS, data=st.data())
+def test_unique_tokens_are_the_distinct_routed_prefixes(rows: list[RoutedRow], data: st.DataObject) -> None:
+    groups = data.draw(st.lists(st.integers(0, 1), min_size=len(rows), max_size=len(rows)))
+    ids, routes = ids_and_routes(rows)
+    forest = Forest.from_rows(ids, merge_key=route_keys(routes, groups))
+    prefixes = {
+        (group, canonical(row, length))
+        for group, row in zip(groups, rows, strict=True)
+        for length in range(1, len(row) + 1)
+    }
+    assert forest.num_unique == len(prefixes)
+    unique = routes_of_unique_tokens(forest, routes)
+    for row, routes_of_row in enumerate(routes):
+        assert forest.row_tokens(row).tolist() == ids[row]
+        assert np.array_equal(np.sort(unique[forest.row_index[row]]), np.sort(routes_of_row))
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=ROWS)
+def test_subsets_keep_the_branching(rows: list[RoutedRow]) -> None:
+    ids, routes = ids_and_routes(rows)
+    picked = list(range(0, len(rows), 2))
+    part = Forest.from_rows(ids, merge_key=route_keys(routes)).select_rows(picked)
+    alone = Forest.from_rows([ids[row] for row in picked], merge_key=route_keys([routes[row] for row in picked]))
+    assert np.array_equal(part.row_index.values, alone.row_index.values)
+
+
+def test_one_token_of_other_experts_ends_the_sharing_of_equal_ids() -> None:
+    ids = [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3]]
+    routes = [np.tile(np.array([0, 1], dtype=np.int16), (len(row), LAYERS, 1)) for row in ids]
+    routes[1][1, 1] = (1, 2)
+    forest = Forest.from_rows(ids, merge_key=route_keys(routes))
+    assert forest.num_unique == 4 + 3
+    assert forest.path_count.tolist() == [3, 2, 2, 1, 1, 1, 1]
+
+
+def test_the_order_of_a_tokens_experts_does_not_branch() -> None:
+    one = np.array([[[0, 2]], [[1, 0]]])
+    assert Forest.from_rows([[5, 6], [5, 6]], merge_key=route_keys([one, one[..., ::-1]])).num_unique == 2
+
+
+def test_a_token_without_a_record_is_apart_from_one_with() -> None:
+    recorded = np.zeros((3, 1, 2), dtype=np.int16) + np.array([0, 1], dtype=np.int16)
+    cut_short = recorded.copy()
+    cut_short[2] = NATIVE
+    forest = Forest.from_rows([[1, 2, 3], [1, 2, 3], [1, 2, 3]], merge_key=route_keys([recorded, cut_short, cut_short]))
+    assert forest.num_unique == 4
+
+
+def test_zeros_that_stand_for_no_record_become_native() -> None:
+    stored = np.array([[[0, 2], [0, 1]], [[0, 0], [0, 0]], [[2, 0], [0, 0]]], dtype=np.int16)
+    marked = drop_filler(stored)
+    assert marked.dtype == np.int16
+    assert marked.tolist() == [[[0, 2], [0, 1]], [[NATIVE] * 2] * 2, [[2, 0], [NATIVE] * 2]]
+    with pytest.raises(ValueError, match="one expert per token"):
+        drop_filler(stored[..., :1])
+
+
+def test_a_forest_that_merged_other_routes_is_refused() -> None:
+    one = np.zeros((2, 1, 2), dtype=np.int16)
+    with pytest.raises(ValueError, match="row 0 shares a token with a row of other routes; build the forest with"):
+        routes_of_unique_tokens(Forest.from_rows([[1, 2], [1, 2]]), [one, one + 1])
+
+
+def test_bad_routes_name_their_row() -> None:
+    good = np.zeros((2, 1, 2), dtype=np.int16)
+    with pytest.raises(RowError, match="row 1: expected integer routes"):
+        route_keys([good, good.astype(float)])
+    with pytest.raises(RowError, match="row 1: expected routes of"):
+        route_keys([good, np.zeros((2, 3, 2), dtype=np.int16)])
+    with pytest.raises(ValueError, match="one for each of 1 rows"):
+        route_keys([good], groups=[0, 1])
+    with pytest.raises(ValueError, match="expected routes of rows of"):
+        routes_of_unique_tokens(Forest.from_rows([[1, 2, 3]]), [good])

@@ -1,0 +1,97 @@
+"""Recorded routes of Mixture-of-Experts layers: tokens of rows merge only where the same experts computed them.
+
+Where two rows agree on ids but not on experts the forest branches, so that each row keeps its own routes.
+Legend: B rows, T tokens of a row, N unique tokens, L decoder layers, K experts per token.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.rows import RowError
+
+NATIVE = -1
+"""Expert number where no route was recorded (last token of a row, observations): there the router chooses itself."""
+
+
+def drop_filler(routes_TLK: np.ndarray) -> np.ndarray:
+    """Routes as rollout engines and verl store them (column `routed_experts`), with NATIVE where nothing was recorded.
+
+    They leave zeros there. The K experts of a token are distinct, so an expert that repeats marks filler.
+
+    Args:
+        routes_TLK: integer [T, L, K], K >= 2.
+
+    Raises:
+        ValueError: one expert per token, where filler looks like expert 0.
+    """
+    if routes_TLK.shape[-1] < 2:
+        raise ValueError("routes with one expert per token cannot tell filler from expert 0; mark it with NATIVE")
+    by_number = np.sort(routes_TLK, axis=-1)
+    repeats = (by_number[..., 1:] == by_number[..., :-1]).any(axis=-1, keepdims=True)
+    return np.where(repeats, NATIVE, routes_TLK)
+
+
+def route_keys(routes: Sequence[np.ndarray], groups: Sequence[int] | np.ndarray | None = None) -> list[np.ndarray]:
+    """Merge keys for `Forest.from_rows`, equal exactly where the routes of all layers are equal.
+
+    Args:
+        routes: B integer arrays [T, L, K]. Which experts counts, not their order: a token's output is a sum over them.
+        groups: one number per row; rows of different groups never merge. None lets all rows merge.
+
+    Returns:
+        B arrays, int64 [T].
+
+    Raises:
+        RowError: not three-dimensional or not integer; not the layers and experts of the first row.
+        ValueError: groups without one entry per row.
+    """
+    if groups is not None and len(groups) != len(routes):
+        raise ValueError(f"groups: expected one for each of {len(routes)} rows, received {len(groups)}")
+    number_of: dict[tuple[int, bytes], int] = {}
+    keys = []
+    for row, routes_TLK in enumerate(routes):
+        _check(routes_TLK, row, routes[0].shape[1:])
+        group = 0 if groups is None else int(groups[row])
+        # One row of the table per token; the bytes of two tokens are equal exactly where their experts are.
+        table = np.sort(routes_TLK.astype(np.int32, copy=False), axis=-1).reshape(len(routes_TLK), -1)
+        numbers = [number_of.setdefault((group, token.tobytes()), len(number_of)) for token in table]
+        keys.append(np.array(numbers, dtype=np.int64))
+    return keys
+
+
+def routes_of_unique_tokens(forest: Forest, routes: Sequence[np.ndarray]) -> np.ndarray:
+    """The routes of each unique token.
+
+    Args:
+        forest: the rows, built with `route_keys` as merge keys.
+        routes: B integer arrays [T, L, K], as given to `route_keys`.
+
+    Returns:
+        [N, L, K], of the dtype of the routes.
+
+    Raises:
+        ValueError: routes of other rows, or a forest that merged tokens whose routes differ.
+    """
+    lengths = [len(routes_TLK) for routes_TLK in routes]
+    if lengths != forest.row_index.lengths.tolist():
+        raise ValueError(f"expected routes of rows of {forest.row_index.lengths.tolist()} tokens, received {lengths}")
+    flat = np.concatenate(routes)
+    index = forest.row_index.values
+    unique = np.empty((forest.num_unique, *flat.shape[1:]), dtype=flat.dtype)
+    unique[index] = flat
+    differs = (np.sort(unique, axis=-1)[index] != np.sort(flat, axis=-1)).any(axis=(1, 2))
+    if differs.any():
+        row = int(np.searchsorted(forest.row_index.offsets, int(differs.argmax()), side="right")) - 1
+        raise ValueError(f"row {row} shares a token with a row of other routes; build the forest with route_keys")
+    return unique
+
+
+def _check(routes: np.ndarray, row: int, layers_and_experts: tuple[int, ...]) -> None:
+    if routes.ndim != 3 or routes.dtype.kind not in "iu":
+        raise RowError(
+            row, f"expected integer routes [tokens, layers, experts], received {routes.dtype} {routes.shape}"
+        )
+    if routes.shape[1:] != layers_and_experts:
+        raise RowError(row, f"expected routes of {layers_and_experts} per token, received {routes.shape[1:]}")
