@@ -13,7 +13,7 @@ import torch
 
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.compare import PACKED, TREE
-from tree_rl.benchmark.gate import YARDSTICK
+from tree_rl.benchmark.models import YARDSTICK, in_higher_precision
 from tree_rl.benchmark.update import Planner, log_probs
 
 EXACT = "exact"
@@ -75,11 +75,10 @@ def deviation_curves(
     Returns:
         One row of columns per step: losses, and relative differences of losses and gradients.
     """
-    wide = copy.deepcopy(model).to(YARDSTICK[next(model.parameters()).dtype])
     replicas = {
         TREE: Replica.of(copy.deepcopy(model), planners[TREE], lr=lr),
         PACKED: Replica.of(model, planners[PACKED], lr=lr),
-        EXACT: Replica.of(wide, planners[PACKED], lr=lr),
+        EXACT: Replica.of(in_higher_precision(model), planners[PACKED], lr=lr),
     }
     curves: list[dict[str, object]] = []
     for step in range(steps):

@@ -1,19 +1,18 @@
 """Nothing is timed before both sides have shown the same gradients: a float32 run of the rows is the yardstick."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.models import in_higher_precision
 from tree_rl.benchmark.update import Planner, clipped_loss, log_probs
 
 NOISE = 1.1
 """Two runs that round alike differ this much in their error at most; the tree may be no further off than that."""
 FLOAT32_LIMIT = 1e-5
 """Relative error of a float32 gradient that counts as rounding, whatever the packed rows reach."""
-YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 
 
 class GateError(RuntimeError):
@@ -48,9 +47,7 @@ def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) ->
     Raises:
         GateError: the tree is further off than the packed rows.
     """
-    wide = copy.deepcopy(model).to(YARDSTICK[next(model.parameters()).dtype])
-    truth = _gradients(wide, batch, packed)
-    del wide
+    truth = _gradients(in_higher_precision(model), batch, packed)
     errors = Gradients(
         tree=_relative_error(_gradients(model, batch, tree), truth),
         packed=_relative_error(_gradients(model, batch, packed), truth),

@@ -3,6 +3,7 @@
 Legend: F packed tokens, H heads, D head size.
 """
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
 from tree_rl.models import use_tree_attention
+
+YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 
 
 def build_model(
@@ -44,6 +47,13 @@ def build_model(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl)
     return model.train()
+
+
+def in_higher_precision(model: Any) -> Any:
+    """A copy that reads packed rows alone, by torch's own attention, in float32 (float64 for a float32 model)."""
+    wide = copy.deepcopy(model).to(YARDSTICK[next(model.parameters()).dtype])
+    wide.set_attn_implementation(register_packed_attention("sdpa"))
+    return wide
 
 
 def build_optimizer(model: Any, *, lr: float) -> torch.optim.Optimizer:
