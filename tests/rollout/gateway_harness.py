@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -14,11 +15,17 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 HERE = Path(__file__).parent
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template that writes every message as it is."""
 SHELL = {
     "type": "function",
     "function": {
@@ -88,8 +95,11 @@ class TinyModel:
         self.prompts.append(list(prompt_ids))
         forced = self._forced(prompt_ids)
         self.running += 1
+        temperature = sampling.get("temperature", 1.0)
         try:
-            return await self._decode(list(prompt_ids), forced, max_tokens, sampling)
+            if forced is not None:
+                return self._force(list(prompt_ids), forced[:max_tokens], temperature)
+            return await self._sample(list(prompt_ids), max_tokens, temperature)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -102,30 +112,32 @@ class TinyModel:
             return [*self.tokenizer.encode(written, add_special_tokens=False), self.tokenizer.eos_token_id]
         return None if written is None else list(written)
 
-    async def _decode(
-        self, prompt: list[int], forced: list[int] | None, max_tokens: int, sampling: Mapping[str, Any]
-    ) -> Generation:
-        temperature = sampling.get("temperature", 1.0)
+    def _force(self, prompt: list[int], ids: list[int], temperature: float) -> Generation:
+        with torch.no_grad():
+            logits = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        scores = torch.log_softmax(logits / temperature, dim=-1)
+        return self._generation(ids, scores.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist())
+
+    async def _sample(self, prompt: list[int], max_tokens: int, temperature: float) -> Generation:
         ids: list[int] = []
         log_probs: list[float] = []
         cache, new = None, prompt
-        while len(ids) < max_tokens and not (ids and ids[-1] == self.tokenizer.eos_token_id):
-            if forced is not None and len(ids) == len(forced):
-                break
+        while len(ids) < max_tokens and self.tokenizer.eos_token_id not in ids[-1:]:
             with torch.no_grad():
                 output = self.model(torch.tensor([new]), past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             scores = torch.log_softmax(output.logits[0, -1] / temperature, dim=-1)
-            drawn = int(torch.multinomial(scores.exp(), 1, generator=self._generator))
-            new = [drawn if forced is None else forced[len(ids)]]
+            new = torch.multinomial(scores.exp(), 1, generator=self._generator).tolist()
             ids += new
             log_probs.append(float(scores[new[0]]))
             await asyncio.sleep(0)
-        ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
+        return self._generation(ids, log_probs)
+
+    def _generation(self, ids: list[int], log_probs: list[float]) -> Generation:
         return Generation(
             token_ids=tuple(ids),
             log_probs=tuple(log_probs),
-            finish_reason="stop" if ended else "length",
+            finish_reason="stop" if self.tokenizer.eos_token_id in ids[-1:] else "length",
             min_version=self.version,
             max_version=self.version,
         )
@@ -167,3 +179,61 @@ def trained_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
 def rows(calls: Sequence[ModelCall]) -> list[Row]:
     """Rows of a session."""
     return rows_of_calls(calls)
+
+
+class Agent:
+    """A scripted agent over the OpenAI SDK that keeps a conversation the way real agents do: answers as dumped."""
+
+    def __init__(self, client: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> None:
+        self.client = client
+        self.messages: list[Any] = [dict(message) for message in messages]
+        self.options = {"model": "m", **options}
+
+    async def step(self, *new: Mapping[str, Any]) -> Any:
+        """Append messages, ask, append the answer, return it."""
+        self.messages += [dict(message) for message in new]
+        answer = await self.client.chat.completions.create(messages=self.messages, **self.options)
+        message = answer.choices[0].message
+        self.messages.append(message.model_dump())
+        return message
+
+
+def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
+    """The result of an answer's tool call."""
+    return {"role": "tool", "tool_call_id": message.tool_calls[index].id, "content": content}
+
+
+def run_session(backend: TinyModel, play: Any, **options: Any) -> RecordedSession:
+    """Let `play(client, endpoint)` act in one session and return its record, checked by `check_record`."""
+
+    async def run() -> RecordedSession:
+        async with serving(backend, backend.tokenizer, **options) as gateway:
+            session = gateway.open_session(sampling={"temperature": 1.0})
+            endpoint = gateway.endpoint(session)
+            async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat:
+                await play(chat, endpoint)
+            return await gateway.close_session(session)
+
+    record = asyncio.run(run())
+    check_record(backend, record)
+    return record
+
+
+def check_record(backend: TinyModel, record: RecordedSession) -> None:
+    """Every generated token is trained in its own context, nothing else is, and the log-probs are the model's."""
+    generated = {
+        (call.prompt_ids + call.response_ids[:position], token)
+        for call in record.calls
+        for position, token in enumerate(call.response_ids)
+    }
+    trained = set()
+    for row in rows_of_calls(record.calls):
+        again = replayed_log_probs(backend.model, row)
+        start = len(row.prompt_ids)
+        for position, (token, mask) in enumerate(zip(row.response_ids, row.response_mask, strict=True)):
+            edge = (row.token_ids[: start + position], token)
+            assert bool(mask) == (edge in generated)
+            if mask:
+                trained.add(edge)
+                assert abs(again[position] - row.response_log_probs[position]) < 1e-4
+    assert trained == generated

@@ -162,7 +162,7 @@ class Recorder:
                 else ReturnedTurn(
                     session=self._session,
                     call=part.turn.call,
-                    position=part.depth - len(part.ids) + different[0],
+                    position=len(self.calls[part.turn.call].prompt_ids) + different[0],
                     text=different[1],
                     kind="retokenized" if written == part.turn.raw_text else "rewritten",
                     was_reused=self._options.on_drift == "reuse",

@@ -1,0 +1,30 @@
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+from gateway_harness import TinyModel, build_model, build_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="session")
+def tiny() -> SimpleNamespace:
+    """A tokenizer, a model, and a backend factory over both."""
+    tokenizer: PreTrainedTokenizerFast = build_tokenizer()
+    model = build_model(tokenizer)
+
+    def backend(answers: dict[str, str | Sequence[int]] | None = None) -> TinyModel:
+        return TinyModel(model, tokenizer, None if answers is None else by_last_message(answers))
+
+    return SimpleNamespace(tokenizer=tokenizer, model=model, backend=backend)
+
+
+def by_last_message(answers: dict[str, str | Sequence[int]]):
+    """A script that looks for its cues in the last message of the prompt, and fails on one without a cue."""
+
+    def script(prompt: str) -> str | Sequence[int]:
+        last = prompt.rsplit("<|im_start|>user", 1)[-1]
+        found = [answer for cue, answer in answers.items() if cue in last]
+        assert len(found) == 1, f"expected one cue of {list(answers)} in {last!r}"
+        return found[0]
+
+    return script

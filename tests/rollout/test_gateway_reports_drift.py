@@ -1,0 +1,138 @@
+"""Equal text, other ids: what a real sample changes into when it is decoded and tokenized again, found and avoided."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from gateway_harness import (
+    CHATML,
+    Agent,
+    TinyModel,
+    build_tokenizer,
+    check_record,
+    misspell,
+    rows,
+    run_session,
+    serving,
+)
+
+from tree_rl.rollout.gateway.drift import find_drifted_siblings, first_difference
+from tree_rl.rollout.transcript import ModelCall
+
+SAMPLES = 16
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
+    """Sixteen sessions of two sampled turns each; the template writes every turn as it is."""
+    backend = TinyModel(tiny.model, build_tokenizer(CHATML))
+
+    async def session(gateway: Any, number: int) -> Any:
+        opened = gateway.open_session(sampling={"temperature": 1.0})
+        endpoint = gateway.endpoint(opened)
+        async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
+            agent = Agent(client, [user(f"question {number}")], max_tokens=5)
+            await agent.step()
+            await agent.step(user("more"))
+        return await gateway.close_session(opened)
+
+    async def run() -> list[Any]:
+        async with serving(backend, backend.tokenizer, on_drift=on_drift, reasoning="inline") as gateway:
+            return [await session(gateway, number) for number in range(SAMPLES)]
+
+    records = asyncio.run(run())
+    for record in records:
+        check_record(backend, record)
+    return records
+
+
+def changes(tiny: SimpleNamespace, ids: tuple[int, ...]) -> bool:
+    again = tiny.tokenizer.encode(tiny.tokenizer.decode(ids), add_special_tokens=False)
+    return tuple(again) != ids
+
+
+def test_real_samples_drift_and_reuse_keeps_every_one_of_them(tiny: SimpleNamespace) -> None:
+    records = two_turns_sampled(tiny, "reuse")
+    drifting = [changes(tiny, record.calls[0].response_ids) for record in records]
+    assert sum(drifting) >= 4, "the model's samples do drift"
+    for record, drifts in zip(records, drifting, strict=True):
+        assert len(rows(record.calls)) == 1
+        assert record.drift.siblings == () and record.drift.num_avoided == drifts
+        first, second = record.calls
+        assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
+        for turn in record.drift.returned:
+            assert (turn.session, turn.call, turn.kind, turn.was_reused) == (turn.session, 0, "retokenized", True)
+            located_at_the_first_difference(tiny, first, turn)
+
+
+def located_at_the_first_difference(tiny: SimpleNamespace, call: ModelCall, turn: Any) -> None:
+    offset = turn.position - len(call.prompt_ids)
+    again = tiny.tokenizer.encode(tiny.tokenizer.decode(call.response_ids), add_special_tokens=False)
+    assert tuple(again[:offset]) == call.response_ids[:offset]
+    assert tuple(again[offset : offset + 1]) != call.response_ids[offset : offset + 1]
+    assert tiny.tokenizer.decode(call.response_ids[offset:]).startswith(turn.text)
+
+
+def test_branch_tokenizes_anew_and_every_drift_becomes_a_located_branch(tiny: SimpleNamespace) -> None:
+    records = two_turns_sampled(tiny, "branch")
+    branched = 0
+    for record in records:
+        first, second = record.calls
+        drifts = changes(tiny, first.response_ids)
+        text = tiny.tokenizer.decode(second.prompt_ids)
+        assert tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) == second.prompt_ids
+        assert len(rows(record.calls)) == 1 + drifts
+        assert record.drift.num_avoided == 0 and len(record.drift.returned) == drifts
+        # Bytes that are no character cannot be compared as text: such a branch is no spelling of the same.
+        if drifts and "\ufffd" not in tiny.tokenizer.decode(first.response_ids):
+            (sibling,) = record.drift.siblings
+            (turn,) = record.drift.returned
+            assert (sibling.calls, sibling.position) == ((0, 1), turn.position)
+            branched += 1
+    assert branched >= 2
+
+
+def test_a_dropped_malformed_turn_and_a_rewritten_one_are_no_drift_of_siblings(tiny: SimpleNamespace) -> None:
+    broken = misspell(tiny.tokenizer, "<tool_call>\n{forest of segments\n</tool_call>")
+
+    async def play(client: Any, _: Any) -> None:
+        agent = Agent(client, [user("go")])
+        await agent.step()
+        agent.messages.pop()
+        await agent.step(user("format error"))
+        agent.messages[-1] |= {"provider_specific_fields": {}, "content": agent.messages[-1]["content"] + "\n"}
+        await agent.step(user("more"))
+
+    answers = {"go": [*broken, tiny.tokenizer.eos_token_id], "format": "a segment", "more": "the end"}
+    record = run_session(tiny.backend(answers), play)
+    assert len(rows(record.calls)) == 2 and record.drift == type(record.drift)(returned=(), siblings=())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_siblings_of_one_text_are_found_wherever_they_part(tiny: SimpleNamespace, seed: int) -> None:
+    decode = tiny.tokenizer.decode
+    text = "every unique token of the forest stands once"
+    plain = tiny.tokenizer.encode(text, add_special_tokens=False)
+    other = misspell(tiny.tokenizer, text, seed)
+    longer = [*plain, 40, 41]
+    calls = [
+        ModelCall(prompt_ids=(1, 5, *spelled), response_ids=(7,), log_probs=None) for spelled in (plain, other, longer)
+    ]
+    found = find_drifted_siblings("s", calls, decode)
+    where, spelled = first_difference(plain, other, decode)
+    assert {(drift.position, drift.calls[0] == 1 or drift.calls[1] == 1) for drift in found} == {(2 + where, True)}
+    assert all(spelled.startswith(drift.text) or drift.text.startswith(spelled) for drift in found)
+
+
+def test_texts_that_differ_are_no_drift(tiny: SimpleNamespace) -> None:
+    encode = tiny.tokenizer.encode
+    calls = [
+        ModelCall(prompt_ids=tuple(encode(text, add_special_tokens=False)), response_ids=(2,), log_probs=None)
+        for text in ("the forest stands", "the forest falls", "the fores", "another")
+    ]
+    assert find_drifted_siblings("s", calls, tiny.tokenizer.decode) == ()
