@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.confinement import STRICTEST_FIRST, Limits, Means, strictest_means
+from tree_rl.rollout.confinement import HIDING, Limits, Means, strictest_means, working_means
 from tree_rl.rollout.workspace import Workspace
 
-WORKING = [
-    means for means in STRICTEST_FIRST if STRICTEST_FIRST.index(means) >= STRICTEST_FIRST.index(strictest_means())
-]
+WORKING = working_means()
 
 
 @pytest.fixture(params=WORKING)
@@ -93,13 +92,13 @@ def test_a_fork_bomb_is_contained(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("target", ["../escape.txt", "/escape.txt", "/etc/escape.txt", "/root/escape.txt"])
 def test_writing_outside_fails(workspace: Workspace, target: str) -> None:
-    if os.geteuid() != 0 and workspace.means != "bubblewrap" and target == "../escape.txt":
-        pytest.skip("without root and bubblewrap, the user's own rights apply")
+    if os.geteuid() != 0 and workspace.means not in HIDING and target == "../escape.txt":
+        pytest.skip("without root and a jail, the user's own rights apply")
     if os.geteuid() != 0 and target.startswith("/root"):
         pytest.skip("only root can tell what is in /root")
     path = (workspace.directory / target).resolve()
     result = workspace.run(f"echo x > {target}")
-    assert result.exit_code != 0 or workspace.means == "bubblewrap"
+    assert result.exit_code != 0 or workspace.means in HIDING
     assert not path.exists()
 
 
@@ -148,7 +147,8 @@ def test_a_command_costs_milliseconds(means: Means) -> None:
         workspace.run("true")
         times = sorted(workspace.run("cat /dev/null").seconds for _ in range(20))
     # The fastest half: other processes of the machine disturb the rest.
-    assert sum(times[:10]) / 10 < 0.03, times
+    # `mounts` starts four programs more than the others.
+    assert sum(times[:10]) / 10 < (0.06 if means == "mounts" else 0.03), times
 
 
 def test_concurrent_commands_do_not_block_the_event_loop() -> None:
@@ -173,3 +173,56 @@ def test_concurrent_commands_do_not_block_the_event_loop() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ValueError, match=r"Limits\.processes=0"):
         Limits(processes=0)
+
+
+@pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
+def test_a_command_sees_no_file_process_or_variable_of_the_trainer(means: Means, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("trainers-secret")
+    for path in [secret, *secret.parents][:-1]:
+        path.chmod(path.stat().st_mode | 0o005)
+    os.environ["SECRET_OF_THE_TRAINER"] = "trainers-secret"
+    with Workspace(means=means) as workspace:
+        attacks = (
+            f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {tmp_path}",
+            "find / -xdev -name 'secret.txt' 2>/dev/null; grep -rl trainers-secret /tmp /home /root /var 2>/dev/null",
+            "mount -t proc proc /tmp; nsenter -t 1 -m cat /etc/shadow; chroot / id; umount -l /proc",
+            "ls /proc | grep -c '^[0-9]'",
+        )
+        outputs = [workspace.run(attack).output for attack in attacks]
+    assert not any("trainers-secret" in output or "root:*" in output or "import" in output for output in outputs)
+    assert int(outputs[-1]) < 10
+
+
+@pytest.mark.parametrize("means", [means for means in WORKING if means != "limits"])
+def test_the_network_is_reached_only_when_the_limits_say_so(means: Means) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        command = f'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {port}), 2); print("reached")\''
+        for network in (False, True):
+            limits = Limits(network=network, memory_bytes=2 << 30)
+            with Workspace(limits=limits, means=means) as workspace:
+                assert ("reached" in workspace.run(command).output.splitlines()) == network
+
+
+def test_many_small_files_fill_only_the_allowance() -> None:
+    limits = Limits(disk_bytes=8 << 20, timeout_seconds=20, cpu_seconds=20)
+    with Workspace(limits=limits) as workspace:
+        result = workspace.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
+        assert "[disk limit exceeded]" in result.output and result.seconds < 15
+        assert not result.timed_out and result.exit_code == -9
+        assert workspace.run("rm -f f*; echo freed").output == "freed\n"
+
+
+def test_text_that_is_no_utf8_arrives() -> None:
+    with Workspace() as workspace:
+        assert workspace.run("printf 'a\\377b'").output == "a\ufffdb"
+
+
+@pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
+def test_a_workspace_lies_at_the_same_place_in_every_session(means: Means) -> None:
+    outputs = set()
+    for _ in range(2):
+        with Workspace(means=means) as workspace:
+            outputs.add(workspace.run("pwd; echo ~; echo x > /tmp/scratch; ls /tmp").output)
+    assert outputs == {"/workspace\n/workspace\nscratch\n"}

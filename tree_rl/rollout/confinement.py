@@ -1,22 +1,29 @@
 """How a command is confined: the argv that goes in front of it, from the strictest means that works on this machine.
 
-This keeps a policy's mistakes inside its directory; without bubblewrap it can still write where everybody can (`/tmp`).
-It is no boundary against a determined attacker: run untrusted agents in containers of their own.
+With `bubblewrap` or `mounts` a command sees the system's programs, its own directory and nothing else of the machine;
+with the weaker means it reads whatever its user may read. The kernel is shared in any case: agents that look for holes
+in it belong into virtual machines.
 """
 
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-Means = Literal["bubblewrap", "namespaces", "limits"]
-STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "namespaces", "limits")
+from tree_rl.rollout.jail import PLACE, jail_argv, lay_out_jail
+
+Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
+STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "mounts", "namespaces", "limits")
+HIDING: tuple[Means, ...] = ("bubblewrap", "mounts")
+"""Means under which the trainer's files, processes and environment cannot be seen."""
 PROGRAMS: Mapping[Means, tuple[str, ...]] = {
     "bubblewrap": ("bwrap", "prlimit", "setpriv"),
+    "mounts": ("unshare", "mount", "umount", "pivot_root", "prlimit", "setpriv"),
     "namespaces": ("unshare", "prlimit", "setpriv"),
     "limits": ("prlimit", "setpriv"),
 }
@@ -38,15 +45,19 @@ class Limits:
     """Output kept (standard output and error together)."""
     file_bytes: int = 16 << 20
     """Size of any file it writes."""
+    disk_bytes: int = 256 << 20
+    """Size of the whole directory: a command that is seen beyond it is killed. Looked at a few times a second."""
     memory_bytes: int = 1 << 30
     """Address space of each process."""
     processes: int = 32
     """Processes and threads at a time; not enforced by `limits` without root, where only the time-out ends a fork
     bomb."""
+    network: bool = False
+    """Whether it reaches the machine's network; only `limits` cannot keep it away."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
+            if name != "network" and getattr(self, name) <= 0:
                 raise ValueError(f"Limits.{name}={getattr(self, name)}: expected a positive value")
 
 
@@ -57,11 +68,12 @@ def confined_argv(
 
     Args:
         command: program and arguments.
-        directory: the only place it should write.
+        directory: the only place it should write; `bubblewrap` and `mounts` show it at `jail.PLACE`. For `mounts` its
+            parent holds what `jail.lay_out_jail` made.
         user_id: the user it runs as; None keeps this process's user (only root may change it).
         limits: resource limits.
-        means: `bubblewrap`: read-only file system outside `directory`, own process and network namespace;
-            `namespaces`: own process and network namespace; `limits`: resource limits only.
+        means: `bubblewrap`, `mounts`: own file system of system programs (read-only) and `directory`, own processes
+            and network; `namespaces`: own processes and network; `limits`: resource limits only.
 
     Returns:
         argv to execute.
@@ -70,16 +82,18 @@ def confined_argv(
     if user_id is not None:
         # Root is exempt from the process limit, so a command never runs as root.
         as_user = ["setpriv", f"--reuid={user_id}", f"--regid={user_id}", "--clear-groups", "--no-new-privs", "--"]
+    elif means == "mounts":
+        # Root of its own namespace only, which needs no powers there any more either.
+        as_user = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
     argv: list[str] = []
     if means == "bubblewrap":
         # bubblewrap needs no root, and its namespace would not know another user later.
-        argv += [*as_user, "bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev"]
-        argv += ["--proc", "/proc", "--tmpfs", "/tmp", "--bind", str(directory), str(directory)]
-        argv += ["--chdir", str(directory), "--"]
-    elif means == "namespaces":
-        argv += ["unshare", "--pid", "--fork", "--kill-child=KILL", "--net", "--ipc"]
-        argv += [] if user_id is not None else ["--user", "--map-current-user"]
-        argv += ["--"]
+        argv += [*as_user, *jail_argv(directory, network=limits.network)]
+    elif means in ("mounts", "namespaces"):
+        argv += ["unshare", "--pid", "--fork", "--kill-child=KILL", "--ipc", *([] if limits.network else ["--net"])]
+        if user_id is None:
+            argv += ["--user", "--map-root-user" if means == "mounts" else "--map-current-user"]
+        argv += ["--mount", "--", str(directory.parent / "enter")] if means == "mounts" else ["--"]
     argv += [
         "prlimit",
         f"--cpu={limits.cpu_seconds}",
@@ -96,6 +110,11 @@ def confined_argv(
     return [*argv, *command]
 
 
+def place_of(directory: Path, means: Means) -> str:
+    """Where a confined command finds its directory."""
+    return PLACE if means in HIDING else str(directory)
+
+
 @cache
 def strictest_means() -> Means:
     """Find out, once, which means work here.
@@ -103,13 +122,33 @@ def strictest_means() -> Means:
     Raises:
         RuntimeError: not even resource limits can be set.
     """
+    return working_means()[0]
+
+
+@cache
+def working_means() -> tuple[Means, ...]:
+    """All means that work here, the strictest first.
+
+    Raises:
+        RuntimeError: none does.
+    """
     user_id = 65534 if os.geteuid() == 0 else None
-    for means in STRICTEST_FIRST:
-        # The probe forks, as a process limit that counts the trainer's own processes would fail only then.
-        probe = ["/bin/sh", "-c", "(:) & wait"]
-        argv = confined_argv(probe, directory=Path("/"), user_id=user_id, limits=Limits(), means=means)
-        if any(shutil.which(program) is None for program in PROGRAMS[means]):
-            continue
-        if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20).returncode == 0:
-            return means
-    raise RuntimeError("no way to limit commands: expected the programs prlimit and setpriv (Debian: util-linux)")
+    working: list[Means] = []
+    with tempfile.TemporaryDirectory(prefix="probe-") as name:
+        directory = Path(name, "files")
+        directory.mkdir()
+        Path(name).chmod(0o711)
+        directory.chmod(0o777)
+        lay_out_jail(Path(name), directory, network=False, readable=())
+        for means in STRICTEST_FIRST:
+            # The probe forks, as a process limit that counts the trainer's own processes would fail only then.
+            probe = ["/bin/sh", "-c", "(:) & wait"]
+            argv = confined_argv(probe, directory=directory, user_id=user_id, limits=Limits(), means=means)
+            if any(shutil.which(program) is None for program in PROGRAMS[means]):
+                continue
+            finished = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20)
+            if finished.returncode == 0:
+                working.append(means)
+    if not working:
+        raise RuntimeError("no way to limit commands: expected the programs prlimit and setpriv (Debian: util-linux)")
+    return tuple(working)

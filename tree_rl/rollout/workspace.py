@@ -20,11 +20,14 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from tree_rl.rollout.confinement import Limits, Means, confined_argv, strictest_means
+from tree_rl.rollout.confinement import Limits, Means, confined_argv, place_of, strictest_means
+from tree_rl.rollout.jail import lay_out_jail
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 DRAIN_FACTOR = 64
 """Output beyond the kept part is read and dropped up to this multiple, then the command is killed."""
+DISK_CHECK_SECONDS = 0.25
+"""Time between two looks at the size of the directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,9 @@ class Workspace:
         self.directory = self._parent / "files"
         self.directory.mkdir(mode=0o700)
         self._hand_over(self.directory)
+        if self.means == "mounts":
+            lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=())
+        self.place = place_of(self.directory, self.means)
         for name, content in (files or {}).items():
             self.write(name, content)
 
@@ -85,11 +91,12 @@ class Workspace:
                     path.chmod(0o700)
         shutil.rmtree(self._parent, ignore_errors=True)
 
-    def run(self, command: str) -> CommandResult:
+    def run(self, command: str, *, environment: Mapping[str, str] | None = None) -> CommandResult:
         """Execute a POSIX shell command in the directory and wait for it.
 
         Args:
             command: passed to `/bin/sh -c`.
+            environment: variables besides PATH and HOME.
         """
         argv = confined_argv(
             ["/bin/sh", "-c", command],
@@ -105,11 +112,11 @@ class Workspace:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=self.directory,
-            env={"PATH": SEARCH_PATH, "HOME": str(self.directory)},
+            env={"PATH": SEARCH_PATH, "HOME": self.place, **(environment or {})},
             start_new_session=True,
         )
         try:
-            kept, truncated, timed_out = _read_until_exit(process, self.limits, started)
+            kept, truncated, timed_out = _read_until_exit(process, self.limits, started, self.directory)
         finally:
             _kill_group(process)
             process.stdout.close()  # type: ignore[union-attr]
@@ -170,11 +177,14 @@ class Workspace:
             os.chown(path, self._user_id, self._user_id)
 
 
-def _read_until_exit(process: subprocess.Popen[bytes], limits: Limits, started: float) -> tuple[bytes, bool, bool]:
+def _read_until_exit(
+    process: subprocess.Popen[bytes], limits: Limits, started: float, directory: Path
+) -> tuple[bytes, bool, bool]:
     """Collect output until the shell exits, not until its pipe closes: a background process may hold it open."""
     kept = bytearray()
     total = 0
     exited = False
+    next_look = started + DISK_CHECK_SECONDS
     pipe = process.stdout.fileno()  # type: ignore[union-attr]
     os.set_blocking(pipe, False)
     exit_notice = os.pidfd_open(process.pid)
@@ -186,7 +196,13 @@ def _read_until_exit(process: subprocess.Popen[bytes], limits: Limits, started: 
                 left = limits.timeout_seconds - (time.monotonic() - started)
                 if left <= 0 or total > DRAIN_FACTOR * limits.output_bytes:
                     return bytes(kept), total > len(kept), left <= 0
-                ready = {key.fd for key, _ in selector.select(left)}
+                if time.monotonic() >= next_look:
+                    looked = time.monotonic()
+                    if disk_use(directory) > limits.disk_bytes:
+                        return bytes(kept) + b"\n[disk limit exceeded]", total > len(kept), False
+                    # A large directory is looked at more rarely, so that looking costs a twentieth of the time.
+                    next_look = time.monotonic() + max(DISK_CHECK_SECONDS, 20 * (time.monotonic() - looked))
+                ready = {key.fd for key, _ in selector.select(min(left, DISK_CHECK_SECONDS))}
                 exited = exit_notice in ready
                 if pipe in ready or exited:
                     chunk = _read_available(pipe, DRAIN_FACTOR * limits.output_bytes)
@@ -197,6 +213,24 @@ def _read_until_exit(process: subprocess.Popen[bytes], limits: Limits, started: 
     finally:
         os.close(exit_notice)
     return bytes(kept), total > len(kept), False
+
+
+def disk_use(directory: Path) -> int:
+    """Bytes of all regular files below a directory."""
+    total = 0
+    folders = [str(directory)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        except (FileNotFoundError, PermissionError, NotADirectoryError):
+            # The command changes the directory meanwhile.
+            continue
+    return total
 
 
 def _read_available(pipe: int, most: int) -> bytes:

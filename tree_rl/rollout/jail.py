@@ -1,0 +1,114 @@
+"""A file system for one workspace: the system's programs, read-only, a directory of its own, and nothing else.
+
+Two ways to the same view: bubblewrap's arguments, or a mount table and a script for util-linux alone.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+PLACE = "/workspace"
+"""Where a command finds its directory: the same in every session, so that what it prints is the same too."""
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SETTINGS = ("alternatives", "ld.so.cache", "passwd", "group", "nsswitch.conf", "localtime")
+NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SCRATCH_BYTES = 64 << 20
+"""Size of /tmp and /dev/shm, which are in memory and new for every command."""
+
+ENTER = """\
+#!/bin/sh
+# Runs as the first process of new namespaces: builds the view, goes into it, becomes the command.
+set -e
+asked=$PATH PATH=/usr/sbin:/usr/bin:/sbin:/bin
+parent=${{0%/*}}
+mount -n -a -T "$parent/mounts"
+cd "$parent/root"
+{read_only}
+pivot_root . .
+umount -n -l .
+cd {place}
+PATH=$asked
+exec "$@"
+"""
+
+
+def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = ()) -> list[str]:
+    """bubblewrap and its arguments.
+
+    Args:
+        directory: shown at `PLACE`, writable.
+        network: keep the machine's network.
+        readable: further paths, shown where they are, read-only.
+    """
+    argv = ["bwrap", "--unshare-all", "--die-with-parent", *(["--share-net"] if network else [])]
+    for name in SYSTEM:
+        path = Path("/", name)
+        if path.is_symlink():
+            argv += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            argv += ["--ro-bind", str(path), str(path)]
+    for shown in (*_settings(network), *readable):
+        argv += ["--ro-bind", str(shown), str(shown)]
+    argv += ["--dev", "/dev", "--proc", "/proc", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"]
+    return [*argv, "--bind", str(directory), PLACE, "--chdir", PLACE, "--"]
+
+
+def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequence[Path]) -> None:
+    """Write what the means `mounts` needs: mount points below `parent/root`, `parent/mounts` and `parent/enter`.
+
+    Args:
+        parent: of the workspace; not writable by its commands.
+        directory: shown at `PLACE`, writable.
+        network: show the settings of the machine's network.
+        readable: further paths, shown where they are, read-only.
+    """
+    root = parent / "root"
+    root.mkdir(mode=0o755)
+    table = [f"{root} {root} none bind"]
+    shown: list[Path] = [*_settings(network), *readable]
+    for name in SYSTEM:
+        path = Path("/", name)
+        if path.is_symlink():
+            (root / name).symlink_to(path.readlink())
+        elif path.is_dir():
+            shown.insert(0, path)
+    for path in shown:
+        _mount_point(root, path, is_folder=path.is_dir())
+        table.append(f"{_escape(path)} {_escape(root)}{_escape(path)} none bind,ro,nosuid")
+    for device in DEVICES:
+        _mount_point(root, Path("/dev", device), is_folder=False)
+        table.append(f"/dev/{device} {root}/dev/{device} none bind")
+    for folder, kind, options in (
+        ("proc", "proc", "nosuid,nodev,noexec"),
+        ("tmp", "tmpfs", f"nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"),
+        ("dev/shm", "tmpfs", f"nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"),
+    ):
+        _mount_point(root, Path("/", folder), is_folder=True)
+        table.append(f"{kind} {root}/{folder} {kind} {options}")
+    _mount_point(root, Path(PLACE), is_folder=True)
+    table.append(f"{directory} {root}{PLACE} none bind,nosuid,nodev")
+    (parent / "mounts").write_text("".join(f"{line} 0 0\n" for line in table))
+    enter = parent / "enter"
+    # A command that runs as a user of its own cannot write there anyway.
+    read_only = ":" if os.geteuid() == 0 else "mount -n -o remount,bind,ro ."
+    enter.write_text(ENTER.format(place=PLACE, read_only=read_only))
+    enter.chmod(0o755)
+
+
+def _settings(network: bool) -> Iterable[Path]:
+    names = SETTINGS + (NETWORK_SETTINGS if network else ())
+    return [Path("/etc", name) for name in names if Path("/etc", name).exists()]
+
+
+def _mount_point(root: Path, path: Path, *, is_folder: bool) -> None:
+    point = root / path.relative_to("/")
+    point.parent.mkdir(parents=True, exist_ok=True)
+    if is_folder:
+        point.mkdir(exist_ok=True)
+    else:
+        point.touch()
+
+
+def _escape(path: Path) -> str:
+    return str(path).replace(" ", "\\040")
