@@ -124,25 +124,6 @@ def test_length_dependent_rope_is_refused_by_name() -> None:
         check_model(build(LlamaConfig(**SIZES, rope_parameters=rope)))
 
 
-def test_recurrent_layers_are_refused_by_name() -> None:
-    from transformers import Qwen3NextConfig
-
-    config = Qwen3NextConfig(
-        **SIZES,
-        layer_types=["linear_attention", "full_attention"],
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        linear_num_value_heads=2,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-    )
-    with pytest.raises(UnsupportedModelError, match="linear_attention"):
-        check_model(build(config))
-
-
 def test_router_auxiliary_loss_is_refused_by_name() -> None:
     sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     with pytest.raises(UnsupportedModelError, match="output_router_logits"):

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
 from tree_rl.models.kv_relay import KeyValueRelay
+from tree_rl.models.linear_attention import use_tree_linear_attention
 
 PREFIX = "tree_rl_over_"
 
@@ -31,7 +32,7 @@ def attention_name(flat_implementation: str) -> str:
 
 
 def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto") -> str:
-    """Let every attention layer of `model` read trees; calls without a tree keep today's implementation.
+    """Let every attention and Gated DeltaNet layer of `model` read trees; calls without a tree run as before.
 
     Args:
         model: a decoder that uses transformers' attention interface (checked by `check_model`).
@@ -48,6 +49,7 @@ def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto") -> str:
     if flat in ALL_MASK_ATTENTION_FUNCTIONS:
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[flat])
     model.set_attn_implementation(name)
+    use_tree_linear_attention(model)
     return flat
 
 

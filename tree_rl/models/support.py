@@ -3,9 +3,23 @@
 from torch import nn
 from transformers import PreTrainedModel
 
+from tree_rl.models.linear_attention import gated_delta_nets, is_readable_mixer
+
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config")
+LINEAR_ATTENTION = "linear_attention"
+RECURRENT_MIXERS = (
+    "Mixer",
+    "MambaLayer",
+    "ShortConv",
+    "DeltaNet",
+    "DeltaAttention",
+    "LightningAttention",
+    "Rglru",
+    "RwkvSelfAttention",
+)
+"""Endings of the class names of layers that carry state along the sequence."""
 
 
 class UnsupportedModelError(ValueError):
@@ -31,21 +45,21 @@ def check_model(model: PreTrainedModel) -> None:
 def _reasons(model: PreTrainedModel) -> list[str]:
     config = model.config
     reasons = []
-    if not model._supports_attention_backend:
-        reasons.append("its attention does not go through transformers' attention interface")
     settings = config.to_dict()
-    odd_layers = sorted(set(settings.get("layer_types") or ()) - READABLE_LAYERS)
+    layer_types = list(settings.get("layer_types") or ())
+    is_hybrid = len(gated_delta_nets(model)) == layer_types.count(LINEAR_ATTENTION) > 0
+    # Qwen3-Next and Qwen3.5 do go through the interface, though they do not say so.
+    if not (model._supports_attention_backend or is_hybrid):
+        reasons.append("its attention does not go through transformers' attention interface")
+    readable = READABLE_LAYERS | {LINEAR_ATTENTION} if is_hybrid else READABLE_LAYERS
+    odd_layers = sorted(set(layer_types) - readable)
     if odd_layers:
-        reasons.append(
-            f"layer types {odd_layers} carry state along the sequence; readable are {sorted(READABLE_LAYERS)}"
-        )
-    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv1d)]
-    if convolutions:
-        reasons.append(f"convolution over the sequence in {convolutions[0]}")
+        reasons.append(f"layer types {odd_layers} carry state along the sequence; readable are {sorted(readable)}")
+    reasons += _recurrence_reasons(model)
     multimodal = [key for key in MULTIMODAL_KEYS if settings.get(key) is not None]
     if multimodal:
         reasons.append(f"multimodal inputs ({multimodal[0]}) are not supported yet")
-    reasons += _rope_reasons(settings)
+    reasons += _rope_reasons(settings, has_text_mrope=is_hybrid)
     dropouts = {k: v for k, v in settings.items() if "dropout" in k and isinstance(v, int | float) and v > 0}
     # A classifier head drops out behind the last layer, once per unique token, as the flat run does.
     dropouts.pop("classifier_dropout", None)
@@ -60,7 +74,24 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     return reasons
 
 
-def _rope_reasons(settings: dict[str, object]) -> list[str]:
+def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
+    """Mixers and convolutions over the sequence, but for those of readable Gated DeltaNet layers."""
+    reasons = []
+    inside = [name + "." for name, module in model.named_modules() if is_readable_mixer(module)]
+    others = [(n, m) for n, m in model.named_modules() if not any((n + ".").startswith(prefix) for prefix in inside)]
+    mixers = [(n, type(m).__name__) for n, m in others if type(m).__name__.endswith(RECURRENT_MIXERS)]
+    if mixers:
+        reasons.append(
+            f"{mixers[0][0]} is a {mixers[0][1]}, whose state no tree kernel computes yet; readable recurrent layers "
+            "are the Gated DeltaNets of Qwen3-Next and Qwen3.5 in transformers >=5.5.3,<5.11"
+        )
+    convolutions = [n for n, m in others if isinstance(m, nn.Conv1d)]
+    if convolutions:
+        reasons.append(f"convolution over the sequence in {convolutions[0]}")
+    return reasons
+
+
+def _rope_reasons(settings: dict[str, object], *, has_text_mrope: bool) -> list[str]:
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return []
@@ -70,6 +101,7 @@ def _rope_reasons(settings: dict[str, object]) -> list[str]:
         kind = one.get("rope_type", one.get("type"))
         if kind in LENGTH_DEPENDENT_ROPE:
             reasons.append(f"rope_type={kind} depends on the longest row of a batch")
-        if "mrope_section" in one:
+        # Given one position per token, Qwen3.5 reads it on all three axes: plain rotary positions.
+        if "mrope_section" in one and not has_text_mrope:
             reasons.append("multimodal rotary positions (mrope_section) are not supported yet")
     return reasons

@@ -1,48 +1,62 @@
-"""What crosses a cut: keys and values down as detached leaves, their gradients up in float32.
+"""What crosses a cut: keys, values and states down as detached leaves, their gradients up in float32.
 
-Only the root-to-cut path is relayed (paper, appendix "Zero-Overhead Partition Boundaries"; no siblings, so no bias
-mask). Legend: r relayed tokens of a partition, P tokens of its past, H key-value heads, D head size, L layers.
+Attention layers relay the root-to-cut path (paper, appendix "Zero-Overhead Partition Boundaries"; no siblings, so no
+bias mask), recurrent layers the state and the convolution's context at the cut, which stand for the whole path.
+Legend: r relayed tokens of a partition, P tokens of its past, S cuts, H heads, D head size, L layers.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from tree_rl.models.kv_relay import KeyValueRelay
+from tree_rl.models.kv_relay import KeyValueRelay, Pair
 from tree_rl.training.host_store import HostStore
 
-KeyValue = tuple[torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CutPath:
+    """Where a child partition hangs."""
+
+    cut: int
+    """index of its cut among the partition's"""
+    tokens: torch.Tensor
+    """int64, indices among the relayed tokens of the cut token and its ancestors in the partition"""
 
 
 class Gateway:
-    """Keys and values of one live partition, and the gradients that its children send back.
+    """Keys, values and states of one live partition, and the gradients that its children send back.
 
-    The past of a child is this partition's own past followed by the path to the cut. Gradients of a grandparent's
-    keys pass through in float32 without entering this partition's graph.
+    A child's past of an attention layer is this partition's own past followed by the path to the cut; gradients of a
+    grandparent's keys pass through in float32 without entering this partition's graph. A child's past of a recurrent
+    layer is one state and one context; through them the gradient of a grandparent's passes in the graph.
     """
 
-    def __init__(self, past: Sequence[KeyValue], *, store: HostStore | None = None) -> None:
+    def __init__(self, past: Sequence[Pair], *, cuts: tuple[int, ...] = (), store: HostStore | None = None) -> None:
         """Open the gateway of a partition that is about to run.
 
         Args:
-            past: keys and values [P, H, D] of every layer, without graph; empty for a partition of roots.
-            store: where keys and values wait for children; None keeps them on the device.
+            past: of every layer, without graph, keys and values [P, H, D] or state and context; empty for a partition
+                of roots.
+            cuts: tokens of the partition that children hang from.
+            store: where keys, values and states wait for children; None keeps them on the device.
         """
         for pair in past:
             for tensor in pair:
                 tensor.requires_grad_(torch.is_grad_enabled())
         self.past = list(past)
-        self.relay = KeyValueRelay(self.past)
+        self.relay = KeyValueRelay(self.past, cuts)
         self._store = store
-        self._evicted_past: list[KeyValue] = []
-        self._kept: list[KeyValue] = []
+        self._evicted_past: list[Pair] = []
+        self._kept: list[Pair] = []
+        self._at_cuts: list[bool] = []
         self._edges: list[list[GradientEdge]] = []
         self._kept_gradient: list[list[torch.Tensor]] = []
         self._past_gradient: list[list[torch.Tensor]] = []
 
     def close(self, relayed: torch.Tensor | None) -> None:
-        """After the forward: keep the keys and values that children will read; the relay forgets the others.
+        """After the forward: keep what children will read; the relay forgets the rest.
 
         Args:
             relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
@@ -50,65 +64,76 @@ class Gateway:
         captured = self.relay.take()
         if relayed is None:
             return
-        for pair in captured:
-            gathered = [tensor[relayed] for tensor in pair]
-            key, value = (tensor.detach() for tensor in gathered)
-            self._kept.append((key, value) if self._store is None else (self._store.put(key), self._store.put(value)))
+        for layer in captured:
+            gathered = [tensor if layer.at_cuts else tensor[relayed] for tensor in layer.pair]
+            first, second = (tensor.detach() for tensor in gathered)
+            self._kept.append(
+                (first, second) if self._store is None else (self._store.put(first), self._store.put(second))
+            )
+            self._at_cuts.append(layer.at_cuts)
             if torch.is_grad_enabled():
                 # An edge instead of the tensor: its memory is then free to leave the device.
                 self._edges.append([get_gradient_edge(tensor) for tensor in gathered])
         if self._store is not None:
-            self._evicted_past = [(self._store.evict(key), self._store.evict(value)) for key, value in self.past]
+            self._evicted_past = [(self._store.evict(first), self._store.evict(second)) for first, second in self.past]
 
-    def past_of_child(self, path: torch.Tensor) -> list[KeyValue]:
-        """Past of a child partition: [P + len(path), H, D] per layer, without graph.
+    def past_of_child(self, path: CutPath) -> list[Pair]:
+        """Past of a child partition, without graph: [P + len(path), H, D] of attention layers, the state and the
+        context at the cut of recurrent ones.
 
         Args:
-            path: int64, indices among the relayed tokens of the cut token and its ancestors here.
+            path: where it hangs.
         """
-        own = [(self._on(path, key)[path], self._on(path, value)[path]) for key, value in self._kept]
-        if not self.past:
-            return own
+        past = []
         waiting = self._evicted_past or self.past
-        return [
-            (
-                torch.cat([self._on(path, old_key.detach()), key]),
-                torch.cat([self._on(path, old_value.detach()), value]),
-            )
-            for (old_key, old_value), (key, value) in zip(waiting, own, strict=True)
-        ]
+        for layer, (pair, at_cuts) in enumerate(zip(self._kept, self._at_cuts, strict=True)):
+            if at_cuts:
+                # Copies: a child may evict its past, which must not take its siblings' along.
+                first, second = (self._on(path, tensor)[path.cut].clone() for tensor in pair)
+            else:
+                first, second = (self._on(path, tensor)[path.tokens] for tensor in pair)
+                if waiting:
+                    old_first, old_second = (self._on(path, tensor.detach()) for tensor in waiting[layer])
+                    first, second = torch.cat([old_first, first]), torch.cat([old_second, second])
+            past.append((first, second))
+        return past
 
-    def receive(self, gradients: Sequence[Sequence[torch.Tensor]], path: torch.Tensor) -> None:
-        """Add what a child sends back for its past: the part of our own past, then the path.
+    def receive(self, gradients: Sequence[Sequence[torch.Tensor]], path: CutPath) -> None:
+        """Add what a child sends back for its past.
 
         Sums are made when the first child reports, so that on a long path of partitions only one set is alive.
 
         Args:
-            gradients: float32 [P + len(path), H, D] per layer, for keys and values; owned by this gateway from now on.
+            gradients: float32, of the shapes that `past_of_child` gave; owned by this gateway from now on.
             path: as given to `past_of_child`.
         """
-        past_length = len(self.past[0][0]) if self.past else 0
         if not self._kept_gradient:
-            self._kept_gradient = [[_zeros(tensor, path.device) for tensor in pair] for pair in self._kept]
-        if past_length and not self._past_gradient:
-            self._past_gradient = [[gradient[:past_length] for gradient in pair] for pair in gradients]
-        elif past_length:
-            for pair, sums in zip(gradients, self._past_gradient, strict=True):
+            self._kept_gradient = [[_zeros(tensor, path.tokens.device) for tensor in pair] for pair in self._kept]
+            self._past_gradient = [[] for _ in self._kept]
+        for layer, pair in enumerate(gradients):
+            sums = self._kept_gradient[layer]
+            if self._at_cuts[layer]:
                 for gradient, total in zip(pair, sums, strict=True):
+                    total[path.cut] += gradient
+                continue
+            past_length = len(self.past[layer][0]) if self.past else 0
+            if not self._past_gradient[layer]:
+                self._past_gradient[layer] = [gradient[:past_length] for gradient in pair]
+            else:
+                for gradient, total in zip(pair, self._past_gradient[layer], strict=True):
                     total += gradient[:past_length]
-        for pair, sums in zip(gradients, self._kept_gradient, strict=True):
             for gradient, total in zip(pair, sums, strict=True):
                 # Indices of a path are distinct: plain indexing adds each once, deterministically.
-                total[path] += gradient[past_length:]
+                total[path.tokens] += gradient[past_length:]
 
     def backward(self, loss: torch.Tensor) -> list[list[torch.Tensor]]:
-        """One traversal from the loss and the relayed keys and values; returns the gradients for the parent.
+        """One traversal from the loss and all that was relayed; returns the gradients for the parent.
 
         Args:
             loss: scalar that hangs from the module's output, so that FSDP2 unshards before the layers' backward.
 
         Returns:
-            float32 [P, H, D] per layer, for keys and values; empty for a partition of roots.
+            float32 per layer, of the shapes of its past; empty for a partition of roots.
         """
         roots = [get_gradient_edge(loss)]
         gradients = [torch.ones_like(loss)]
@@ -125,16 +150,16 @@ class Gateway:
             sums = [_as_float(tensor) for tensor in pair]
             for tensor in pair:
                 tensor.grad = None
-            if self._past_gradient:
+            if self._past_gradient and self._past_gradient[layer]:
                 for total, passed in zip(sums, self._past_gradient[layer], strict=True):
                     total += passed
                 self._past_gradient[layer] = []
             upward.append(sums)
         return upward
 
-    def _on(self, path: torch.Tensor, waiting: torch.Tensor) -> torch.Tensor:
+    def _on(self, path: CutPath, waiting: torch.Tensor) -> torch.Tensor:
         """A waiting tensor on the device of `path`."""
-        return waiting if self._store is None else self._store.get(waiting, path.device)
+        return waiting if self._store is None else self._store.get(waiting, path.tokens.device)
 
     def _restore_past(self) -> None:
         """Checkpointed layers read the past again in the backward."""

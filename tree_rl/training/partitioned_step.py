@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tree_kernels.layout import TreeLayout
-from tree_rl.training.gateway import Gateway
+from tree_rl.training.gateway import CutPath, Gateway
 from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
@@ -110,16 +110,16 @@ class PartitionedRun:
     def _forward(self, number: int, live: dict[int, Gateway]) -> tuple[Gateway, SlotValues]:
         partition = self.plan.partitions[number]
         past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        gateway = Gateway(past, store=self.store)
+        gateway = Gateway(past, cuts=tuple(cut.local_token for cut in partition.cuts), store=self.store)
         values = self.readout.read(self.model, self._model_kwargs(partition, gateway), number)
         gateway.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
         return gateway, values
 
-    def _path_to(self, partition: Partition) -> torch.Tensor:
-        """Indices, among the parent's relayed tokens, of the path to the cut that `partition` hangs from."""
+    def _path_to(self, partition: Partition) -> CutPath:
+        """The path to the cut that `partition` hangs from, among the parent's relayed tokens."""
         parent = self.plan.partitions[partition.parent]
-        (path,) = (cut.path for cut in parent.cuts if cut.token == partition.cut_token)
-        return self._index(np.searchsorted(relayed_tokens(parent), path))
+        ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
+        return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
 
     def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
         layout = TreeLayout.from_subtree_end(

@@ -1,0 +1,82 @@
+"""Tiny models with Gated DeltaNet and attention layers, and stock transformers in float64 as their yardstick."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3NextConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+
+VOCAB = 61
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "initializer_range": 0.06,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+TEXT_MROPE = {
+    "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
+}  # fmt: skip
+HYBRIDS: dict[str, PretrainedConfig] = {
+    "qwen3_next": Qwen3NextConfig(**SIZES, **EXPERTS),
+    "qwen3_5": Qwen3_5TextConfig(**SIZES, rope_parameters=TEXT_MROPE),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**SIZES, **EXPERTS),
+}
+
+
+def build(config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    """A random model in training mode, the same weights in every dtype."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="sdpa", experts_implementation="eager", dtype=torch.float32
+    )
+    return model.to(dtype).train()
+
+
+@contextmanager
+def float64_throughout() -> Iterator[None]:
+    """Where the modelling files round to float32 they keep float64, so that a float64 model is one."""
+
+    def wider(value: object) -> object:
+        return torch.float64 if value is torch.float32 else value
+
+    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        patch.setattr(
+            torch.Tensor, "to", lambda t, *a, **k: to(t, *map(wider, a), **{n: wider(v) for n, v in k.items()})
+        )
+        patch.setattr(
+            torch.nn.functional, "softmax", lambda *a, **k: softmax(*a, **{n: wider(v) for n, v in k.items()})
+        )
+        yield
+
+
+def rows_with_prefix(prefix: int, *, seed: int = 0) -> list[np.ndarray]:
+    """Branches at one depth, one of them short, a strict prefix, twins, a row of one token that shares nothing."""
+    draw = np.random.default_rng(seed)
+    trunk = draw.integers(1, VOCAB - 1, prefix)
+    rows = [np.concatenate([trunk, draw.integers(1, VOCAB - 1, more)]) for more in (9, 1, 30)]
+    deeper = np.concatenate([rows[2][:-5], draw.integers(1, VOCAB - 1, 6)])
+    return [*rows, deeper, trunk, rows[0], np.array([VOCAB - 1])]

@@ -1,0 +1,118 @@
+"""Tiny Mixture-of-Experts models of every family, rows of hostile shapes, and gradients of rows run alone."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    GptOssConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+
+VOCAB, LAYERS, EXPERTS, PER_TOKEN = 61, 3, 5, 2
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.3,
+    "num_experts_per_tok": PER_TOKEN,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SPARSE = {"num_experts": EXPERTS, "moe_intermediate_size": 16}
+FAMILIES: dict[str, PretrainedConfig] = {
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **SPARSE, norm_topk_prob=True),
+    "qwen3_moe_dense_layer": Qwen3MoeConfig(**SIZES, **SPARSE, mlp_only_layers=[1]),
+    "qwen2_moe": Qwen2MoeConfig(**SIZES, **SPARSE, shared_expert_intermediate_size=16),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=7),
+    "gpt_oss": GptOssConfig(**SIZES, sliding_window=5, num_local_experts=EXPERTS, rope_parameters=ROPE),
+    "olmoe": OlmoeConfig(**SIZES, num_experts=EXPERTS),
+}
+BIASED = Glm4MoeConfig(
+    **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
+)
+"""Balances its experts by a bias, without an auxiliary loss."""
+
+
+def build(
+    config: PretrainedConfig, *, experts: str = "eager", attention: str = "eager", dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation=experts)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith(("sinks", "e_score_correction_bias", "router.bias")):
+            torch.nn.init.normal_(tensor, std=0.3)
+    return model.to(dtype).eval()
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+TRUNK = tokens(1, 9)
+SHAPES: dict[str, list[list[int]]] = {
+    "branches": [TRUNK + tokens(10 + i, 4 + i) for i in range(3)],
+    "identical_and_strict_prefix": [TRUNK, TRUNK[:5], TRUNK, TRUNK[:8]],
+    "single_tokens": [[5], [5], [7], TRUNK[:1], TRUNK[:2]],
+    "no_common_root": [tokens(20 + i, 3 + i) for i in range(3)],
+    "comb": [TRUNK[: 2 + 2 * i] + tokens(30 + i, 3) for i in range(4)],
+}
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(parameters, found, strict=True))
+
+
+def worst_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Largest relative error of a parameter's gradient; one that cancels is judged against 1 % of the largest."""
+    scale = max(float(g.norm()) for g in expected.values())
+    errors = {n: float((got[n] - g).norm()) / max(float(g.norm()), 1e-2 * scale) for n, g in expected.items()}
+    return max(errors.values())
+
+
+def random_routes(rows: Sequence[Sequence[int]], *, seed: int, choices: int = 3) -> list[np.ndarray]:
+    """Routes [T, LAYERS, PER_TOKEN] of each row that agree with other rows' often, but not always."""
+    draw = np.random.default_rng(seed)
+    table = np.stack([draw.permutation(EXPERTS)[:PER_TOKEN] for _ in range(choices)]).astype(np.int16)
+    shared = draw.integers(0, choices, (max(map(len, rows)), LAYERS))
+    routes = []
+    for row in rows:
+        index = shared[: len(row)].copy()
+        changed = draw.random(len(row)) < 0.15
+        index[changed] = draw.integers(0, choices, (int(changed.sum()), LAYERS))
+        routes.append(table[index])
+    return routes
+
+
+@contextmanager
+def stock_routers_forced(routes_TLK: np.ndarray, layers: Sequence[int]) -> Iterator[None]:
+    """One row through stock model code whose top-k answers with the given experts (NATIVE: its own), layer by layer."""
+    stock = torch.topk
+    calls = iter(layers)
+
+    def forced(values: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+        native = stock(values, k, dim=dim).indices
+        wanted = torch.from_numpy(routes_TLK[:, next(calls)]).long()
+        index = torch.where((wanted < 0).any(-1, keepdim=True), native, wanted)
+        return values.gather(-1, index), index
+
+    with patch.object(torch, "topk", forced):
+        yield

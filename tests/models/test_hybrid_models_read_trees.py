@@ -1,0 +1,132 @@
+"""Models with Gated DeltaNet layers: a forest has the log-probs and gradients of its rows run alone through stock code.
+
+transformers' own float32 recurrence is off by up to tens of per cent in gate gradients that nearly cancel, so float32
+trees are held against stock rows in float64.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
+from transformers import AutoModelForCausalLM, Lfm2Config, Mamba2Config, MiniMaxConfig
+
+from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
+from tree_rl.training.branch_step import branch_log_probs
+from tree_rl.training.tree_step import forest_log_probs
+from tree_rl.tree.forest import Forest
+
+PREFIXES = (1, 2, 3, 63, 64, 65, 129)
+FLOAT32_TOLERANCE = 2e-5
+Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def gradients(model: Any, log_probs_F: torch.Tensor) -> Result:
+    weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
+    parameters = dict(model.named_parameters())
+    loss = (log_probs_F * weight_F.to(log_probs_F.dtype)).sum()
+    return log_probs_F.detach(), dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
+
+
+@cache
+def stock_rows_in_float64(family: str, prefix: int) -> Result:
+    with float64_throughout():
+        model = build(HYBRIDS[family], torch.float64)
+        return gradients(model, branch_log_probs(model, rows_with_prefix(prefix)))
+
+
+def tree(family: str, prefix: int, dtype: torch.dtype, *, checkpointing: bool = False) -> Result:
+    model = build(HYBRIDS[family], dtype)
+    check_model(model)
+    use_tree_attention(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return gradients(model, forest_log_probs(model, Forest.from_rows(rows_with_prefix(prefix))))
+
+
+def assert_same(got: Result, expected: Result, tolerance: float) -> None:
+    torch.testing.assert_close(got[0].double(), expected[0], rtol=tolerance, atol=tolerance)
+    assert {name.split(".")[-1] for name in expected[1]} >= {"A_log", "dt_bias"}
+    for name, reference in expected[1].items():
+        error = float((got[1][name] - reference).norm() / reference.norm())
+        assert error < tolerance, (name, error)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_forest_in_float64_equals_rows_alone(family: str) -> None:
+    with float64_throughout():
+        got = tree(family, 65, torch.float64)
+    assert got[0].dtype == torch.float64
+    assert_same(got, stock_rows_in_float64(family, 65), 1e-10)
+
+
+@pytest.mark.parametrize("checkpointing", (False, True), ids=("plain", "checkpointing"))
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_forest_in_float32_equals_rows_alone(family: str, checkpointing: bool) -> None:
+    got = tree(family, 65, torch.float32, checkpointing=checkpointing)
+    assert_same(got, stock_rows_in_float64(family, 65), FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_every_prefix_length(prefix: int) -> None:
+    assert_same(
+        tree("qwen3_next", prefix, torch.float32), stock_rows_in_float64("qwen3_next", prefix), FLOAT32_TOLERANCE
+    )
+
+
+def test_flat_calls_run_transformers_own_functions() -> None:
+    model = build(HYBRIDS["qwen3_next"], torch.float32)
+    ids = torch.from_numpy(rows_with_prefix(20)[1])[None]
+    before = model(input_ids=ids).logits
+    use_tree_attention(model)
+    use_tree_attention(model)
+    forest_log_probs(model, Forest.from_rows(rows_with_prefix(3)))
+    torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
+
+
+def test_a_failing_layer_leaves_transformers_own_functions_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(HYBRIDS["qwen3_next"], torch.float32)
+    mixer = model.model.layers[1].linear_attn
+    stock = mixer.chunk_gated_delta_rule
+    use_tree_attention(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(mixer.norm, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forest_log_probs(model, Forest.from_rows(rows_with_prefix(3)))
+    assert mixer.chunk_gated_delta_rule is stock and mixer.causal_conv1d_fn is None
+
+
+SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+REFUSED = {
+    "Mamba2Mixer": Mamba2Config(**SMALL, num_heads=4, head_dim=16, state_size=8, n_groups=1),
+    "Lfm2ShortConv": Lfm2Config(
+        **SMALL,
+        intermediate_size=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    ),
+    "MiniMaxLightningAttention": MiniMaxConfig(
+        **SMALL,
+        intermediate_size=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mixer", REFUSED)
+def test_other_recurrent_layers_are_refused_by_name(mixer: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"layers\.0\.\S+ is a {mixer}"):
+        check_model(AutoModelForCausalLM.from_config(REFUSED[mixer]))
+
+
+def test_a_gated_delta_net_without_exposed_functions_is_refused_by_name() -> None:
+    model = build(HYBRIDS["qwen3_next"], torch.float32)
+    del model.model.layers[0].linear_attn.causal_conv1d_fn
+    with pytest.raises(UnsupportedModelError, match=r"is a Qwen3NextGatedDeltaNet.*transformers >=5"):
+        check_model(model)

@@ -1,0 +1,141 @@
+"""Gated DeltaNet layers of Hugging Face models read trees through the two functions that transformers lets one replace.
+
+A layer calls `causal_conv1d_fn` and `chunk_gated_delta_rule` of its mixer; during a forward with `tree_layout=` these
+are the tree's, otherwise transformers' own. Projections, gates and the gated norm stay as they are.
+Legend: N unique tokens, C channels, H heads, K and V state sizes.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
+from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
+from tree_rl.models.kv_relay import KeyValueRelay
+
+READABLE_MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
+REPLACED = ("causal_conv1d_fn", "chunk_gated_delta_rule")
+NORM_EPSILON = 1e-6
+
+
+def gated_delta_nets(model: nn.Module) -> list[nn.Module]:
+    """Decoder layers whose mixer is a Gated DeltaNet that can read trees."""
+    return [layer for layer in model.modules() if is_readable_mixer(getattr(layer, "linear_attn", None))]
+
+
+def is_readable_mixer(mixer: object) -> bool:
+    """Whether a module is a known Gated DeltaNet that takes its functions from attributes."""
+    return type(mixer).__name__ in READABLE_MIXERS and all(name in vars(mixer) for name in REPLACED)
+
+
+def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
+    """Let every Gated DeltaNet layer of `model` read trees; calls without a tree run transformers' own functions.
+
+    Args:
+        model: checked by `check_model`; a model without such layers is left alone.
+        impl: implementation of `tree_kernels.tree_gated_delta_rule`.
+    """
+    for layer in gated_delta_nets(model):
+        mixer: Any = layer.linear_attn
+        hooks = _TreeHooks(mixer, impl)
+        layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
+        layer.register_forward_hook(hooks.leave, always_call=True)
+
+
+class _TreeHooks:
+    """Puts the tree's functions into a mixer for the duration of its layer's forward, recomputations included."""
+
+    def __init__(self, mixer: Any, impl: str) -> None:
+        self._mixer = mixer
+        self._impl = impl
+        self._stock = {name: getattr(mixer, name) for name in REPLACED}
+
+    def enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        """Replace the functions where the layer is called with a tree."""
+        layout = kwargs.get("tree_layout")
+        if layout is not None:
+            call = _TreeCall(self._mixer, layout, kwargs.get("kv_relay"), self._impl)
+            self._mixer.causal_conv1d_fn, self._mixer.chunk_gated_delta_rule = call.conv, call.delta_rule
+
+    def leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """Put transformers' own functions back."""
+        for name, function in self._stock.items():
+            setattr(self._mixer, name, function)
+
+
+class _TreeCall:
+    """One mixer's share of one forward over a tree; the state and the context of a past come from the relay."""
+
+    def __init__(self, mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, impl: str) -> None:
+        self._mixer = mixer
+        self._layout = layout
+        self._relay = relay
+        self._impl = impl
+        self._past_state, self._past_context = (None, None) if relay is None else relay.past(mixer.layer_idx)
+        self._contexts: torch.Tensor | None = None
+
+    @property
+    def _cuts(self) -> tuple[int, ...] | None:
+        return None if self._relay is None else self._relay.cuts
+
+    def conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        """In place of causal_conv1d_fn: x and the result are [1, C, N]."""
+        out_NC, self._contexts = tree_causal_conv1d(
+            x[0].T,
+            weight,
+            bias,
+            self._layout,
+            activation=activation,
+            initial_context=self._past_context,
+            return_contexts_at=self._cuts,
+        )
+        return out_NC.T.unsqueeze(0)
+
+    def delta_rule(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **_: object,
+    ) -> tuple[torch.Tensor, None]:
+        """In place of chunk_gated_delta_rule: query, key, value and the result are [1, N, H, D]."""
+        # The layer repeats keys for every value head of theirs; the first of each group is enough.
+        group = self._mixer.num_v_heads // self._mixer.num_k_heads
+        q_NHK, k_NHK = query[0, :, ::group], key[0, :, ::group]
+        if use_qk_l2norm_in_kernel:
+            q_NHK, k_NHK = _of_unit_length(q_NHK), _of_unit_length(k_NHK)
+        out_NHV, states_SHKV = tree_gated_delta_rule(
+            q_NHK,
+            k_NHK,
+            value[0],
+            g[0],
+            beta[0],
+            self._layout,
+            initial_state=self._past_state,
+            return_states_at=self._cuts,
+            impl=self._impl,
+        )
+        if self._relay is not None:
+            assert states_SHKV is not None and self._contexts is not None
+            self._relay.capture(self._mixer.layer_idx, states_SHKV, self._contexts, at_cuts=True)
+        return out_NHV.unsqueeze(0), None
+
+
+def _of_unit_length(t_NHK: torch.Tensor) -> torch.Tensor:
+    """As the models' kernels normalise queries and keys, summed in at least float32."""
+    exact = t_NHK.to(accumulation_dtype(t_NHK.dtype))
+    return (exact * torch.rsqrt(exact.square().sum(-1, keepdim=True) + NORM_EPSILON)).to(t_NHK.dtype)
