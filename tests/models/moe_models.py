@@ -81,11 +81,17 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Ten
     return dict(zip(parameters, found, strict=True))
 
 
-def worst_error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Largest relative error of a parameter's gradient; one that cancels is judged against 1 % of the largest."""
-    scale = max(float(g.norm()) for g in expected.values())
-    errors = {n: float((got[n] - g).norm()) / max(float(g.norm()), 1e-2 * scale) for n, g in expected.items()}
-    return max(errors.values())
+def assert_equal_gradients(
+    got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5
+) -> None:
+    """Relative norm per parameter; where terms cancel, rounding is that of the largest gradient."""
+    largest = max(float(gradient.norm()) for gradient in expected.values())
+    assert largest > 0
+    for name, reference in expected.items():
+        norm = float(reference.norm())
+        allowed = tolerance * norm if norm >= 1e-2 * largest else 4 * tolerance * 1e-2 * largest
+        error = float((got[name] - reference).norm())
+        assert error <= allowed, (name, error, norm, largest)
 
 
 def random_routes(rows: Sequence[Sequence[int]], *, seed: int, choices: int = 3) -> list[np.ndarray]:

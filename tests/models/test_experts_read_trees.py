@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from moe_models import BIASED, FAMILIES, SHAPES, build, gradients, worst_error
+from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, gradients
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.branch_step import branch_log_probs
@@ -28,7 +28,7 @@ def test_forest_equals_rows_alone(family: str, shape: str) -> None:
     check_model(model)
     use_tree_attention(model)
     got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert worst_error(got, expected) < 1e-5
+    assert_equal_gradients(got, expected)
 
 
 @pytest.mark.parametrize("experts", ("grouped_mm", "batched_mm"))
@@ -40,7 +40,7 @@ def test_every_experts_implementation(family: str, experts: str) -> None:
     model = build(ALL[family], experts=experts)
     use_tree_attention(model)
     got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert worst_error(got, expected) < 1e-5
+    assert_equal_gradients(got, expected)
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -65,7 +65,7 @@ def test_qwen3_moe_in_float64_is_exact_to_rounding() -> None:
     expected = gradients(model, weighted(branch_log_probs(model, rows)))
     use_tree_attention(model)
     got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert worst_error(got, expected) < 1e-10
+    assert_equal_gradients(got, expected, 1e-10)
 
 
 def float64_throughout(model: torch.nn.Module) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from tree_kernels.edge_log_probs import logits_edge_log_probs
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
+from tree_rl.models.router_trace import KEYWORD, RouterTrace
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
 from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
@@ -37,9 +38,13 @@ class TreeInputs:
     """The attention mask of the forest."""
     row_index_F: torch.Tensor
     """int64 [F], unique token of every flat token."""
+    router_trace: RouterTrace | None = None
+    """Carried to the routers of a model with `RouterHooks`; None leaves them alone."""
 
     @classmethod
-    def from_forest(cls, forest: Forest, device: torch.device | str = "cpu") -> "TreeInputs":
+    def from_forest(
+        cls, forest: Forest, device: torch.device | str = "cpu", *, router_trace: RouterTrace | None = None
+    ) -> "TreeInputs":
         """Move a forest to `device`."""
 
         def tensor(array: np.ndarray) -> torch.Tensor:
@@ -50,11 +55,13 @@ class TreeInputs:
             position_ids_1N=tensor(forest.position).unsqueeze(0),
             layout=TreeLayout.from_subtree_end(torch.from_numpy(forest.subtree_end)).to(device),
             row_index_F=tensor(forest.row_index.values),
+            router_trace=router_trace,
         )
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
-        return tree_kwargs(self.input_ids_1N, self.position_ids_1N, self.layout)
+        kwargs = tree_kwargs(self.input_ids_1N, self.position_ids_1N, self.layout)
+        return kwargs if self.router_trace is None else {**kwargs, KEYWORD: self.router_trace}
 
 
 def tree_kwargs(input_ids_1N: torch.Tensor, position_ids_1N: torch.Tensor, layout: TreeLayout) -> dict[str, object]:

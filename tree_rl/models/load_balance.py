@@ -1,0 +1,103 @@
+"""Load of experts in logical tokens: a token of a tree counts once for each row through it, as in the flat run.
+
+Legend: N tokens of a forward, L Mixture-of-Experts layers, E experts of a layer, K experts per token, g multiplicity.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+BalanceForm = Literal["pooled", "per_layer"]
+
+
+def expert_load(chosen_NLK: torch.Tensor, count_N: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Logical tokens that each expert computed.
+
+    Args:
+        chosen_NLK: integer, experts of each token.
+        count_N: g, rows through each token; 0 leaves a token out.
+        num_experts: E.
+
+    Returns:
+        float64 [L, E]; whole numbers, so sums in any order are exact.
+    """
+    num_layers, per_token = chosen_NLK.shape[1:]
+    first_of_layer = torch.arange(num_layers, device=chosen_NLK.device)[:, None] * num_experts
+    counts = count_N.double()[:, None, None].expand(-1, num_layers, per_token)
+    load = torch.zeros(num_layers * num_experts, dtype=torch.float64, device=chosen_NLK.device)
+    load.index_add_(0, (chosen_NLK.long() + first_of_layer).flatten(), counts.flatten())
+    return load.view(num_layers, num_experts)
+
+
+def balance_weight(load_LE: torch.Tensor, num_tokens: float, form: BalanceForm = "pooled") -> torch.Tensor:
+    """What one logical token's router probability costs: the auxiliary loss is their product, summed.
+
+    The load has no gradient, so the loss is linear in the probabilities once the load of all tokens it ranges over is
+    known: of one forward (Switch), or of all rows on all ranks (the global form). Partitions then add up exactly.
+
+    * ``pooled``: transformers' `load_balancing_loss_func`, over the concatenated tokens of all layers,
+      E * sum_e (load_e / (L T)) * (probability_e / (L T)).
+    * ``per_layer``: Switch Transformer, eq. 4 to 6, and Megatron: the sum over layers of
+      E / K * sum_e (load_e / T) * (probability_e / T).
+
+    Args:
+        load_LE: logical load of all T tokens.
+        num_tokens: T, logical tokens; at least one.
+        form: which of the two.
+
+    Returns:
+        float64 [L, E].
+    """
+    num_layers, num_experts = load_LE.shape
+    if form == "pooled":
+        return (num_experts * load_LE.sum(0) / (num_layers * num_tokens) ** 2).expand(num_layers, -1)
+    per_token = load_LE.sum(1, keepdim=True) / num_tokens
+    return num_experts * load_LE / (per_token * num_tokens**2)
+
+
+def balance_loss(logits: Sequence[torch.Tensor], count_N: torch.Tensor, weight_LE: torch.Tensor) -> torch.Tensor:
+    """The share of these tokens in the auxiliary loss; shares of all tokens that `weight_LE` ranges over sum to it.
+
+    Args:
+        logits: L tensors [N, E], router logits with their graph.
+        count_N: g, rows through each token.
+        weight_LE: from `balance_weight`.
+
+    Returns:
+        A scalar in at least float32.
+    """
+    # Probabilities are recomputed in the backward: all layers' would take more memory than the logits themselves.
+    shares = [
+        checkpoint(_layer_share, layer_logits_NE, count_N, weight_E, use_reentrant=False)
+        for layer_logits_NE, weight_E in zip(logits, weight_LE, strict=True)
+    ]
+    return torch.stack(shares).sum()
+
+
+def update_expert_bias(model: nn.Module, load_LE: torch.Tensor, rate: float) -> None:
+    """Loss-free balancing (DeepSeek-V3, section 2.1.2): a bias moves by `rate` towards experts below the mean load.
+
+    Args:
+        model: decoder whose layers hold an `e_score_correction_bias` [E], such as GLM-4-MoE or DeepSeek-V3.
+        load_LE: logical load of all rows on all ranks.
+        rate: the step, for example 1e-3.
+
+    Raises:
+        ValueError: not one bias per layer of the load.
+    """
+    biases: list[Any] = [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    if len(biases) != len(load_LE):
+        raise ValueError(f"expected a bias for each of {len(load_LE)} layers with experts, found {len(biases)}")
+    step_LE = rate * torch.sign(load_LE.mean(dim=1, keepdim=True) - load_LE)
+    with torch.no_grad():
+        for bias, step_E in zip(biases, step_LE, strict=True):
+            bias += step_E.to(bias)
+
+
+def _layer_share(logits_NE: torch.Tensor, count_N: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
+    dtype = torch.promote_types(logits_NE.dtype, torch.float32)
+    probability_NE = torch.softmax(logits_NE, dim=-1, dtype=dtype)
+    return count_N.to(dtype) @ (probability_NE @ weight_E.to(dtype))

@@ -1,0 +1,216 @@
+"""What the routers of one forward chose, and what they must choose: record and replay of Mixture-of-Experts routes.
+
+A trace travels as the keyword `router_trace` through a model's forward, so that gradient checkpointing replays it too.
+Legend: N tokens of a forward, L decoder layers, E experts of a layer, K experts per token.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tree_rl.models.support import UnsupportedModelError
+
+KEYWORD = "router_trace"
+NATIVE = -1
+"""Expert number in a replayed route that leaves the choice to the router; the same as in `tree_rl.tree.routes`."""
+
+Scores = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a router, its logits [N, E] and the chosen experts [N, K] to what weighs their outputs, [N, K]."""
+
+
+def _softmax_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
+    scores_NK = torch.softmax(logits_NE, dim=-1, dtype=torch.float).gather(1, chosen_NK)
+    if router.norm_topk_prob:
+        scores_NK = scores_NK / scores_NK.sum(dim=-1, keepdim=True)
+    return scores_NK.to(logits_NE.dtype)
+
+
+def _normalised_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
+    scores_NK = torch.softmax(logits_NE, dim=-1, dtype=torch.float).gather(1, chosen_NK)
+    return (scores_NK / scores_NK.sum(dim=-1, keepdim=True)).to(logits_NE.dtype)
+
+
+def _mixtral_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
+    scores_NK = torch.softmax(logits_NE.float(), dim=-1).gather(1, chosen_NK)
+    return scores_NK / scores_NK.sum(dim=-1, keepdim=True)
+
+
+def _gpt_oss_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(logits_NE.gather(1, chosen_NK), dim=1, dtype=logits_NE.dtype)
+
+
+SCORES: dict[str, Scores] = {
+    "Qwen2MoeTopKRouter": _softmax_scores,
+    "Qwen3MoeTopKRouter": _softmax_scores,
+    "Qwen3NextTopKRouter": _softmax_scores,
+    "OlmoeTopKRouter": _softmax_scores,
+    "Qwen3_5MoeTopKRouter": _normalised_scores,
+    "MixtralTopKRouter": _mixtral_scores,
+    "GptOssTopKRouter": _gpt_oss_scores,
+}
+"""Routers of transformers that return (logits, scores, experts) of a softmax top-k, and how they weigh experts."""
+
+
+class RouterTrace:
+    """Routes of one forward; every Mixture-of-Experts layer reads its forced route here and leaves what it chose.
+
+    Opaque on purpose: a list or dict handed to an FSDP2 module is copied, and what is written into the copy is lost.
+    """
+
+    def __init__(self, routes_NLK: torch.Tensor | None = None) -> None:
+        """Take the routes to replay.
+
+        Args:
+            routes_NLK: integer, by absolute decoder layer; a token's layer with any NATIVE is left to the router.
+                None records only.
+        """
+        self._routes_NLK = routes_NLK
+        self._chosen: dict[int, torch.Tensor] = {}
+        self._logits: dict[int, torch.Tensor] = {}
+
+    @property
+    def replays(self) -> bool:
+        """Whether routes are forced."""
+        return self._routes_NLK is not None
+
+    def check_layers(self, num_layers: int) -> None:
+        """Refuse routes to replay that are not numbered by absolute decoder layer.
+
+        Raises:
+            ValueError: not one route per decoder layer.
+        """
+        if self._routes_NLK is not None and self._routes_NLK.shape[1] != num_layers:
+            raise ValueError(
+                f"expected routes of all {num_layers} decoder layers (any numbers where a layer has no experts), "
+                f"received {self._routes_NLK.shape[1]}"
+            )
+
+    def replayed(self, layer: int, native_NK: torch.Tensor) -> torch.Tensor:
+        """The experts that a layer must use, int64 [N, K], given those that its router prefers."""
+        assert self._routes_NLK is not None
+        forced_NK = self._routes_NLK[:, layer].to(native_NK)
+        if forced_NK.shape != native_NK.shape:
+            shapes = f"expected {tuple(native_NK.shape)}, received {tuple(forced_NK.shape)}"
+            raise ValueError(f"routes of layer {layer} [tokens, experts per token]: {shapes}")
+        return torch.where((forced_NK == NATIVE).any(dim=-1, keepdim=True), native_NK, forced_NK)
+
+    def capture(
+        self, layer: int, *, chosen_NK: torch.Tensor | None = None, logits_NE: torch.Tensor | None = None
+    ) -> None:
+        """Keep what a layer chose, and its router's logits with their graph.
+
+        Gradient checkpointing runs the layer again in the backward: the first pass is the one whose graph counts.
+        """
+        if chosen_NK is not None:
+            self._chosen.setdefault(layer, chosen_NK.detach().to(torch.int16))
+        if logits_NE is not None:
+            self._logits.setdefault(layer, logits_NE)
+
+    def take_logits(self) -> list[torch.Tensor]:
+        """Router logits [N, E] of all Mixture-of-Experts layers, in order; the trace forgets them."""
+        logits = [self._logits[layer] for layer in sorted(self._logits)]
+        # Keys that still answer keep a recomputation from capturing again.
+        self._logits = dict.fromkeys(self._logits, torch.empty(0))
+        return logits
+
+    def chosen(self) -> torch.Tensor:
+        """Experts that ran, int16 [N, Mixture-of-Experts layers, K]."""
+        return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
+
+    def routes(self, num_layers: int) -> torch.Tensor:
+        """Experts that ran, int16 [N, L, K] by absolute decoder layer, NATIVE on layers without experts."""
+        chosen = self.chosen()
+        routes_NLK = chosen.new_full((len(chosen), num_layers, chosen.shape[-1]), NATIVE)
+        routes_NLK[:, sorted(self._chosen)] = chosen
+        return routes_NLK
+
+
+class RouterHooks:
+    """Lets forwards of a model carry a `router_trace`; forwards without one are not touched."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Hook every Mixture-of-Experts layer.
+
+        Args:
+            model: a Hugging Face model, before FSDP or PEFT wrap it.
+
+        Raises:
+            UnsupportedModelError: no layer whose experts go through transformers' experts interface.
+        """
+        self.layers: tuple[int, ...] = ()
+        """Absolute decoder layers with experts."""
+        self.num_experts = 0
+        """E."""
+        self.unknown_router: str | None = None
+        """Class of a router whose scores cannot be recomputed for other experts: recording works, replay does not."""
+        self._traces: dict[int, RouterTrace | None] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        decoder_layers = [(name, m) for name, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
+        self.num_layers = len(decoder_layers)
+        """L, with and without experts."""
+        for name, decoder_layer in decoder_layers:
+            experts = [m for m in decoder_layer.modules() if hasattr(m, "is_transposed") and hasattr(m, "has_gate")]
+            if experts:
+                self._hook(int(name.rsplit(".", 1)[-1]), decoder_layer, experts[0])
+        if not self.layers:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no experts that go through transformers' experts interface; "
+                "unset tree.router_aux_loss_coef"
+            )
+
+    def remove(self) -> None:
+        """Take all hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, layer: int, decoder_layer: nn.Module, experts: Any) -> None:
+        self.layers += (layer,)
+        self.num_experts = experts.num_experts
+        handles = [
+            decoder_layer.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True),
+            # A recomputation stops in the middle of the layer: the hook runs even so.
+            decoder_layer.register_forward_hook(partial(self._leave, layer), always_call=True),
+            experts.register_forward_pre_hook(partial(self._record, layer)),
+        ]
+        routers = [m for m in decoder_layer.modules() if type(m).__name__ in SCORES]
+        if routers:
+            handles.append(routers[0].register_forward_hook(partial(self._route, layer)))
+        else:
+            self.unknown_router = type(decoder_layer).__name__
+        self._handles += handles
+
+    def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The layer knows its trace from here on, in the forward as in a recomputation of it."""
+        trace = kwargs.get(KEYWORD)
+        if trace is not None and trace.replays:
+            if self.unknown_router is not None:
+                raise UnsupportedModelError(
+                    f"routes cannot be replayed through {self.unknown_router}; routers that can: {', '.join(SCORES)}"
+                )
+            trace.check_layers(self.num_layers)
+        self._traces[layer] = trace
+
+    def _leave(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """No trace outlives its forward here: it holds the graph."""
+        self._traces[layer] = None
+
+    def _route(self, layer: int, router: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        trace = self._traces[layer]
+        if trace is None:
+            return None
+        logits_NE, _, native_NK = output
+        trace.capture(layer, logits_NE=logits_NE)
+        if not trace.replays:
+            return None
+        chosen_NK = trace.replayed(layer, native_NK)
+        return logits_NE, SCORES[type(router).__name__](router, logits_NE, chosen_NK), chosen_NK
+
+    def _record(self, layer: int, experts: nn.Module, args: tuple[Any, ...]) -> None:
+        trace = self._traces[layer]
+        if trace is not None:
+            trace.capture(layer, chosen_NK=args[1])

@@ -1,0 +1,139 @@
+"""Mixture-of-Experts routers over one forest: routes that rows prescribe, routes they took, the cost of imbalance.
+
+Every unique token runs once and counts g_t times. Legend: N unique tokens, n those of a partition, B rows,
+L Mixture-of-Experts layers, E experts of a layer, K experts per token.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tree_rl.models.load_balance import balance_loss, expert_load
+from tree_rl.models.router_trace import KEYWORD, RouterTrace
+from tree_rl.training.readout import Readout, SlotValues
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition_plan import PartitionPlan
+
+
+class ForestRouting:
+    """What the routers did on a forest that runs in one forward or in partitions; the model carries `RouterHooks`."""
+
+    def __init__(
+        self,
+        forest: Forest,
+        device: torch.device | str = "cpu",
+        *,
+        routes: np.ndarray | None = None,
+        weight_LE: torch.Tensor | None = None,
+    ) -> None:
+        """Open a forest.
+
+        Args:
+            forest: the rows; built with `route_keys` where routes are replayed.
+            device: where the model runs.
+            routes: integer [N, decoder layers, K] to replay, from `routes_of_unique_tokens`; None lets routers choose.
+            weight_LE: `balance_weight` of all rows that the auxiliary loss ranges over; None for no such loss.
+        """
+        self.forest = forest
+        self.weight_LE = weight_LE
+        self._routes = None if routes is None else torch.from_numpy(np.ascontiguousarray(routes)).to(device)
+        self._count_N = torch.from_numpy(forest.path_count.astype(np.int64)).to(device)
+        self._chosen_NLK: torch.Tensor | None = None
+
+    def open(self, tokens: torch.Tensor | None = None) -> RouterTrace:
+        """The trace of a forward over the given tokens (int64 [n]), all of them if None."""
+        routes = self._routes if self._routes is None or tokens is None else self._routes[tokens]
+        return RouterTrace(routes)
+
+    def close(self, trace: RouterTrace, tokens: torch.Tensor | None = None) -> torch.Tensor | None:
+        """After a forward: keep its routes; the tokens' share of the auxiliary loss, None without one.
+
+        Args:
+            trace: from `open`, carried through the model.
+            tokens: as given to `open`.
+        """
+        chosen_nLK = trace.chosen()
+        if tokens is None:
+            self._chosen_NLK = chosen_nLK
+        else:
+            if self._chosen_NLK is None:
+                self._chosen_NLK = chosen_nLK.new_empty((self.forest.num_unique, *chosen_nLK.shape[1:]))
+            self._chosen_NLK[tokens] = chosen_nLK
+        logits = trace.take_logits()
+        if self.weight_LE is None:
+            return None
+        count_n = self._count_N if tokens is None else self._count_N[tokens]
+        return balance_loss(logits, count_n, self.weight_LE)
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """Experts that ran, int16 [N, L, K], once every token ran."""
+        assert self._chosen_NLK is not None
+        return self._chosen_NLK
+
+    def load(self, num_experts: int) -> torch.Tensor:
+        """Logical tokens of all rows per expert, float64 [L, E]."""
+        return expert_load(self.chosen, self._count_N, num_experts)
+
+    def load_of_rows(self, num_experts: int) -> torch.Tensor:
+        """Tokens of each row per expert, float64 [B, L, E] on the host: the sum over the segments on the row's path."""
+        forest, chosen_NLK = self.forest, self.chosen
+        num_layers = chosen_NLK.shape[1]
+        # A layer of a segment counts as a layer of its own, so that one pass counts them all.
+        layer_NL = torch.from_numpy(forest.segment_of_token)[:, None] * num_layers + torch.arange(num_layers)
+        flat_index = layer_NL.to(chosen_NLK.device)[..., None] * num_experts + chosen_NLK
+        size = forest.num_segments * num_layers * num_experts
+        load_SLE = torch.bincount(flat_index.flatten(), minlength=size).view(-1, num_layers, num_experts).cpu().numpy()
+        for segment, parent in enumerate(forest.segments.parent.tolist()):
+            if parent >= 0:
+                load_SLE[segment] += load_SLE[parent]
+        last_token = forest.row_index.values[forest.row_index.offsets[1:] - 1]
+        return torch.from_numpy(load_SLE[forest.segment_of_token[last_token]]).double()
+
+
+class RoutedReadout:
+    """A readout of partitions whose forwards carry the forest's routing; the auxiliary loss joins the surrogate."""
+
+    def __init__(self, inner: Readout, routing: ForestRouting, plan: PartitionPlan) -> None:
+        """Wrap what the rows' loss reads.
+
+        Args:
+            inner: reads log-probs or values.
+            routing: of the same forest.
+            plan: its partitions.
+        """
+        self.device = inner.device
+        self._inner = inner
+        self._routing = routing
+        self._tokens_of = [torch.from_numpy(p.tokens.astype(np.int64)).to(inner.device) for p in plan.partitions]
+
+    @property
+    def values(self) -> SlotValues:
+        """See `Readout.values`."""
+        return self._inner.values
+
+    def read(self, model: Callable[..., Any], model_kwargs: dict[str, object], partition: int) -> SlotValues:
+        """See `Readout.read`; the anchor, which the surrogate adds as it is, carries the auxiliary loss."""
+        tokens = self._tokens_of[partition]
+        trace = self._routing.open(tokens)
+        values = self._inner.read(model, {**model_kwargs, KEYWORD: trace}, partition)
+        share = self._routing.close(trace, tokens)
+        return values if share is None else {**values, "anchor": values["anchor"] + share}
+
+    def store(self, partition: int, values: SlotValues) -> None:
+        """See `Readout.store`."""
+        self._inner.store(partition, values)
+
+    def surrogate(self, partition: int, values: SlotValues, gradients: SlotValues) -> torch.Tensor:
+        """See `Readout.surrogate`."""
+        return self._inner.surrogate(partition, values, gradients)
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """See `Readout.preset`."""
+        self._inner.preset(name, values_F)
+
+    def flat(self, values: SlotValues) -> SlotValues:
+        """See `Readout.flat`."""
+        return self._inner.flat(values)
