@@ -95,6 +95,9 @@ class Doors:
         if not task.done():
             events = _Events(api, asked, session)
             return PatientStream(task, events=events, ping=api.PING, every_s=STREAM_PING_S)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and not isinstance(failure, RequestError | BackendError):
+            session.refused[500] += 1  # nobody expected it: `_unexpected_error` answers, and the server logs it
         try:
             completion = _result(task)
         except (RequestError, BackendError) as error:
