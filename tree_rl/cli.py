@@ -1,6 +1,6 @@
 """The command `tree-rl`: is the installation sound, what would trees save, how would rows pack, what trees do save.
 
-`inspect` and `plan` import neither torch nor verl; `bench` imports torch, `doctor` everything.
+`inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,8 @@ from tree_rl.inspection.text import format_report
 
 INPUT_ERROR = 2
 """Exit code when the input cannot be used."""
+HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfloat16"]
+"""What `precompile` compiles for by default: the Qwen3 and Llama 3 families."""
 
 app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_args_is_help=True, add_completion=False)
 
@@ -60,6 +62,17 @@ class BenchOption:
     Trace = Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")]
     Out = Annotated[Path | None, typer.Option(help="Folder for CSV and PNG.")]
     Commit = Annotated[str | None, typer.Option(help="Commit to write beside figures, outside a git checkout.")]
+
+
+class PrecompileOption:
+    """Options of `precompile`, which no other command has."""
+
+    Cache = Annotated[Path, typer.Option(help="Folder for the compiled kernels.")]
+    HeadSizes = Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256; repeat it.")]
+    Gqa = Annotated[list[int], typer.Option("--gqa", min=1, help="Query heads per key head; repeat it.")]
+    Dtypes = Annotated[list[str], typer.Option("--dtype", help="bfloat16 or float16; repeat it.")]
+    Window = Annotated[bool, typer.Option("--window", help="Sliding windows too.")]
+    Arch = Annotated[str, typer.Option(help="GPU to compile for.")]
 
 
 @app.command("inspect")
@@ -117,6 +130,37 @@ def check_installation(no_ray: NoRay = False) -> None:
         typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
         raise typer.Exit(1)
     typer.echo("\nReady.")
+
+
+@app.command("precompile")
+def precompile_kernels(
+    cache: PrecompileOption.Cache,
+    head_sizes: PrecompileOption.HeadSizes = HEAD_SIZES,
+    gqa: PrecompileOption.Gqa = QUERY_HEADS_PER_KEY_HEAD,
+    dtypes: PrecompileOption.Dtypes = DTYPES,
+    window: PrecompileOption.Window = False,
+    arch: PrecompileOption.Arch = "sm_90a",
+) -> None:
+    """Compile flash-attn-4's tree attention ahead of time; needs the extra fa4, and no GPU."""
+    # torch: seconds that inspect and plan do not pay.
+    from tree_kernels.tree_attention.fa4_precompile import PrecompileError, precompile, runtime_environment
+
+    try:
+        compiled = precompile(
+            head_sizes=head_sizes,
+            query_heads_per_key_head=gqa,
+            dtypes=dtypes,
+            windows=(False, True) if window else (False,),
+            arch=arch,
+            cache=cache,
+            report=typer.echo,
+        )
+    except PrecompileError as error:
+        typer.echo(f"tree-rl precompile: {error}", err=True)
+        raise typer.Exit(INPUT_ERROR) from error
+    typer.echo(f"\n{compiled} kernels compiled. Set in every process that trains, with this Python and these packages:")
+    for name, value in runtime_environment(cache).items():
+        typer.echo(f"  export {name}={value}")
 
 
 @app.command("bench")

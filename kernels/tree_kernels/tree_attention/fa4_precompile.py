@@ -15,19 +15,24 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_attention.fa4 import package_reason
+from tree_kernels.tree_attention.fa4 import DTYPES, package_reason
 from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, fa4_plan
 
 TOKENS = 300
 """Any length serves: kernels do not depend on it."""
 STREAMING_MULTIPROCESSORS = "132"
+DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+
+
+class PrecompileError(ValueError):
+    """What was asked for cannot be compiled here."""
 
 
 def cache_environment(arch: str, cache: Path) -> dict[str, str]:
     """Variables under which flash-attn-4 compiles for `arch` (as "sm_90a") and keeps what it compiled in `cache`."""
     architecture = re.fullmatch(r"(sm_90)a?", arch)
     if architecture is None:
-        raise ValueError(f"arch: expected sm_90a (Hopper), received {arch!r}")
+        raise PrecompileError(f"arch: expected sm_90a (Hopper), received {arch!r}")
     return {
         "FLASH_ATTENTION_ARCH": architecture[1],
         "CUTE_DSL_ARCH": architecture[1] + "a",
@@ -48,7 +53,7 @@ def precompile(
     *,
     head_sizes: Sequence[int],
     query_heads_per_key_head: Sequence[int],
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[str],
     windows: Sequence[bool],
     arch: str,
     cache: Path,
@@ -59,7 +64,7 @@ def precompile(
     Args:
         head_sizes: D, each of FORWARD_BLOCKS.
         query_heads_per_key_head: ratios Hq / Hkv.
-        dtypes: torch.bfloat16, torch.float16.
+        dtypes: "bfloat16", "float16".
         windows: False for full attention, True for attention with a window, of any size.
         arch: compilation target, "sm_90a".
         cache: folder of the compiled kernels.
@@ -69,27 +74,29 @@ def precompile(
         number of kernels compiled now.
 
     Raises:
-        ModuleNotFoundError: flash-attn-4 is not installed.
-        ValueError: a head size or the target is not supported.
-        RuntimeError: flash-attn-4 is imported already, so that it no longer reads its settings.
+        PrecompileError: flash-attn-4 is not installed, or imported already, so that it no longer reads its settings;
+            a head size, dtype or target is not supported.
     """
-    reason = package_reason()
-    if reason is not None:
-        raise ModuleNotFoundError(reason)
-    unsupported = sorted(set(head_sizes) - set(FORWARD_BLOCKS))
-    if unsupported:
-        raise ValueError(f"head_sizes: expected some of {tuple(FORWARD_BLOCKS)}, received {unsupported}")
-    if "flash_attn.cute.cache_utils" in sys.modules:
-        raise RuntimeError(
-            "precompile: expected a fresh process, received one in which flash-attn-4 is imported already"
-        )
+    _check(head_sizes, dtypes)
     os.environ.update(cache_environment(arch, cache))
     before = len(list(compiled_kernels(cache)))
     for head_size, ratio, dtype, window in product(head_sizes, query_heads_per_key_head, dtypes, windows):
-        _compile(head_size, ratio, dtype, window)
+        _compile(head_size, ratio, DTYPE_NAMES[dtype], window)
         total = len(list(compiled_kernels(cache)))
         report(f"head size {head_size}, {ratio} query heads per key head, {dtype}, window {window}: {total} kernels")
     return len(list(compiled_kernels(cache))) - before
+
+
+def _check(head_sizes: Sequence[int], dtypes: Sequence[str]) -> None:
+    for name, received, supported in (("head size", head_sizes, FORWARD_BLOCKS), ("dtype", dtypes, DTYPE_NAMES)):
+        unsupported = [value for value in received if value not in supported]
+        if unsupported:
+            raise PrecompileError(f"{name}: expected some of {tuple(supported)}, received {unsupported}")
+    reason = package_reason()
+    if reason is not None:
+        raise PrecompileError(reason)
+    if "flash_attn.cute.cache_utils" in sys.modules:
+        raise PrecompileError("expected a fresh process, received one in which flash-attn-4 is imported already")
 
 
 def compiled_kernels(cache: Path) -> Iterator[Path]:
