@@ -61,7 +61,7 @@ class Result:
 def flat_rows(rows: int, target_R: torch.Tensor, cache: dict[int, EdgeRows]) -> EdgeRows:
     """One edge per row, found once as a training plan would."""
     if rows not in cache:
-        found = rows_of_edges(torch.arange(rows), target_R.cpu(), None, torch.float32)
+        found = rows_of_edges(torch.arange(rows), target_R.cpu(), None)
         cache[rows] = found.to(target_R.device)
     return cache[rows]
 

@@ -1,11 +1,14 @@
 """Uninitialised memory is poisoned with NaN, so that a kernel that reads what it never wrote is caught."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton kernels are defined, at their first use
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

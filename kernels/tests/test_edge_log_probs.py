@@ -126,10 +126,10 @@ def test_random_edges(edges: int, seed: int, sources: int, chunk_rows: int, mixe
 def test_edges_of_one_source_and_temperature_share_a_row() -> None:
     source = torch.tensor([5, 2, 5, 2, 5])
     target = torch.tensor([1, 2, 3, 2, 1])
-    rows = rows_of_edges(source, target, 0.7, torch.float32)
+    rows = rows_of_edges(source, target, 0.7)
     assert rows.source.tolist() == [2, 5]
     mixed = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0])
-    rows = rows_of_edges(source, target, mixed, torch.float32)
+    rows = rows_of_edges(source, target, mixed)
     assert rows.source.tolist() == [2, 5, 5]
     assert isinstance(rows.row_temperature, torch.Tensor) and rows.row_temperature[:, 0].tolist() == [1.0, 1.0, 2.0]
 

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 import torch
 
-from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.edge_log_probs.chunked import chunked_edge_log_probs
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows, rows_of_edges
 from tree_kernels.edge_log_probs.edge_values import EdgeValues
@@ -17,13 +16,17 @@ from tree_kernels.implementation import UnsupportedImplementation
 
 OP = "edge_log_probs"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
-CHUNK_ELEMENTS = {"cpu": 1 << 24}
-DEFAULT_CHUNK_ELEMENTS = 1 << 28
+CPU_CHUNK_BYTES = 64 << 20
+CUDA_CHUNK_SHARE = 64
+"""A chunk of logits takes one part in so many of the device's memory."""
 
 
 def default_chunk_rows(device: torch.device, vocabulary: int) -> int:
-    """Rows per chunk: 64 MiB of float32 logits on a CPU, 1 GiB elsewhere, at least 16 rows."""
-    return max(16, CHUNK_ELEMENTS.get(device.type, DEFAULT_CHUNK_ELEMENTS) // max(vocabulary, 1))
+    """Rows per chunk: 64 MiB of float32 logits on a CPU, a 64th of the memory of a GPU, at least 16 rows."""
+    size = CPU_CHUNK_BYTES
+    if device.type == "cuda":
+        size = torch.cuda.get_device_properties(device).total_memory // CUDA_CHUNK_SHARE
+    return max(16, size // 4 // max(vocabulary, 1))
 
 
 def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -105,7 +108,7 @@ def edge_log_probs(
     return edge_log_probs_of_rows(
         hidden_NC,
         head_weight_VC,
-        rows_of_edges(edge_source, edge_target, temperature, accumulation_dtype(hidden_NC.dtype)),
+        rows_of_edges(edge_source, edge_target, temperature),
         bias=bias,
         entropy=entropy,
         softcap=softcap,
@@ -187,7 +190,7 @@ def logits_edge_log_probs(
         UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
     _check_edges(row_of_edge, edge_target, temperature)
-    rows = rows_of_edges(row_of_edge, edge_target, temperature, accumulation_dtype(logits_RV.dtype))
+    rows = rows_of_edges(row_of_edge, edge_target, temperature)
     return logits_edge_log_probs_of_rows(
         logits_RV,
         rows,

@@ -71,7 +71,7 @@ class _ChunkedEdges(torch.autograd.Function):
         picked_E = torch.empty(rows.num_edges, dtype=dtype, device=hidden_NC.device)
         for chunk in rows.chunks(chunk_rows):
             logits_uV = _chunk_logits(hidden_NC[rows.source[chunk.rows]], weight_VC, bias_V, dtype)
-            scores_uV, _ = scaled_scores(logits_uV, rows.temperature(chunk), softcap)
+            scores_uV, _ = scaled_scores(logits_uV, rows.temperature(chunk, dtype), softcap)
             for column, values in enumerate(row_statistics(scores_uV, entropy=entropy, sum_pi_squared=sum_pi_squared)):
                 if values is not None:
                     statistics_U3[chunk.rows, column] = values
@@ -104,8 +104,8 @@ class _ChunkedEdges(torch.autograd.Function):
             with torch.autocast(hidden_NC.device.type, enabled=False):
                 logits_uV = _chunk_logits(hidden_uC, weight_VC, bias_V, dtype)
                 dlogits_uV = logits_gradient(
-                    *scaled_scores(logits_uV, rows.temperature(chunk), ctx.softcap),
-                    rows.temperature(chunk),
+                    *scaled_scores(logits_uV, rows.temperature(chunk, dtype), ctx.softcap),
+                    rows.temperature(chunk, dtype),
                     statistics_U3[chunk.rows, 0],
                     statistics_U3[chunk.rows, 1] if ctx.entropy else None,
                     rows.row_in_chunk(chunk),

@@ -52,18 +52,21 @@ class EdgeRows:
         return self.order.shape[0]
 
     def to(self, device: torch.device | str) -> "EdgeRows":
-        """The same rows on `device`."""
+        """The same rows on `device`; from pinned memory to CUDA, so that the host goes on."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            stays = torch.device(device).type != "cuda" or tensor.device.type != "cpu"
+            return tensor.to(device) if stays else tensor.pin_memory().to(device, non_blocking=True)
+
         temperature = self.row_temperature
         return EdgeRows(
-            source=self.source.to(device, non_blocking=True),
+            source=moved(self.source),
             sources_repeat=self.sources_repeat,
-            row_temperature=temperature
-            if isinstance(temperature, float)
-            else temperature.to(device, non_blocking=True),
-            order=self.order.to(device, non_blocking=True),
-            row=self.row.to(device, non_blocking=True),
-            target=self.target.to(device, non_blocking=True),
-            first_edge=self.first_edge.to(device, non_blocking=True),
+            row_temperature=temperature if isinstance(temperature, float) else moved(temperature),
+            order=moved(self.order),
+            row=moved(self.row),
+            target=moved(self.target),
+            first_edge=moved(self.first_edge),
         )
 
     def chunks(self, chunk_rows: int) -> Iterator[Chunk]:
@@ -74,10 +77,10 @@ class EdgeRows:
         for number, (start, stop) in enumerate(zip(starts, stops, strict=False)):
             yield Chunk(rows=slice(start, stop), edges=slice(bounds[number], bounds[number + 1]))
 
-    def temperature(self, chunk: Chunk) -> torch.Tensor | float:
+    def temperature(self, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor | float:
         """Temperature of a chunk's rows, to be broadcast over [r, V]."""
         temperature = self.row_temperature
-        return temperature if isinstance(temperature, float) else temperature[chunk.rows]
+        return temperature if isinstance(temperature, float) else temperature[chunk.rows].to(dtype)
 
     def row_in_chunk(self, chunk: Chunk) -> torch.Tensor:
         """int64 [e], row of each edge of the chunk, counted from the chunk's first."""
@@ -85,10 +88,7 @@ class EdgeRows:
 
 
 def rows_of_edges(
-    edge_source: torch.Tensor,
-    edge_target: torch.Tensor,
-    temperature: torch.Tensor | float | None,
-    dtype: torch.dtype,
+    edge_source: torch.Tensor, edge_target: torch.Tensor, temperature: torch.Tensor | float | None
 ) -> EdgeRows:
     """Find the unique rows.
 
@@ -96,7 +96,6 @@ def rows_of_edges(
         edge_source: integer [E].
         edge_target: integer [E].
         temperature: one for all, [E], or None for 1.
-        dtype: of the computation.
     """
     source_E = edge_source.long()
     row_temperature: torch.Tensor | float = 1.0
@@ -109,7 +108,7 @@ def rows_of_edges(
         sources_repeat = kinds > 1
         # Reading the only value of an accelerator would synchronise.
         is_known = kinds == 1 and values.device.type == "cpu" and len(values) == 1
-        row_temperature = float(values[0]) if is_known else values.to(dtype)[key_U % kinds][:, None]
+        row_temperature = float(values[0]) if is_known else values[key_U % kinds][:, None]
     else:
         source_U, row_E = torch.unique(source_E, return_inverse=True)
         row_temperature = 1.0 if temperature is None else float(temperature)

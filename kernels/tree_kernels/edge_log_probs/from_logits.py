@@ -56,7 +56,7 @@ class _LogitEdges(torch.autograd.Function):
         picked_E = torch.empty(rows.num_edges, dtype=dtype, device=logits_RV.device)
         for chunk in rows.chunks(chunk_rows):
             logits_uV = logits_RV[rows.source[chunk.rows]].to(dtype)
-            scores_uV, _ = scaled_scores(logits_uV, rows.temperature(chunk), softcap)
+            scores_uV, _ = scaled_scores(logits_uV, rows.temperature(chunk, dtype), softcap)
             for column, values in enumerate(row_statistics(scores_uV, entropy=entropy, sum_pi_squared=sum_pi_squared)):
                 if values is not None:
                     statistics_U3[chunk.rows, column] = values
@@ -74,15 +74,16 @@ class _LogitEdges(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         logits_RV, statistics_U3 = ctx.saved_tensors
         rows: EdgeRows = ctx.rows
+        dtype = statistics_U3.dtype
         grad_log_prob_E = grad_log_prob_E[rows.order]
         grad_entropy_E = grad_entropy_E[rows.order]
         dlogits_RV = torch.zeros_like(logits_RV)
         for chunk in rows.chunks(ctx.chunk_rows):
             source_u = rows.source[chunk.rows]
-            logits_uV = logits_RV[source_u].to(statistics_U3.dtype)
+            logits_uV = logits_RV[source_u].to(dtype)
             dlogits_uV = logits_gradient(
-                *scaled_scores(logits_uV, rows.temperature(chunk), ctx.softcap),
-                rows.temperature(chunk),
+                *scaled_scores(logits_uV, rows.temperature(chunk, dtype), ctx.softcap),
+                rows.temperature(chunk, dtype),
                 statistics_U3[chunk.rows, 0],
                 statistics_U3[chunk.rows, 1] if ctx.entropy else None,
                 rows.row_in_chunk(chunk),
