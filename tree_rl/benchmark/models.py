@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
-from tree_rl.models import use_tree_attention
+from tree_rl.models import use_edge_head, use_tree_attention
 
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 
@@ -46,6 +46,7 @@ def build_model(
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl)
+    use_edge_head(model)
     return model.train()
 
 

@@ -53,17 +53,18 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
     Args:
         rows: B of int64 [L].
         wanted_F: bool [F], positions that predict their next token; the last of a row is never wanted.
-        device: where the plan's tensors live.
+        device: where the model runs.
     """
     source = np.flatnonzero(wanted_F)
     edge_of_flat = np.full(len(wanted_F), UNWANTED, dtype=np.int64)
     edge_of_flat[source] = np.arange(len(source))
-    return EdgePlan(
-        source_R=to_device(source, device),
-        row_of_edge_E=to_device(np.arange(len(source)), device),
-        target_E=to_device(np.concatenate(rows)[source + 1].astype(np.int64), device),
-        temperature_E=to_device(np.ones(len(source), dtype=np.float32), device),
-        edge_of_flat_F=to_device(edge_of_flat, device),
+    return EdgePlan.of(
+        source,
+        np.arange(len(source)),
+        np.concatenate(rows)[source + 1].astype(np.int64),
+        np.ones(len(source), dtype=np.float32),
+        edge_of_flat_F=edge_of_flat,
+        device=device,
     )
 
 

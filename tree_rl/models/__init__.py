@@ -1,6 +1,7 @@
-"""How a Hugging Face model reads a tree: attention through transformers' registry, and what is refused."""
+"""How a Hugging Face model reads a tree: attention through transformers' registry, its head, and what is refused."""
 
 from tree_rl.models.attention import attention_name, use_tree_attention
+from tree_rl.models.edge_head import use_edge_head
 from tree_rl.models.support import UnsupportedModelError, check_model
 
-__all__ = ["UnsupportedModelError", "attention_name", "check_model", "use_tree_attention"]
+__all__ = ["UnsupportedModelError", "attention_name", "check_model", "use_edge_head", "use_tree_attention"]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tree_kernels.edge_log_probs import rows_of_edges
+from tree_rl.models.edge_head import EdgeRequest
 from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
 
@@ -21,16 +23,39 @@ MOST_MARKS_PER_VALUE = 64
 class EdgePlan:
     """The logit rows to compute, the edges read from them, and the flat positions that receive each edge."""
 
-    source_R: torch.Tensor
+    source_R: np.ndarray
     """int64 [R], unique tokens whose hidden states are projected to the vocabulary."""
-    row_of_edge_E: torch.Tensor
+    row_of_edge_E: np.ndarray
     """int64 [E], index into R."""
-    target_E: torch.Tensor
+    target_E: np.ndarray
     """int64 [E], token id that the edge predicts."""
-    temperature_E: torch.Tensor
+    temperature_E: np.ndarray
     """float32 [E], sampling temperature; an edge whose rows differ in temperature appears once per temperature."""
     edge_of_flat_F: torch.Tensor
-    """int64 [F], index into E of the edge that starts at a flat position, -1 where none was asked for."""
+    """int64 [F] on the device, index into E of the edge that starts at a flat position, -1 where none was asked for."""
+    request: EdgeRequest
+    """The same on the device, as a model's head is asked for all edges in one forward."""
+
+    @classmethod
+    def of(
+        cls,
+        source_R: np.ndarray,
+        row_of_edge_E: np.ndarray,
+        target_E: np.ndarray,
+        temperature_E: np.ndarray,
+        *,
+        edge_of_flat_F: np.ndarray,
+        device: torch.device | str,
+    ) -> "EdgePlan":
+        """A plan from its host arrays."""
+        return cls(
+            source_R=source_R,
+            row_of_edge_E=row_of_edge_E,
+            target_E=target_E,
+            temperature_E=temperature_E,
+            edge_of_flat_F=to_device(edge_of_flat_F, device),
+            request=request_edges(source_R, row_of_edge_E, target_E, temperature_E, device=device),
+        )
 
 
 def plan_edges(
@@ -43,7 +68,7 @@ def plan_edges(
         wanted_F: bool [F]; position f asks for the log-prob of the next token of its row. The last position of a row
             has no next token and must be False.
         temperature_B: float32 [B], one per row.
-        device: where the plan's tensors live.
+        device: where the model runs.
 
     Raises:
         ValueError: a wanted position has no next token.
@@ -65,15 +90,45 @@ def plan_edges(
     edge_of_flat = np.full(forest.num_flat, UNWANTED, dtype=np.int64)
     edge_of_flat[flat] = edge_of_wanted
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return to_device(array, device)
+    return EdgePlan.of(
+        sources,
+        row_of_edge.astype(np.int64),
+        forest.input_ids[edge_child].astype(np.int64),
+        temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32),
+        edge_of_flat_F=edge_of_flat,
+        device=device,
+    )
 
-    return EdgePlan(
-        source_R=tensor(sources),
-        row_of_edge_E=tensor(row_of_edge.astype(np.int64)),
-        target_E=tensor(forest.input_ids[edge_child].astype(np.int64)),
-        temperature_E=tensor(temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32)),
-        edge_of_flat_F=tensor(edge_of_flat),
+
+def request_edges(
+    source_R: np.ndarray,
+    row_of_edge_E: np.ndarray,
+    target_E: np.ndarray,
+    temperature_E: np.ndarray,
+    *,
+    device: torch.device | str,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+) -> EdgeRequest:
+    """What a model's head is asked for; all that depends on the edges alone is settled here, on the host.
+
+    Args:
+        source_R: int [R], positions in one forward of the tokens that edges start from.
+        row_of_edge_E: int [E], index into R.
+        target_E: int [E], token id that each edge predicts.
+        temperature_E: float32 [E].
+        device: where the model runs.
+        entropy: also ask for entropies.
+        sum_pi_squared: also ask for sums of squared probabilities.
+    """
+    # Without any edge token 0 stands in: FSDP waits for the head's gradient, and relayed keys hang from the output.
+    kept_R = source_R if len(source_R) else np.zeros(1)
+    row_E, wanted_E = (torch.from_numpy(array.astype(np.int64)) for array in (row_of_edge_E, target_E))
+    return EdgeRequest(
+        kept_R=to_device(kept_R.astype(np.int64), device),
+        rows=rows_of_edges(row_E, wanted_E, torch.from_numpy(temperature_E)).to(device),
+        entropy=entropy,
+        sum_pi_squared=sum_pi_squared,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tree_kernels.edge_log_probs import logits_edge_log_probs
-from tree_rl.training.edges import EdgePlan, scatter
+from tree_rl.models.edge_head import EdgeRequest, edge_values
+from tree_rl.training.edges import EdgePlan, request_edges, scatter
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import PartitionPlan
 
@@ -85,36 +85,32 @@ class EdgeReadout(_Slots):
             names: log_probs, and optionally entropy and sum_pi_squared.
             device: where everything runs.
         """
-        source_E = edges.source_R.cpu().numpy()[edges.row_of_edge_E.cpu().numpy()]
+        source_E = edges.source_R[edges.row_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
         super().__init__(slots_of, len(source_E), names, device)
         self._edges = edges
-        self._sources: list[torch.Tensor] = []
-        self._row_of_edge: list[torch.Tensor] = []
+        self._requests: list[EdgeRequest] = []
         for slots in slots_of:
-            rows, row_of_edge = np.unique(plan.local_index[source_E[slots]], return_inverse=True)
-            self._sources.append(torch.from_numpy(rows.astype(np.int64)).to(device))
-            self._row_of_edge.append(torch.from_numpy(row_of_edge.astype(np.int64)).to(device))
+            sources, row_of_edge = np.unique(plan.local_index[source_E[slots]], return_inverse=True)
+            request = request_edges(
+                sources,
+                row_of_edge,
+                edges.target_E[slots],
+                edges.temperature_E[slots],
+                device=device,
+                entropy=ENTROPY in names,
+                sum_pi_squared=SUM_PI_SQUARED in names,
+            )
+            self._requests.append(request)
 
     def read(self, model: Callable[..., Any], model_kwargs: dict[str, object], partition: int) -> SlotValues:
-        """Project only the tokens of the partition that wanted edges start from."""
-        sources = self._sources[partition]
-        # Token 0 stands in where no edge is wanted: the module's output must carry the graph of relayed keys.
-        kept = sources if len(sources) else sources.new_zeros(1)
-        logits_RV = model(**model_kwargs, logits_to_keep=kept).logits[0]
-        slots = self._slots_of[partition]
-        per_edge = logits_edge_log_probs(
-            logits_RV,
-            self._row_of_edge[partition],
-            self._edges.target_E[slots],
-            temperature=self._edges.temperature_E[slots],
-            entropy=ENTROPY in self.names,
-            sum_pi_squared=SUM_PI_SQUARED in self.names,
-        )
+        """Only the tokens of the partition that wanted edges start from meet the head."""
+        per_edge = edge_values(model, model_kwargs, self._requests[partition])
         named = zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)
         values = {name: value for name, value in named if value is not None}
-        return {**values, "anchor": (logits_RV[:1] * 0).sum()}
+        # The sum of nothing is zero and still carries the graph of relayed keys, also where no edge is wanted.
+        return {**values, "anchor": per_edge.log_prob[:0].sum()}
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """See `Readout.preset`."""

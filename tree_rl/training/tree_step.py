@@ -3,16 +3,16 @@
 The rows' own loss follows, so its gradient is that of the rows run alone. Legend: N unique tokens, F flat tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from tree_kernels.edge_log_probs import logits_edge_log_probs
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
+from tree_rl.models.edge_head import edge_values
 from tree_rl.models.router_trace import KEYWORD, RouterTrace
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
 from tree_rl.training.host_copy import to_device
@@ -98,7 +98,8 @@ def tree_log_probs(
     """Log-probs (and entropies) of all wanted edges of a forest, from one forward.
 
     Args:
-        model: causal language model prepared by `use_tree_attention`, wrapped or not.
+        model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`; wrapped or
+            not.
         inputs: the forest, or whatever else the model reads.
         edges: from `plan_edges` on the same forest.
         entropy: also return entropies.
@@ -107,17 +108,8 @@ def tree_log_probs(
     Returns:
         Values over flat tokens; only rows of `edges.source_R` were projected to the vocabulary.
     """
-    # An empty index would drop the head from the graph, and FSDP would wait for its gradient: project token 0 then.
-    sources_R = edges.source_R if len(edges.source_R) else edges.source_R.new_zeros(1)
-    logits_RV = model(**inputs.model_kwargs(), logits_to_keep=sources_R).logits[0]
-    per_edge = logits_edge_log_probs(
-        logits_RV,
-        edges.row_of_edge_E,
-        edges.target_E,
-        temperature=edges.temperature_E,
-        entropy=entropy,
-        sum_pi_squared=sum_pi_squared,
-    )
+    request = replace(edges.request, entropy=entropy, sum_pi_squared=sum_pi_squared)
+    per_edge = edge_values(model, inputs.model_kwargs(), request)
     log_probs_F, entropy_F, squared_F = (
         None if values_E is None else scatter(values_E, edges.edge_of_flat_F) for values_E in per_edge
     )

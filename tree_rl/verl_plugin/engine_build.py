@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
-from tree_rl.models import check_model, use_tree_attention
+from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
@@ -20,6 +20,7 @@ from tree_rl.verl_plugin.compat import (
 
 logger = logging.getLogger(__name__)
 
+LANGUAGE_MODEL = "language_model"
 FLASH_ATTENTION = "flash_attention_2"
 CPU_FLAT_ATTENTION = "sdpa"
 
@@ -34,16 +35,16 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
     max_positions: int | None
     model_shape: ModelShape
     self_check_error: float | None = None
+    _plain_module: Any
 
     def _build_module(self) -> nn.Module:
         hf_config = self.model_config.hf_config
         if hf_config._attn_implementation == FLASH_ATTENTION and not flash_attention_works():
             logger.warning("flash-attn is not available: flat forwards use %s", CPU_FLAT_ATTENTION)
             hf_config._attn_implementation = CPU_FLAT_ATTENTION
-        module: Any = (
-            super()._build_module() if self.stock_model_type == "language_model" else self._build_value_module()
-        )
+        module: Any = super()._build_module() if self.stock_model_type == LANGUAGE_MODEL else self._build_value_module()
         check_model(module)
+        self._plain_module = module
         flat = use_tree_attention(module)
         logger.info("tree attention over %s on %s", flat, type(module).__name__)
         self.vocab_size = module.get_input_embeddings().num_embeddings
@@ -74,7 +75,13 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         return module
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
-        """verl offloads a forward-only model to pinned host memory; a machine without CUDA has none to pin."""
+        """The sharded module, its head answering edge requests; adapters, which may wrap the head, are attached by now.
+
+        verl offloads a forward-only model to pinned host memory; a machine without CUDA has none to pin.
+        """
+        if self.stock_model_type == LANGUAGE_MODEL:
+            reason = use_edge_head(self._plain_module)
+            logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
         config = self.engine_config
         offloads = config.forward_only or config.offload_policy
         if get_device_name() != "cpu" or not offloads:

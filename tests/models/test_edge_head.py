@@ -1,0 +1,249 @@
+"""A head that answers with edge log-probs gives what the model's own logits give, and nothing of it leaks."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from test_models_read_trees import FAMILIES, SIZES, build, some_rows
+from torch import nn
+from transformers import CohereConfig, GPTNeoXConfig, GraniteConfig, PretrainedConfig
+
+from tree_kernels.edge_log_probs import EdgeValues
+from tree_rl.models import edge_head, use_edge_head, use_tree_attention
+from tree_rl.models.edge_head import EdgeHead, edge_values
+from tree_rl.training.edges import EdgePlan, plan_edges
+from tree_rl.training.tree_step import TreeInputs, tree_log_probs, wanted_everywhere
+from tree_rl.tree.forest import Forest
+
+SCALED: dict[str, PretrainedConfig] = {
+    "cohere_scale": CohereConfig(**SIZES, logit_scale=0.25),
+    "granite_scale": GraniteConfig(**SIZES, logits_scaling=3.0),
+    "granite_scale_of_one": GraniteConfig(**SIZES),
+    "gpt_neox": GPTNeoXConfig(**{name: value for name, value in SIZES.items() if name != "head_dim"}),
+}
+ALL = {**FAMILIES, **SCALED}
+QWEN3 = FAMILIES["qwen3"]
+
+
+def forest_and_edges() -> tuple[Forest, EdgePlan]:
+    forest = Forest.from_rows(some_rows())
+    temperature_B = np.array([1.0, 0.5, 1.0, 2.0, 1.0, 0.5], dtype=np.float32)
+    return forest, plan_edges(forest, wanted_everywhere(forest), temperature_B)
+
+
+def evaluate(model: Any) -> list[torch.Tensor | None]:
+    """Outputs of all edges, then the gradients of a loss that weighs each differently."""
+    forest, edges = forest_and_edges()
+    flat = tree_log_probs(model, TreeInputs.from_forest(forest), edges, entropy=True, sum_pi_squared=True)
+    assert flat.entropy_F is not None
+    weight_F = torch.linspace(-1.0, 2.0, forest.num_flat, dtype=torch.float64)
+    loss = (flat.log_probs_F * weight_F).sum() + (flat.entropy_F * weight_F.flip(0)).sum()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+    return [flat.log_probs_F, flat.entropy_F, flat.sum_pi_squared_F, *gradients]
+
+
+def assert_same(got: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            scale = float(other.detach().norm()) + 1e-9
+            assert float((one - other).detach().norm()) < 1e-10 * scale
+
+
+class Watched:
+    """Counts what heads answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: list[Any] = []
+        forward = EdgeHead.forward
+
+        def watching(head: EdgeHead, hidden: torch.Tensor) -> Any:
+            self.answers.append(forward(head, hidden))
+            return self.answers[-1]
+
+        monkeypatch.setattr(EdgeHead, "forward", watching)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_every_family_gives_what_its_logits_give(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(ALL[family])
+    use_tree_attention(model)
+    expected = evaluate(model)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert use_edge_head(model) is None
+    assert use_edge_head(model) is None
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    watched = Watched(monkeypatch)
+    assert_same(evaluate(model), expected)
+    assert [len(answer) for answer in watched.answers] == [3], "the head answered with values, not with logits"
+
+
+def test_a_head_with_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(FAMILIES["llama"])
+    use_tree_attention(model)
+    model.lm_head = nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"], bias=True).double()
+    expected = evaluate(model)
+    assert use_edge_head(model) is None
+    assert_same(evaluate(model), expected)
+
+
+def test_no_tensor_of_rows_by_vocabulary_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tree_kernels.edge_log_probs import api
+
+    monkeypatch.setattr(api, "default_chunk_rows", lambda device, vocabulary: 2)
+    model = build(QWEN3)
+    use_tree_attention(model)
+    forest, edges = forest_and_edges()
+    logits = len(edges.source_R) * SIZES["vocab_size"]
+    largest = []
+    for prepare in (False, True):
+        if prepare:
+            assert use_edge_head(model) is None
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.numel()) or t, lambda t: t):
+            tree_log_probs(model, TreeInputs.from_forest(forest), edges)
+        largest.append(logits in saved)
+    assert largest == [True, False]
+
+
+def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
+    model = build(QWEN3)
+    use_tree_attention(model)
+    assert use_edge_head(model) is None
+    forest, edges = forest_and_edges()
+    ids = torch.arange(5)[None]
+    shape = (1, 5, SIZES["vocab_size"])
+    seen = []
+
+    def asks(**kwargs: Any) -> Any:
+        # In the middle of a request another thread uses the same model.
+        other = threading.Thread(target=lambda: seen.append(model(input_ids=ids).logits.shape))
+        other.start()
+        other.join()
+        return model(**kwargs)
+
+    values = edge_values(asks, TreeInputs.from_forest(forest).model_kwargs(), edges.request)
+    assert isinstance(values, EdgeValues)
+    assert model(input_ids=ids).logits.shape == shape and seen == [shape]
+
+    def fails(**_: Any) -> Any:
+        raise ArithmeticError("a layer failed")
+
+    with pytest.raises(ArithmeticError):
+        edge_values(fails, {}, edges.request)
+    assert edge_head._CALL.get() is None
+    assert model(input_ids=ids).logits.shape == shape
+
+
+def test_whatever_works_on_the_answer_is_noticed() -> None:
+    forest, edges = forest_and_edges()
+    kwargs = TreeInputs.from_forest(forest).model_kwargs()
+    for change, error in (
+        (lambda answer: answer[0] * 2, RuntimeError),
+        (lambda answer: answer / 2, TypeError),
+        (lambda answer: answer[:, -1:], TypeError),
+        (lambda answer: answer.float(), AttributeError),
+    ):
+        model = build(QWEN3)
+        use_tree_attention(model)
+        assert use_edge_head(model) is None
+        model.lm_head.register_forward_hook(lambda module, inputs, output, change=change: change(output))
+        with pytest.raises(error):
+            edge_values(model, kwargs, edges.request)
+
+
+def test_a_model_that_only_scales_may_do_nothing_else() -> None:
+    model = build(SCALED["granite_scale"])
+    use_tree_attention(model)
+    assert use_edge_head(model) is None
+    model.lm_head.register_forward_hook(lambda module, inputs, output: torch.exp(output))
+    forest, edges = forest_and_edges()
+    with pytest.raises(TypeError, match="only scales or caps"):
+        edge_values(model, TreeInputs.from_forest(forest).model_kwargs(), edges.request)
+
+
+def with_forward(model: Any, change: Any) -> Any:
+    """The model with logits changed behind the head."""
+    forward = model.forward
+
+    def changing(**kwargs: Any) -> Any:
+        output = forward(**kwargs)
+        return SimpleNamespace(logits=change(output.logits))
+
+    model.forward = changing
+    return model
+
+
+def ignoring_logits_to_keep(model: Any) -> Any:
+    forward = model.forward
+    model.forward = lambda logits_to_keep=None, **kwargs: forward(**kwargs)
+    return model
+
+
+def with_lora_on_the_head(model: Any) -> Any:
+    get_peft_model(model, LoraConfig(r=2, target_modules=["lm_head"]))
+    return model
+
+
+class OtherLinear(nn.Linear):
+    """As quantised layers are."""
+
+
+def with_another_head(model: Any) -> Any:
+    model.lm_head.__class__ = OtherLinear
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: with_forward(model, lambda logits: logits - 1), "by more than a factor or a soft cap"),
+        (lambda model: with_forward(model, lambda logits: -logits), "by more than a factor or a soft cap"),
+        (lambda model: with_forward(model, lambda logits: 3 * torch.tanh(logits / 3)), "by more than a factor"),
+        (lambda model: with_forward(model, lambda logits: logits.float()), "converts the head's output"),
+        (lambda model: with_forward(model, lambda logits: logits[..., :-1]), "changes the shape"),
+        (lambda model: with_forward(model, lambda logits: logits.no_such_thing), "could not be probed"),
+        (ignoring_logits_to_keep, "where one token was asked for"),
+        (with_another_head, "OtherLinear"),
+        (with_lora_on_the_head, "not a plain"),
+    ],
+)
+def test_a_model_that_is_not_understood_keeps_its_logits(change: Any, reason: str) -> None:
+    model = change(build(FAMILIES["llama"]))
+    answer = use_edge_head(model)
+    assert answer is not None and reason in answer
+    assert not any(isinstance(module, EdgeHead) for module in model.modules())
+    assert "forward" not in vars(model.base_model) and "forward" not in vars(model.get_output_embeddings())
+
+
+def test_lora_on_the_head_trains_through_its_logits() -> None:
+    model = with_lora_on_the_head(build(FAMILIES["llama"])).train()
+    use_tree_attention(model)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    expected = evaluate(model)
+    assert use_edge_head(model) is not None
+    assert_same(evaluate(model), expected)
+
+
+def test_lora_elsewhere_leaves_the_head_to_answer() -> None:
+    model = build(FAMILIES["llama"])
+    use_tree_attention(model)
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    expected = evaluate(wrapped)
+    assert use_edge_head(model) is None
+    assert_same(evaluate(wrapped), expected)
+
+
+def test_the_probe_touches_no_weight_and_puts_everything_back() -> None:
+    with torch.device("meta"):
+        model = build(QWEN3)
+    assert use_edge_head(model) is None
+    assert "forward" not in vars(model.base_model) and "forward" not in vars(model.lm_head)
+    assert model.lm_head.weight.device.type == "meta"

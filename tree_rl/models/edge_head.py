@@ -1,0 +1,166 @@
+"""The head of a causal language model that answers with edge log-probs where they are asked for: no [R, V] logits.
+
+The request travels beside the model's arguments; the head computes inside its own forward, so FSDP2 has its weight
+gathered, and the answer leaves as the model's `logits`, so FSDP2's hooks see it (DESIGN, "Known traps").
+Legend: N tokens of the forward, R tokens whose hidden states are projected, C hidden size, E edges, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from tree_kernels.edge_log_probs import EdgeRows, EdgeValues, edge_log_probs_of_rows, logits_edge_log_probs_of_rows
+from tree_rl.models.logits_rule import LogitsRule, find_logits_rule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EdgeRequest:
+    """Which edges of one forward are wanted, on the device; it can be asked again for the same tokens."""
+
+    kept_R: torch.Tensor
+    """int64 [R], at least one: positions in the forward of the tokens whose hidden states the head reads."""
+    rows: EdgeRows
+    """The wanted edges; their sources are indices into R."""
+    entropy: bool = False
+    """Also compute entropies."""
+    sum_pi_squared: bool = False
+    """Also compute sums of squared probabilities."""
+
+
+class _Call:
+    """One forward with a request."""
+
+    def __init__(self, request: EdgeRequest) -> None:
+        self.request = request
+        self.is_answered = False
+
+
+# A context variable is seen by the thread that sets it, and by no other.
+_CALL: ContextVar[_Call | None] = ContextVar("edge_call", default=None)
+
+
+def edge_values(model: Callable[..., Any], model_kwargs: dict[str, object], request: EdgeRequest) -> EdgeValues:
+    """Log-probs of the wanted edges from one forward.
+
+    Args:
+        model: causal language model, wrapped or not. A head prepared by `use_edge_head` answers itself; another one
+            computes the logits [R, V] of the tokens that edges start from, and the log-probs are read from those.
+        model_kwargs: what it is called with.
+        request: the wanted edges.
+
+    Returns:
+        One value per edge, in the order of the request.
+
+    Raises:
+        RuntimeError: something between the head and the caller has changed the head's answer.
+    """
+    with _asked(request) as call:
+        answer = model(**model_kwargs, logits_to_keep=request.kept_R).logits
+    if isinstance(answer, EdgeValues | _AbsorbingValues):
+        return EdgeValues(*answer)
+    if call.is_answered or not isinstance(answer, torch.Tensor):
+        raise RuntimeError(
+            f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something behind "
+            "the head works on its output. Wrap the model before use_edge_head, which then keeps computing logits"
+        )
+    return logits_edge_log_probs_of_rows(
+        answer[0], request.rows, entropy=request.entropy, sum_pi_squared=request.sum_pi_squared
+    )
+
+
+@contextmanager
+def _asked(request: EdgeRequest) -> Iterator[_Call]:
+    call = _Call(request)
+    token = _CALL.set(call)
+    try:
+        yield call
+    finally:
+        _CALL.reset(token)
+
+
+def use_edge_head(model: PreTrainedModel) -> str | None:
+    """Let the head of `model` answer edge requests; calls without one keep computing logits.
+
+    Call it after adapters are attached and before the model is sharded.
+
+    Args:
+        model: causal language model, the innermost one where it is wrapped.
+
+    Returns:
+        None, or why this model keeps computing logits for requests too.
+    """
+    head: Any = model.get_output_embeddings()
+    if isinstance(head, EdgeHead):
+        return None
+    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
+        return f"its head is a {type(head).__name__} with a {type(head.weight).__name__}, not a plain torch.nn.Linear"
+    rule = find_logits_rule(model)
+    if isinstance(rule, str):
+        return rule
+    head.__class__ = EdgeHead
+    assert isinstance(head, EdgeHead)
+    head.rule = rule
+    return None
+
+
+class EdgeHead(nn.Linear):
+    """A `torch.nn.Linear` whose forward answers the active request, if there is one."""
+
+    rule: LogitsRule
+
+    def forward(self, hidden_1RC: torch.Tensor) -> Any:
+        """Logits [1, R, V]; values of edges where a request is active."""
+        call = _CALL.get()
+        if call is None:
+            return super().forward(hidden_1RC)
+        request, rule = call.request, self.rule
+        if call.is_answered:
+            raise RuntimeError("the head ran twice in one forward: this model cannot answer edge requests")
+        if hidden_1RC.shape[:-1] != (1, len(request.kept_R)):
+            raise ValueError(
+                f"expected the hidden states of {len(request.kept_R)} tokens, received {tuple(hidden_1RC.shape)}; the "
+                "model does not heed logits_to_keep"
+            )
+        if isinstance(self.weight, DTensor):
+            raise TypeError("expected a gathered head weight, received a DTensor; tensor parallelism is not supported")
+        call.is_answered = True
+        rows = request.rows
+        if rule.factor != 1.0:
+            rows = replace(rows, row_temperature=rows.row_temperature / rule.factor)
+        values = edge_log_probs_of_rows(
+            hidden_1RC[0],
+            self.weight,
+            rows,
+            bias=self.bias,
+            softcap=rule.softcap,
+            entropy=request.entropy,
+            sum_pi_squared=request.sum_pi_squared,
+        )
+        return _AbsorbingValues(*values) if rule.computes else values
+
+
+class _AbsorbingValues(NamedTuple):
+    """Edge values in which the model's scaling or capping of logits is contained already: doing it again is void."""
+
+    log_prob: torch.Tensor
+    entropy: torch.Tensor | None
+    sum_pi_squared: torch.Tensor | None
+
+    def __mul__(self, factor: Any) -> "_AbsorbingValues":
+        return self
+
+    def __truediv__(self, divisor: Any) -> "_AbsorbingValues":
+        return self
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_AbsorbingValues":
+        if function is not torch.tanh:
+            raise TypeError(f"expected a model that only scales or caps its logits, received {function}")
+        return args[0]
