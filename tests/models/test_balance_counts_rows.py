@@ -1,0 +1,235 @@
+"""Load, auxiliary loss and bias balancing of a forest are those of its rows: each unique token counts g_t times."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, PER_TOKEN, SHAPES, assert_equal_gradients, build, gradients
+from test_experts_read_trees import float64_throughout
+
+from tree_rl.models import use_tree_attention
+from tree_rl.models.load_balance import BalanceForm, balance_loss, balance_weight, expert_load, update_expert_bias
+from tree_rl.models.router_trace import KEYWORD, RouterHooks, RouterTrace
+from tree_rl.training.edges import plan_edges
+from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.readout import EdgeReadout
+from tree_rl.training.routing import ForestRouting, RoutedReadout
+from tree_rl.training.tree_step import TreeInputs, wanted_everywhere
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions
+
+ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]
+CPU = torch.device("cpu")
+
+
+def stock_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
+    """Transformers' own loss of one padded batch of the rows."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return model(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False).aux_loss
+
+
+def tree_forward(model: torch.nn.Module, rows: list[list[int]]) -> tuple[ForestRouting, RouterTrace]:
+    """One forward of the forest of the rows."""
+    forest = Forest.from_rows(rows)
+    routing = ForestRouting(forest)
+    trace = routing.open()
+    model(**TreeInputs.from_forest(forest, router_trace=trace).model_kwargs())
+    return routing, trace
+
+
+def load_of(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
+    routing, trace = tree_forward(model, rows)
+    routing.close(trace)
+    return routing.load(EXPERTS)
+
+
+def tree_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]], weight_LE: torch.Tensor) -> torch.Tensor:
+    routing, trace = tree_forward(model, rows)
+    routing.weight_LE = weight_LE
+    share = routing.close(trace)
+    assert share is not None
+    return share
+
+
+def prepared(family: str) -> torch.nn.Module:
+    model = build(FAMILIES[family])
+    use_tree_attention(model)
+    RouterHooks(model)
+    return model
+
+
+@pytest.mark.parametrize("checkpointing", (False, True))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_auxiliary_loss_is_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
+    expected = stock_auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
+    model = prepared(family)
+    if checkpointing:
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)))
+    got = tree_auxiliary_loss(model, ROWS, weight_LE)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert_equal_gradients(gradients(model, got), gradients(stock, expected))
+
+
+@pytest.mark.parametrize("form", ("pooled", "per_layer"))
+def test_both_forms_in_float64_are_exact_to_rounding(form: BalanceForm) -> None:
+    stock, model = (build(FAMILIES["qwen3_moe"], attention="sdpa", dtype=torch.float64) for _ in range(2))
+    float64_throughout(stock)
+    float64_throughout(model)
+    use_tree_attention(model)
+    RouterHooks(model)
+    expected = (pooled_loss if form == "pooled" else per_layer_loss)(row_probabilities(stock, ROWS))
+    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)), form)
+    got = tree_auxiliary_loss(model, ROWS, weight_LE)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
+    assert_equal_gradients(gradients(model, got), gradients(stock, expected), 1e-10)
+
+
+def row_probabilities(model: torch.nn.Module, rows: list[list[int]]) -> list[torch.Tensor]:
+    """Router probabilities [F, EXPERTS] of every layer, each row alone."""
+    outputs = [model(input_ids=torch.tensor([row]), output_router_logits=True).router_logits for row in rows]
+    return [torch.cat(layer).softmax(-1) for layer in zip(*outputs, strict=True)]
+
+
+def slots_per_token(probability_FE: torch.Tensor) -> torch.Tensor:
+    """How many of a token's slots each expert takes on average, [EXPERTS]."""
+    counts = torch.bincount(probability_FE.topk(PER_TOKEN).indices.flatten(), minlength=EXPERTS)
+    return counts.to(probability_FE) / len(probability_FE)
+
+
+def pooled_loss(layers: list[torch.Tensor]) -> torch.Tensor:
+    """Transformers' formula, tokens of all layers as one sequence."""
+    pooled = torch.cat(layers)
+    return EXPERTS * (slots_per_token(pooled) * pooled.mean(0)).sum()
+
+
+def per_layer_loss(layers: list[torch.Tensor]) -> torch.Tensor:
+    """Switch Transformer, eq. 4 to 6, summed over layers; with several slots per token, the fraction of slots."""
+    terms = [EXPERTS * (slots_per_token(layer) / PER_TOKEN * layer.mean(0)).sum() for layer in layers]
+    return torch.stack(terms).sum()
+
+
+def test_shares_of_forests_add_up_to_the_global_loss() -> None:
+    # Ranks and micro-batches: each runs its own forest, the load is everybody's.
+    model = prepared("qwen3_moe")
+    shares = [ROWS[:3], ROWS[3:5], ROWS[5:]]
+    load_LE = torch.stack([load_of(model, share) for share in shares]).sum(0)
+    weight_LE = balance_weight(load_LE, sum(map(len, ROWS)))
+    got = torch.stack([tree_auxiliary_loss(model, share, weight_LE) for share in shares]).sum()
+    stock = build(FAMILIES["qwen3_moe"])
+    expected = stock_auxiliary_loss(stock, ROWS)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert_equal_gradients(gradients(model, got), gradients(stock, expected))
+
+
+@pytest.mark.parametrize("capacity", (1, 3, 8, 1000))
+@pytest.mark.parametrize("family", ("qwen3_moe_dense_layer", "gpt_oss"))
+def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
+    model, forest = prepared(family), Forest.from_rows(ROWS)
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
+    routing = ForestRouting(forest)
+    readout = RoutedReadout(EdgeReadout(plan, edges, device=CPU), routing, plan)
+    run = PartitionedRun(model, forest, plan, readout)
+    for _ in run.infer(preview=True):
+        pass
+    routing.weight_LE = balance_weight(routing.load(EXPERTS), forest.num_flat)
+    for _ in run.train(lambda values: {name: torch.zeros_like(value) for name, value in values.items()}):
+        pass
+    got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    stock = build(FAMILIES[family])
+    expected = gradients(stock, stock_auxiliary_loss(stock, ROWS))
+    assert_equal_gradients(
+        {name: torch.zeros_like(expected[name]) if g is None else g for name, g in got.items()}, expected
+    )
+
+
+@pytest.mark.parametrize("config", [*FAMILIES.values(), BIASED], ids=[*FAMILIES, "glm4_moe"])
+def test_load_counts_every_row(config: object) -> None:
+    model = build(config)
+    hooks = RouterHooks(model)
+    alone = []
+    for row in ROWS:
+        trace = RouterTrace()
+        model(input_ids=torch.tensor([row]), use_cache=False, **{KEYWORD: trace})
+        alone.append(expert_load(trace.chosen(), torch.ones(len(row)), hooks.num_experts))
+    use_tree_attention(model)
+    routing, trace = tree_forward(model, ROWS)
+    routing.close(trace)
+    assert torch.equal(routing.load(EXPERTS), torch.stack(alone).sum(0))
+    assert torch.equal(routing.load_of_rows(EXPERTS), torch.stack(alone))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7), seed=st.integers(0, 999)
+)
+def test_any_forest_counts_like_its_rows(rows: list[list[int]], seed: int) -> None:
+    forest = Forest.from_rows(rows)
+    chosen = torch.from_numpy(np.random.default_rng(seed).integers(0, 4, (forest.num_unique, 2, 3)).astype(np.int16))
+
+    class Chosen:
+        def chosen(self) -> torch.Tensor:
+            return chosen
+
+        def take_logits(self) -> list[torch.Tensor]:
+            return []
+
+    routing = ForestRouting(forest)
+    routing.close(Chosen())
+    naive = torch.zeros(len(rows), 2, 4, dtype=torch.float64)
+    for row in range(len(rows)):
+        for token in forest.row_index[row]:
+            for layer in range(2):
+                for expert in chosen[token, layer].tolist():
+                    naive[row, layer, expert] += 1
+    assert torch.equal(routing.load_of_rows(4), naive)
+    assert torch.equal(routing.load(4), naive.sum(0))
+
+
+def test_bias_balancing_moves_as_after_the_rows() -> None:
+    model = build(BIASED)
+    use_tree_attention(model)
+    RouterHooks(model)
+    before = {name: b.clone() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    update_expert_bias(model, load_of(model, ROWS), 1e-2)
+    flat = build(BIASED)
+    counts: dict[str, torch.Tensor] = {}
+    for name, module in flat.named_modules():
+        if name.endswith("experts") and hasattr(module, "num_experts"):
+            counts[name] = torch.zeros(EXPERTS)
+
+            def count(_: object, args: tuple[torch.Tensor, ...], name: str = name) -> None:
+                counts[name] += torch.bincount(args[1].flatten(), minlength=EXPERTS)
+
+            module.register_forward_pre_hook(count)
+    for row in ROWS:
+        flat(input_ids=torch.tensor([row]))
+    after = dict(model.named_buffers())
+    assert len(before) == len(counts) == LAYERS - 1
+    for (name, bias), load_E in zip(before.items(), counts.values(), strict=True):
+        expected = bias + 1e-2 * torch.sign(load_E.mean() - load_E)
+        torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-7)
+        assert not torch.equal(expected, bias)
+
+
+def test_a_bias_is_needed_for_every_layer() -> None:
+    with pytest.raises(ValueError, match="expected a bias for each of 3 layers with experts, found 0"):
+        update_expert_bias(build(FAMILIES["mixtral"]), torch.ones(3, EXPERTS), 1e-3)
+
+
+def test_probabilities_of_all_layers_are_not_kept_for_the_backward() -> None:
+    logits_NE = torch.randn(1000, 64, requires_grad=True) * 1.0
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        balance_loss([logits_NE], torch.ones(1000), torch.ones(1, 64))
+    kept.pop(logits_NE.data_ptr(), None)
+    assert sum(kept.values()) < logits_NE.nbytes / 2
