@@ -1,0 +1,202 @@
+"""Replayed routes on trees are those of each row alone through stock code; recorded ones replay to the same numbers."""
+
+import numpy as np
+import pytest
+import torch
+from moe_models import (
+    BIASED,
+    FAMILIES,
+    LAYERS,
+    PER_TOKEN,
+    SHAPES,
+    assert_equal_gradients,
+    build,
+    gradients,
+    random_routes,
+    stock_routers_forced,
+)
+from test_experts_read_trees import weighted
+
+from tree_rl.models import UnsupportedModelError, use_tree_attention
+from tree_rl.models.router_trace import RouterHooks, RouterTrace
+from tree_rl.training.branch_step import branch_log_probs
+from tree_rl.training.edges import plan_edges
+from tree_rl.training.partitioned_step import PartitionedRun
+from tree_rl.training.readout import EdgeReadout
+from tree_rl.training.routing import ForestRouting, RoutedReadout
+from tree_rl.training.tree_step import TreeInputs, tree_log_probs, wanted_everywhere
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions
+from tree_rl.tree.routes import NATIVE, route_keys, routes_of_unique_tokens
+
+Rows = list[list[int]]
+ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]
+
+
+def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
+    model = build(FAMILIES[family])
+    use_tree_attention(model)
+    return model, RouterHooks(model)
+
+
+def replayed_forest(rows: Rows, routes: list[np.ndarray]) -> tuple[Forest, ForestRouting]:
+    forest = Forest.from_rows(rows, merge_key=route_keys(routes))
+    return forest, ForestRouting(forest, routes=routes_of_unique_tokens(forest, routes))
+
+
+def forest_log_probs(model: torch.nn.Module, forest: Forest, trace: RouterTrace) -> torch.Tensor:
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
+    return tree_log_probs(model, TreeInputs.from_forest(forest, router_trace=trace), edges).log_probs_F
+
+
+def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Each row alone through stock code with its top-k replaced."""
+    model = build(FAMILIES[family])
+    layers = [0, 2] if family == "qwen3_moe_dense_layer" else range(LAYERS)
+    pieces = []
+    for row, routes_TLK in zip(rows, routes, strict=True):
+        with stock_routers_forced(routes_TLK, layers):
+            pieces.append(branch_log_probs(model, [row]))
+    return model, torch.cat(pieces)
+
+
+@pytest.mark.parametrize("checkpointing", (False, True))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replay_equals_rows_alone(family: str, checkpointing: bool) -> None:
+    routes = random_routes(ROWS, seed=1)
+    stock, log_probs_F = row_log_probs(family, ROWS, routes)
+    expected = gradients(stock, weighted(log_probs_F))
+    model, _ = prepared(family)
+    if checkpointing:
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    forest, routing = replayed_forest(ROWS, routes)
+    assert Forest.from_rows(ROWS).num_unique < forest.num_unique < forest.num_flat
+    got_F = forest_log_probs(model, forest, routing.open())
+    torch.testing.assert_close(got_F, log_probs_F, rtol=1e-5, atol=1e-5)
+    assert_equal_gradients(gradients(model, weighted(got_F)), expected)
+
+
+@pytest.mark.parametrize("capacity", (1, 4, 11))
+@pytest.mark.parametrize("family", ("qwen3_moe", "gpt_oss"))
+def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> None:
+    routes = random_routes(ROWS, seed=2)
+    stock, log_probs_F = row_log_probs(family, ROWS, routes)
+    weight_F = torch.randn(len(log_probs_F), generator=torch.Generator().manual_seed(0))
+    expected = gradients(stock, (log_probs_F * weight_F).sum())
+    model, _ = prepared(family)
+    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    forest, routing = replayed_forest(ROWS, routes)
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
+    readout = RoutedReadout(EdgeReadout(plan, edges, device=torch.device("cpu")), routing, plan)
+
+    def slot_gradients(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        leaf = values["log_probs"].clone().requires_grad_()
+        total = (readout.flat({"log_probs": leaf})["log_probs"] * weight_F).sum()
+        return {"log_probs": torch.autograd.grad(total, leaf)[0]}
+
+    for _ in PartitionedRun(model, forest, plan, readout).train(slot_gradients):
+        pass
+    got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    assert_equal_gradients(got, expected)
+    recorded = [np.sort(routing.chosen[forest.row_index[row]].numpy()) for row in range(len(ROWS))]
+    for got_TLK, forced_TLK in zip(recorded, routes, strict=True):
+        assert np.array_equal(got_TLK, np.sort(forced_TLK))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_without_a_record_are_routed_by_the_model(shape: str) -> None:
+    rows = SHAPES[shape]
+    routes = random_routes(rows, seed=3)
+    for routes_TLK in routes:
+        routes_TLK[-1] = NATIVE
+        routes_TLK[::3, 1] = NATIVE
+    stock, log_probs_F = row_log_probs("mixtral", rows, routes)
+    model, _ = prepared("mixtral")
+    forest, routing = replayed_forest(rows, routes)
+    got_F = forest_log_probs(model, forest, routing.open())
+    torch.testing.assert_close(got_F, log_probs_F, rtol=1e-5, atol=1e-5)
+    assert_equal_gradients(gradients(model, weighted(got_F)), gradients(stock, weighted(log_probs_F)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_forest_records_is_what_its_rows_choose_and_replays_to_itself(family: str) -> None:
+    model, hooks = prepared(family)
+    forest = Forest.from_rows(ROWS)
+    trace = ForestRouting(forest).open()
+    log_probs_F = forest_log_probs(model, forest, trace)
+    routes_NLK = trace.routes(hooks.num_layers)
+    for row, ids in enumerate(ROWS):
+        alone = RouterTrace()
+        model(input_ids=torch.tensor([ids]), use_cache=False, router_trace=alone)
+        assert torch.equal(
+            routes_NLK[forest.row_index[row]].sort(-1).values, alone.routes(hooks.num_layers).sort(-1).values
+        )
+    recorded = [routes_NLK[forest.row_index[row]].numpy() for row in range(len(ROWS))]
+    again, routing = replayed_forest(ROWS, recorded)
+    assert again.num_unique == forest.num_unique
+    torch.testing.assert_close(forest_log_probs(model, again, routing.open()), log_probs_F, rtol=0, atol=0)
+
+
+def test_record_of_a_dense_layer_says_native() -> None:
+    model, hooks = prepared("qwen3_moe_dense_layer")
+    trace = RouterTrace()
+    model(input_ids=torch.tensor([[3, 4, 5]]), router_trace=trace)
+    assert hooks.layers == (0, 2)
+    assert trace.chosen().shape == (3, 2, PER_TOKEN)
+    assert (trace.routes(hooks.num_layers)[:, 1] == NATIVE).all()
+
+
+def test_forwards_without_a_trace_are_not_touched() -> None:
+    model, _ = prepared("qwen3_moe")
+    ids = torch.tensor([ROWS[0]])
+    before = model(input_ids=ids).logits
+    forced = torch.from_numpy(random_routes(ROWS[:1], seed=4)[0])
+    changed = model(input_ids=ids, router_trace=RouterTrace(forced)).logits
+    assert not torch.allclose(changed, before, atol=1e-2)
+    torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
+
+
+def test_removed_hooks_replay_nothing() -> None:
+    model, hooks = prepared("qwen3_moe")
+    ids = torch.tensor([ROWS[0]])
+    before = model(input_ids=ids).logits
+    hooks.remove()
+    forced = torch.from_numpy(random_routes(ROWS[:1], seed=4)[0])
+    torch.testing.assert_close(model(input_ids=ids, router_trace=RouterTrace(forced)).logits, before, rtol=0, atol=0)
+
+
+def test_routes_must_be_given_for_all_decoder_layers() -> None:
+    model, _ = prepared("qwen3_moe_dense_layer")
+    with pytest.raises(ValueError, match=r"expected routes of all 3 decoder layers .* received 2"):
+        model(input_ids=torch.tensor([[3, 4]]), router_trace=RouterTrace(torch.zeros(2, 2, PER_TOKEN)))
+
+
+def test_routes_of_other_tokens_are_refused() -> None:
+    model, _ = prepared("qwen3_moe")
+    with pytest.raises(ValueError, match=r"routes of layer 0 .* expected \(3, 2\), received \(2, 2\)"):
+        model(input_ids=torch.tensor([[3, 4, 5]]), router_trace=RouterTrace(torch.zeros(2, LAYERS, PER_TOKEN)))
+
+
+def test_routers_whose_scores_are_unknown_record_but_do_not_replay() -> None:
+    model = build(BIASED)
+    RouterHooks(model)
+    trace = RouterTrace()
+    model(input_ids=torch.tensor([[3, 4]]), router_trace=trace)
+    assert trace.chosen().shape == (2, LAYERS - 1, PER_TOKEN)
+    with pytest.raises(UnsupportedModelError, match="routes cannot be replayed through Glm4MoeDecoderLayer"):
+        model(input_ids=torch.tensor([[3, 4]]), router_trace=RouterTrace(trace.routes(LAYERS)))
+
+
+def test_a_dense_model_has_no_routers() -> None:
+    from transformers import LlamaConfig
+
+    sizes = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no experts"):
+        RouterHooks(build(LlamaConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)))
