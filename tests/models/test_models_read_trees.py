@@ -10,6 +10,7 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -126,8 +127,13 @@ def test_length_dependent_rope_is_refused_by_name() -> None:
 
 def test_router_auxiliary_loss_is_refused_by_name() -> None:
     sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    with pytest.raises(UnsupportedModelError, match="output_router_logits"):
+    with pytest.raises(UnsupportedModelError, match=r"output_router_logits=False, and tree\.router_aux_loss_coef"):
         check_model(build(Qwen3MoeConfig(**sizes, output_router_logits=True)))
+
+
+def test_router_noise_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"router_jitter_noise=0\.1: branches would share"):
+        check_model(build(MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1)))
 
 
 def _float64_throughout(model: torch.nn.Module) -> None:

@@ -66,10 +66,20 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     if dropouts:
         key, value = next(iter(dropouts.items()))
         reasons.append(f"{key}={value}: branches would share one dropout mask; set model.override_config.{key}=0")
+    return reasons + _router_reasons(settings)
+
+
+def _router_reasons(settings: dict[str, object]) -> list[str]:
+    """Settings of Mixture-of-Experts routers that a tree cannot follow."""
+    reasons = []
+    jitters = {k: v for k, v in settings.items() if "jitter" in k and isinstance(v, int | float) and v > 0}
+    if jitters:
+        key, value = next(iter(jitters.items()))
+        reasons.append(f"{key}={value}: branches would share the routers' noise; set model.override_config.{key}=0")
     if settings.get("output_router_logits"):
         reasons.append(
-            "the router auxiliary loss counts unique tokens, not rows; "
-            "set model.override_config.output_router_logits=False"
+            "the model's own router auxiliary loss counts unique tokens, not rows (and verl would drop it); set "
+            "model.override_config.output_router_logits=False, and tree.router_aux_loss_coef for the loss over rows"
         )
     return reasons
 
