@@ -146,9 +146,8 @@ def test_a_command_costs_milliseconds(means: Means) -> None:
     with Workspace(means=means) as workspace:
         workspace.run("true")
         times = sorted(workspace.run("cat /dev/null").seconds for _ in range(20))
-    # The fastest half: other processes of the machine disturb the rest.
-    # `mounts` starts four programs more than the others.
-    assert sum(times[:10]) / 10 < (0.06 if means == "mounts" else 0.03), times
+    # The fastest three: other processes of the machine disturb the rest.
+    assert sum(times[:3]) / 3 < 0.03, times
 
 
 def test_concurrent_commands_do_not_block_the_event_loop() -> None:
@@ -185,7 +184,7 @@ def test_a_command_sees_no_file_process_or_variable_of_the_trainer(means: Means,
     with Workspace(means=means) as workspace:
         attacks = (
             f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {tmp_path}",
-            "find / -xdev -name 'secret.txt' 2>/dev/null; grep -rl trainers-secret /tmp /home /root /var 2>/dev/null",
+            "find / -xdev -maxdepth 5 -name 'secret.txt'; grep -rl trainers-secret /tmp /home /root /etc",
             "mount -t proc proc /tmp; nsenter -t 1 -m cat /etc/shadow; chroot / id; umount -l /proc",
             "ls /proc | grep -c '^[0-9]'",
         )

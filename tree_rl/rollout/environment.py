@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.workspace import Workspace
+from tree_rl.rollout.workspace import CommandResult, Workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +72,15 @@ SHELL_TOOL: Mapping[str, Any] = {
 }
 
 
+def describe_result(result: CommandResult) -> str:
+    """What an agent reads of a command: the output, and whether it was cut, took too long or failed."""
+    notes = [
+        "[output cut]" if result.truncated else "",
+        "[timed out]" if result.timed_out else f"[exit {result.exit_code}]" if result.exit_code else "",
+    ]
+    return "\n".join(part for part in (result.output.rstrip("\n"), *notes) if part)
+
+
 class ShellEnvironment:
     """Files and a shell; the reward is whether a checking command succeeds.
 
@@ -107,12 +116,7 @@ class ShellEnvironment:
             return f"error: unknown tool {call.name!r}; the only tool is shell"
         if not isinstance(command, str):
             return 'error: shell expects {"command": "..."}'
-        result = await self._workspace.run_async(command)
-        notes = [
-            "[output cut]" if result.truncated else "",
-            "[timed out]" if result.timed_out else f"[exit {result.exit_code}]" if result.exit_code else "",
-        ]
-        return "\n".join(part for part in (result.output.rstrip("\n"), *notes) if part)
+        return describe_result(await self._workspace.run_async(command))
 
     async def score(self, outcome: Outcome) -> float:
         """Run the task's `check`.

@@ -24,8 +24,10 @@ from tree_rl.rollout.confinement import Limits, Means, confined_argv, place_of, 
 from tree_rl.rollout.jail import lay_out_jail
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
-DRAIN_FACTOR = 64
-"""Output beyond the kept part is read and dropped up to this multiple, then the command is killed."""
+DRAIN_BYTES = 64 << 20
+"""Output beyond the kept part is read and dropped up to here, then the command is killed."""
+READ_BYTES = 1 << 20
+"""Read at a time."""
 DISK_CHECK_SECONDS = 0.25
 """Time between two looks at the size of the directory."""
 
@@ -194,7 +196,7 @@ def _read_until_exit(
             selector.register(exit_notice, selectors.EVENT_READ)
             while not exited:
                 left = limits.timeout_seconds - (time.monotonic() - started)
-                if left <= 0 or total > DRAIN_FACTOR * limits.output_bytes:
+                if left <= 0 or total > DRAIN_BYTES:
                     return bytes(kept), total > len(kept), left <= 0
                 if time.monotonic() >= next_look:
                     looked = time.monotonic()
@@ -205,7 +207,7 @@ def _read_until_exit(
                 ready = {key.fd for key, _ in selector.select(min(left, DISK_CHECK_SECONDS))}
                 exited = exit_notice in ready
                 if pipe in ready or exited:
-                    chunk = _read_available(pipe, DRAIN_FACTOR * limits.output_bytes)
+                    chunk = _read_available(pipe, READ_BYTES)
                     kept += chunk[: limits.output_bytes - len(kept)]
                     total += len(chunk)
                     if not chunk and not exited:

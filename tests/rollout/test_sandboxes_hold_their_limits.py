@@ -1,0 +1,223 @@
+"""Laws of a sandbox, whichever back end runs it: a confined directory, SWE-ReX here, SWE-ReX behind its HTTP server."""
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tree_rl.rollout.confinement import Limits
+from tree_rl.rollout.environments.sandbox import (
+    Backend,
+    Sandbox,
+    SandboxDied,
+    SandboxError,
+    SandboxOptions,
+    open_sandbox,
+)
+from tree_rl.rollout.workspace import CommandResult
+
+LIMITS = Limits(
+    timeout_seconds=1.5, cpu_seconds=5, output_bytes=5000, file_bytes=20 << 20, memory_bytes=1 << 30, processes=40
+)
+
+
+UNCONTAINED: tuple[Backend, ...] = ("confined", "local")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, Any]]:
+    """SWE-ReX's own server, as it runs inside a container."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = secrets.token_hex(8)
+    program = Path(sys.executable).with_name("swerex-remote")
+    command = [program, "--auth-token", token, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=1)
+                break
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.1)
+        yield {"host": "http://127.0.0.1", "port": port, "auth_token": token, "timeout": 5.0}
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["confined", "local", "remote"])
+def options(request: pytest.FixtureRequest) -> SandboxOptions:
+    arguments = request.getfixturevalue("server") if request.param == "remote" else {}
+    return SandboxOptions(backend=request.param, limits=LIMITS, arguments=arguments, allow_unconfined=True)
+
+
+def within(options: SandboxOptions, act: Callable[[Sandbox], Awaitable[Any]], directory: str | None = None) -> Any:
+    async def run() -> Any:
+        sandbox = open_sandbox(options, image=None, directory=directory)
+        try:
+            await sandbox.start()
+            return await act(sandbox)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(run())
+
+
+def outcome(options: SandboxOptions, command: str, tmp_path: Path) -> CommandResult:
+    directory = str(tmp_path / "work") if options.backend == "remote" else None
+    return within(options, lambda sandbox: sandbox.run(command), directory)
+
+
+def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
+    async def act(sandbox: Sandbox) -> tuple[CommandResult, CommandResult]:
+        await sandbox.write({"a.txt": "alpha\n", "deep/er/b.txt": "beta\n"})
+        with pytest.raises(ValueError, match="outside"):
+            await sandbox.write({"../../../etc/outside.txt": "x"})
+        return await sandbox.run("cat a.txt deep/er/b.txt; echo oops >&2; exit 3"), await sandbox.run("ls | sort")
+
+    first, second = within(options, act, str(tmp_path / "work") if options.backend == "remote" else None)
+    assert (first.output, first.exit_code, first.timed_out) == ("alpha\nbeta\noops\n", 3, False)
+    assert second.output == "a.txt\ndeep\n"
+
+
+def test_ten_megabytes_of_output_are_cut(options: SandboxOptions, tmp_path: Path) -> None:
+    result = outcome(options, "head -c 10000000 /dev/zero | tr '\\0' x; exit 4", tmp_path)
+    assert (result.output, result.truncated, result.exit_code) == ("x" * 5000, True, 4)
+
+
+def test_endless_output_ends(options: SandboxOptions, tmp_path: Path) -> None:
+    result = outcome(options, "yes", tmp_path)
+    assert result.truncated and result.exit_code != 0 and result.seconds < 8
+
+
+def test_output_that_is_no_utf8_arrives(options: SandboxOptions, tmp_path: Path) -> None:
+    result = outcome(options, "printf 'a\\377\\376b'", tmp_path)
+    assert result.output.startswith("a") and result.output.endswith("b") and result.exit_code == 0
+    result.output.encode("utf-8")
+
+
+def test_a_slow_command_is_killed_with_everything_it_started(options: SandboxOptions, tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = outcome(options, "echo begun; sleep 47.11 & sleep 47.12", tmp_path)
+    assert result.timed_out and result.output == "begun\n" and time.monotonic() - started < 10
+    time.sleep(0.2)
+    assert not [line for line in processes() if "47.11" in line or "47.12" in line]
+
+
+def test_a_process_in_the_background_delays_nobody_and_is_killed(options: SandboxOptions, tmp_path: Path) -> None:
+    result = outcome(options, "sleep 47.13 & echo started", tmp_path)
+    assert (result.output, result.timed_out) == ("started\n", False) and result.seconds < 1.4
+    time.sleep(0.2)
+    assert not [line for line in processes() if "47.13" in line]
+
+
+@pytest.mark.parametrize("backend", UNCONTAINED)
+def test_commands_run_at_the_same_time(backend: Backend) -> None:
+    async def act(sandbox: Sandbox) -> float:
+        await sandbox.run("true")
+        started = time.monotonic()
+        await asyncio.gather(*[sandbox.run("sleep 0.5") for _ in range(3)])
+        return time.monotonic() - started
+
+    assert within(SandboxOptions(backend=backend, limits=LIMITS, allow_unconfined=True), act) < 1.3
+
+
+def test_the_trainers_variables_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "trainers-secret")
+    for backend in UNCONTAINED:
+        options = SandboxOptions(backend=backend, limits=LIMITS, allow_unconfined=True)
+        assert "trainers-secret" not in outcome(options, "env", tmp_path).output
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(folder.stat().st_mode | 0o005)
+    for backend in UNCONTAINED:
+        options = SandboxOptions(backend=backend, limits=LIMITS, allow_unconfined=True)
+        assert outcome(options, "mkdir -p a/b; echo x > a/b/c; chmod 0 a; pwd", tmp_path).exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dict[str, Any], tmp_path: Path) -> None:
+    async def remove_and_run(sandbox: Sandbox) -> None:
+        sandbox._workspace.close()  # type: ignore[attr-defined]
+        with pytest.raises(SandboxDied, match="the workspace is gone"):
+            await sandbox.run("true")
+        with pytest.raises(SandboxDied):
+            await sandbox.write({"a": "b"})
+
+    within(SandboxOptions(limits=LIMITS), remove_and_run)
+
+    async def stop_server_and_run(sandbox: Sandbox) -> None:
+        sandbox.deployment.runtime._config.port = 1  # type: ignore[attr-defined]
+        with pytest.raises(SandboxDied, match=r"sandbox\.backend=remote stopped answering"):
+            await sandbox.run("true")
+
+    within(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), stop_server_and_run, str(tmp_path / "x"))
+
+
+def test_a_back_end_that_cannot_start_names_its_key() -> None:
+    async def start(sandbox: Sandbox) -> None:
+        raise AssertionError("it started")
+
+    refused = {"host": "http://127.0.0.1", "port": 1, "auth_token": "x"}
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=remote did not start"):
+        within(SandboxOptions(backend="remote", arguments=refused, startup_seconds=5), start)
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
+        options = SandboxOptions(backend="docker", arguments={"container_runtime": "no-such-program"})
+        open_sandbox(options, image="python:3.11", directory="/testbed")
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=confined runs no container.*sandbox\.backend=docker"):
+        open_sandbox(SandboxOptions(), image="python:3.11", directory="/testbed")
+
+
+def test_docker_and_modal_are_built_from_the_config() -> None:
+    options = SandboxOptions(backend="docker", arguments={"docker_args": ["--network=none"]}, startup_seconds=7)
+    config = open_sandbox(options, image="example/image:1", directory="/testbed").deployment._config  # type: ignore[attr-defined]
+    assert (config.image, config.docker_args, config.startup_timeout) == ("example/image:1", ["--network=none"], 7)
+    try:
+        import modal
+    except ImportError:
+        with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*No module named"):
+            open_sandbox(SandboxOptions(backend="modal"), image="example/image:1", directory=None)
+    else:
+        assert modal is not None
+
+
+def test_unconfined_commands_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"sandbox\.allow_unconfined=true"):
+        SandboxOptions(backend="local")
+    with pytest.raises(ValueError, match=r"sandbox\.backend='lokal'"):
+        SandboxOptions(backend="lokal")  # type: ignore[arg-type]
+    monkeypatch.setattr("tree_rl.rollout.environments.sandbox.strictest_means", lambda: "namespaces")
+    with pytest.raises(ValueError, match="install bubblewrap"):
+        SandboxOptions()
+    assert SandboxOptions(allow_unconfined=True).backend == "confined"
+
+
+def processes() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                found.append((entry / "cmdline").read_text(errors="replace").replace("\0", " "))
+            except OSError:
+                continue
+    return [line for line in found if line.startswith("sleep")]

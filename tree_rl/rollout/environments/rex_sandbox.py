@@ -1,0 +1,164 @@
+"""A sandbox behind SWE-ReX: the same limits, kept by a small script that runs inside it.
+
+SWE-ReX's server executes one command at a time, so parallel tool calls of one session run one after another there.
+"""
+
+import asyncio
+import posixpath
+import shutil
+import tempfile
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+from swerex.deployment.abstract import AbstractDeployment
+from swerex.deployment.config import (
+    DockerDeploymentConfig,
+    LocalDeploymentConfig,
+    ModalDeploymentConfig,
+    RemoteDeploymentConfig,
+)
+from swerex.exceptions import SwerexException
+from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
+
+from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions
+from tree_rl.rollout.workspace import SEARCH_PATH, CommandResult
+
+Answered = TypeVar("Answered")
+CONFIGS: Mapping[str, type] = {
+    "local": LocalDeploymentConfig,
+    "docker": DockerDeploymentConfig,
+    "modal": ModalDeploymentConfig,
+    "remote": RemoteDeploymentConfig,
+}
+FAILURES = (SwerexException, aiohttp.ClientError, OSError, TimeoutError)
+"""What SWE-ReX raises when a sandbox does not answer."""
+TIMED_OUT, KILLED = 124, -9
+ANSWER_SECONDS = 15.0
+"""Time beyond a command's own limit after which its sandbox counts as dead."""
+SCRIPT = """\
+cd "$1" || exit 126
+output=$(mktemp) || exit 126
+ulimit -c 0; ulimit -f "$4"; ulimit -t "$5"; ulimit -v "$6"
+timeout -k 2 "$2" /bin/sh -c "$7" >"$output" 2>&1 </dev/null &
+group=$!
+wait "$group"
+status=$?
+kill -s KILL -- "-$group" 2>/dev/null
+head -c "$3" "$output"
+rm -f "$output"
+exit "$status"
+"""
+"""Directory, seconds, bytes kept, blocks per file, CPU seconds, kilobytes of memory, command. Output goes through a
+file, so a background process that holds it open delays nobody, and the file's limit stops one that prints for ever."""
+
+
+class RexSandbox:
+    """A SWE-ReX deployment.
+
+    Args:
+        options: of the sandbox.
+        image: for `docker` and `modal`.
+        directory: the working directory; None takes /workspace, for `local` a temporary directory.
+
+    Raises:
+        SandboxError: SWE-ReX refuses the arguments.
+    """
+
+    def __init__(self, options: SandboxOptions, *, image: str | None, directory: str | None) -> None:
+        self._options = options
+        self._is_local = options.backend == "local"
+        self._directory = directory or "/workspace"
+        given = dict(options.arguments)
+        if image is not None and options.backend in WITH_IMAGE:
+            given["image"] = image
+        if options.backend in WITH_IMAGE:
+            given.setdefault("startup_timeout", options.startup_seconds)
+        try:
+            self.deployment: AbstractDeployment = CONFIGS[options.backend](**given).get_deployment()
+        except (ValidationError, TypeError, ImportError, ValueError) as error:
+            raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
+
+    async def start(self) -> None:
+        """Start the deployment and make the working directory."""
+        if self._is_local:
+            self._directory = tempfile.mkdtemp(prefix="workspace-")
+        try:
+            async with asyncio.timeout(self._options.startup_seconds):
+                await self.deployment.start()
+                made = await self._execute(Command(command=["mkdir", "-p", self._directory], timeout=ANSWER_SECONDS))
+        except (*FAILURES, ImportError, RuntimeError) as error:
+            raise SandboxError(
+                f"{KEY}.backend={self._options.backend} did not start: {type(error).__name__}: {error}; is its service "
+                f"running and reachable, and {KEY}.arguments right?"
+            ) from error
+        if made.exit_code != 0:
+            raise SandboxError(f"{KEY}: cannot make the directory {self._directory}: {made.stderr[:500]}")
+
+    async def run(self, command: str) -> CommandResult:
+        """Execute a command within the limits."""
+        limits = self._options.limits
+        numbers = (
+            limits.timeout_seconds,
+            limits.output_bytes + 1,
+            limits.file_bytes // 512,
+            limits.cpu_seconds,
+            limits.memory_bytes // 1024,
+        )
+        argv = ["/bin/sh", "-c", SCRIPT, "sh", self._directory, *(f"{number}" for number in numbers), command]
+        environment = {"PATH": SEARCH_PATH, "HOME": self._directory} if self._is_local else None
+        started = time.monotonic()
+        response = await self._answer(
+            self._execute(Command(command=argv, timeout=limits.timeout_seconds + ANSWER_SECONDS, env=environment))
+        )
+        seconds = time.monotonic() - started
+        output = response.stdout.encode("utf-8", "replace")
+        timed_out = response.exit_code in (TIMED_OUT, 128 + 9) and seconds >= limits.timeout_seconds
+        return CommandResult(
+            output=output[: limits.output_bytes].decode("utf-8", "replace"),
+            exit_code=KILLED if timed_out or response.exit_code is None else response.exit_code,
+            timed_out=timed_out,
+            truncated=len(output) > limits.output_bytes,
+            seconds=seconds,
+        )
+
+    async def write(self, files: Mapping[str, str]) -> None:
+        """Write files."""
+        for name, content in files.items():
+            path = posixpath.normpath(posixpath.join(self._directory, name))
+            if not path.startswith(self._directory.rstrip("/") + "/"):
+                raise ValueError(f"path {name!r} leads outside; expected a path relative to the working directory")
+            await self._answer(self.deployment.runtime.write_file(WriteFileRequest(content=content, path=path)))
+
+    async def close(self) -> None:
+        """Stop the deployment."""
+        try:
+            await self.deployment.stop()
+        except FAILURES:
+            # It is gone, which is what was asked for.
+            pass
+        finally:
+            # A deployment stops once more when it is collected, and complains that it was stopped.
+            self.deployment.stop = _nothing_to_stop  # type: ignore[method-assign]
+            if self._is_local:
+                shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _execute(self, command: Command) -> CommandResponse:
+        if not self._is_local:
+            return await self.deployment.runtime.execute(command)
+        # The local runtime blocks its event loop while a command runs; a thread has a loop to spare.
+        return await asyncio.to_thread(lambda: asyncio.run(self.deployment.runtime.execute(command)))
+
+    async def _answer(self, call: Coroutine[Any, Any, Answered]) -> Answered:
+        try:
+            return await call
+        except FAILURES as error:
+            raise SandboxDied(
+                f"{KEY}.backend={self._options.backend} stopped answering: {type(error).__name__}: {error}"
+            ) from error
+
+
+async def _nothing_to_stop(*args: Any, **kwargs: Any) -> None:
+    return None

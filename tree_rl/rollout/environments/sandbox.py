@@ -1,0 +1,164 @@
+"""Where an agent's commands run: a confined directory here, or a machine that SWE-ReX reaches.
+
+`confined` needs no Docker and is the default. The other back ends are SWE-ReX deployments: `local` (this machine,
+unconfined), `docker`, `modal` and `remote`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from tree_rl.rollout.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.workspace import CommandResult, Workspace
+
+Backend = Literal["confined", "local", "docker", "modal", "remote"]
+BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
+WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
+KEY = "sandbox"
+
+
+class SandboxError(RuntimeError):
+    """A sandbox that could not start, with the config key to change."""
+
+
+class SandboxDied(RuntimeError):  # noqa: N818
+    """A sandbox that stopped answering: the session ends, the agent is not to blame."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxOptions:
+    """Which sandbox, and what its commands may use.
+
+    Raises:
+        ValueError: an unknown back end, or one that leaves commands unconfined without being allowed to; names the key.
+    """
+
+    backend: Backend = "confined"
+    limits: Limits = field(
+        default_factory=lambda: Limits(
+            timeout_seconds=30, cpu_seconds=30, output_bytes=65_536, memory_bytes=2 << 30, processes=64
+        )
+    )
+    """Of each command. `docker`, `modal` and `remote` have the network of their container."""
+    startup_seconds: float = 180.0
+    """Time a sandbox may take to start."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Given to SWE-ReX's config of the back end: `docker_args`, `container_runtime`, `modal_sandbox_kwargs`, `host`,
+    `port`, `auth_token`, ..."""
+    allow_unconfined: bool = False
+    """Lets commands run that can read what the trainer's user can read: the back end `local`, or `confined` on a
+    machine where neither bubblewrap nor mount namespaces work."""
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"{KEY}.backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        if self.backend == "local" and not self.allow_unconfined:
+            raise ValueError(
+                f"{KEY}.backend=local runs the model's commands as the trainer's user, with its files and network; use "
+                f"{KEY}.backend=confined, or set {KEY}.allow_unconfined=true"
+            )
+        if self.backend == "confined" and not self.allow_unconfined and strictest_means() not in HIDING:
+            raise ValueError(
+                f"{KEY}.backend=confined: this machine allows neither bubblewrap nor mount namespaces, so commands "
+                f"could read the trainer's files; install bubblewrap, or set {KEY}.allow_unconfined=true"
+            )
+
+
+class Sandbox(Protocol):
+    """A place for one session."""
+
+    async def start(self) -> None:
+        """Bring it up.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+
+    async def run(self, command: str) -> CommandResult:
+        """Execute a POSIX shell command in the working directory.
+
+        Raises:
+            SandboxDied: the sandbox does not answer.
+        """
+
+    async def write(self, files: Mapping[str, str]) -> None:
+        """Write text files, paths relative to the working directory.
+
+        Raises:
+            SandboxDied: the sandbox does not answer.
+            ValueError: a path leads outside, also through a link that the agent made.
+        """
+
+    async def close(self) -> None:
+        """Throw it away; idempotent, also after a failed start."""
+
+
+class ConfinedSandbox:
+    """A `Workspace`: commands see their directory and the system's programs."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._workspace: Workspace | None = None
+
+    async def start(self) -> None:
+        """Make the directory."""
+        self._workspace = Workspace(limits=self._limits)
+
+    async def run(self, command: str) -> CommandResult:
+        """Execute a command."""
+        workspace = self._alive()
+        try:
+            return await workspace.run_async(command)
+        except OSError as error:
+            raise SandboxDied(f"the workspace failed: {error}") from error
+
+    async def write(self, files: Mapping[str, str]) -> None:
+        """Write files."""
+        workspace = self._alive()
+        try:
+            for name, content in files.items():
+                workspace.write(name, content)
+        except OSError as error:
+            raise SandboxDied(f"the workspace failed: {error}") from error
+
+    async def close(self) -> None:
+        """Remove the directory."""
+        if self._workspace is not None:
+            self._workspace.close()
+
+    def _alive(self) -> Workspace:
+        if self._workspace is None or not self._workspace.directory.is_dir():
+            raise SandboxDied("the workspace is gone")
+        return self._workspace
+
+
+def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str | None) -> Sandbox:
+    """Choose the sandbox for a task; it still has to be started.
+
+    Args:
+        options: of the sandbox.
+        image: container image that the task needs; None where its files are written.
+        directory: working directory in the image.
+
+    Raises:
+        SandboxError: the task needs an image and the back end runs none, or SWE-ReX is missing.
+    """
+    if image is not None and options.backend not in (*WITH_IMAGE, "remote"):
+        raise SandboxError(
+            f"{KEY}.backend={options.backend} runs no container, but the task needs the image {image}; set "
+            f"{KEY}.backend=docker (or modal, or remote with a server inside that image)"
+        )
+    if options.backend == "confined":
+        return ConfinedSandbox(options.limits)
+    try:
+        from tree_rl.rollout.environments.rex_sandbox import RexSandbox
+    except ImportError as error:
+        raise SandboxError(
+            f"{KEY}.backend={options.backend} needs SWE-ReX ({error}); install it with pip install 'tree_rl[agents]'"
+        ) from error
+    return RexSandbox(options, image=image, directory=directory)
+
+
+def quote(arguments: Iterable[str]) -> str:
+    """Arguments of a shell command, quoted."""
+    return " ".join("'" + argument.replace("'", "'\\''") + "'" for argument in arguments)

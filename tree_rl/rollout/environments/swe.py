@@ -1,0 +1,119 @@
+"""The software environment: a repository in a sandbox, a shell as the tool, and tests that decide the reward."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tree_rl.rollout.environment import SHELL_TOOL, Outcome, ToolCall, describe_result
+from tree_rl.rollout.environments.reports import TestReport, judge, passed_tests
+from tree_rl.rollout.environments.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, open_sandbox, quote
+from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.workspace import CommandResult
+
+RUNNER_NAME = "unittest_runner.py"
+REPORT_CHARACTERS = 4000
+
+
+class SweEnvironment:
+    """One software task. Implements `tree_rl.rollout.environment.Environment`.
+
+    Args:
+        options: of the sandbox; the default needs no Docker.
+    """
+
+    def __init__(self, options: SandboxOptions | None = None) -> None:
+        self.options = options or SandboxOptions()
+        self.report: TestReport | None = None
+        self._task: SweTask | None = None
+        self._sandbox: Sandbox | None = None
+
+    async def reset(self, task: Mapping[str, Any]) -> None:
+        """Start the sandbox and lay out the repository.
+
+        Args:
+            task: `swe` holds the fields of `SweTask`.
+
+        Raises:
+            ValueError: the task is not complete.
+            SandboxError: the sandbox does not start.
+        """
+        if "swe" not in task:
+            raise ValueError(f"extra_info: expected the key 'swe' with a software task, received {sorted(task)}")
+        self._task = SweTask.from_row(task["swe"])
+        self._sandbox = open_sandbox(self.options, image=self._task.image, directory=self._task.directory)
+        await self._sandbox.start()
+        await self._sandbox.write(self._task.files)
+        if self._task.setup:
+            done = await self._sandbox.run(self._task.setup)
+            if done.exit_code != 0:
+                raise SandboxError(f"task {self._task.instance_id}: setup failed: {done.output[-1000:]}")
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Describe `shell`."""
+        return [SHELL_TOOL]
+
+    async def run(self, command: str) -> CommandResult:
+        """Execute a shell command in the repository, for agents that bring their own tools.
+
+        Raises:
+            SandboxDied: the sandbox does not answer.
+        """
+        return await self._running[0].run(command)
+
+    async def call(self, call: ToolCall) -> str:
+        """Run `shell(command)`."""
+        command = call.arguments.get("command")
+        if call.name != "shell":
+            return f"error: unknown tool {call.name!r}; the only tool is shell"
+        if not isinstance(command, str):
+            return 'error: shell expects {"command": "..."}'
+        return describe_result(await self.run(command))
+
+    async def score(self, outcome: Outcome) -> float:
+        """Run the tests: 1.0 if all that count pass, else 0.0. What they reported is kept in `report`."""
+        self.report = await self.test()
+        return float(self.report.is_solved)
+
+    async def test(self) -> TestReport:
+        """Put the task's own tests in place and run them.
+
+        Raises:
+            SandboxDied: the sandbox does not answer.
+        """
+        sandbox, task = self._running
+        nonce = secrets.token_hex(16)
+        if task.before_tests:
+            await sandbox.run(task.before_tests)
+        try:
+            await sandbox.write(task.test_files)
+            if task.test_patch:
+                await sandbox.write({f".{nonce}.patch": task.test_patch})
+                await sandbox.run(f"git apply .{nonce}.patch; rm -f .{nonce}.patch")
+            runner = f".{nonce}-{RUNNER_NAME}"
+            if task.log_format == "signed":
+                await sandbox.write({runner: _runner_source()})
+        except ValueError as error:
+            # The agent put a link where a test belongs.
+            return judge(task, (), f"the tests could not be written: {error}")
+        command = task.test_command.format(tests=quote(task.test_targets), runner=runner, nonce=nonce)
+        result = await sandbox.run(command)
+        passed = passed_tests(result.output, log_format=task.log_format, nonce=nonce)
+        return judge(task, passed, result.output[-REPORT_CHARACTERS:])
+
+    async def close(self) -> None:
+        """Throw the sandbox away."""
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    @property
+    def _running(self) -> tuple[Sandbox, SweTask]:
+        if self._sandbox is None or self._task is None:
+            raise SandboxDied("SweEnvironment used before reset()")
+        return self._sandbox, self._task
+
+
+@cache
+def _runner_source() -> str:
+    return Path(__file__).with_name(RUNNER_NAME).read_text(encoding="utf-8")
