@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_exact_is_refused_when_built(tmp_path: Path) -> N
     "tree, message",
     (
         ({"mode": "forest"}, r"tree\.mode='forest': expected one of auto, tree, flat"),
-        ({"max_token": 5}, r"tree\.max_token: no such option; known are max_tokens, mode"),
+        ({"max_token": 5}, r"tree\.max_token: no such option; known are attention, max_tokens, mode"),
         ({"max_tokens": 0}, r"tree\.max_tokens=0: expected a positive number"),
         ({"scope": "group"}, r"tree\.scope='group'"),
         ({"path_weighting": "mean"}, r"tree\.path_weighting='mean'"),
@@ -123,3 +123,22 @@ def test_a_model_that_cannot_be_exact_is_refused_when_built(tmp_path: Path) -> N
 def test_unknown_options_name_the_key(tree: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TreeFSDPEngineConfig(tree=tree)
+
+
+def test_an_attention_that_cannot_run_here_is_refused_with_its_key(tmp_path: Path) -> None:
+    model_path = save_model(tmp_path, tiny_qwen3())
+    with pytest.raises(ValueError, match=r"tree\.attention=flex cannot run here: .*CUDA"):
+        build_engine(model_path, tree=TreeConfig(attention="flex"))
+
+
+def test_an_unknown_attention_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(ValueError, match=r"tree\.attention='flash': expected one of auto, "):
+        TreeConfig(attention="flash")
+
+
+def test_engines_of_one_process_keep_their_own_attention(tmp_path: Path) -> None:
+    model_path = save_model(tmp_path, tiny_qwen3())
+    engines = [build_engine(model_path, tree=TreeConfig(attention=impl)) for impl in ("reference", "sdpa", "auto")]
+    names = [engine.module.config._attn_implementation for engine in engines]
+    assert names == ["tree_rl_over_sdpa_by_reference", "tree_rl_over_sdpa_by_sdpa", "tree_rl_over_sdpa"]
+    assert [engine.attention_implementation for engine in engines] == ["reference", "sdpa", "sdpa"]

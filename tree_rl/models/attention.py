@@ -21,31 +21,35 @@ from tree_rl.models.kv_relay import KeyValueRelay
 from tree_rl.models.linear_attention import use_tree_linear_attention
 
 PREFIX = "tree_rl_over_"
+BY = "_by_"
 
 # A mask of four dimensions makes transformers skip its own mask building, which would cost N x N.
 SKIP_MASK_SHAPE = (1, 1, 1, 1)
 
 
-def attention_name(flat_implementation: str) -> str:
+def attention_name(flat_implementation: str, *, impl: str = "auto", deterministic: bool = False) -> str:
     """Name under which tree attention over `flat_implementation` is registered with transformers."""
-    return PREFIX + flat_implementation
+    by = "" if impl == "auto" and not deterministic else f"{BY}{impl}{'_deterministic' if deterministic else ''}"
+    return f"{PREFIX}{flat_implementation}{by}"
 
 
-def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto") -> str:
+def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto", deterministic: bool = False) -> str:
     """Let every attention and Gated DeltaNet layer of `model` read trees; calls without a tree run as before.
 
     Args:
         model: a decoder that uses transformers' attention interface (checked by `check_model`).
         impl: implementation of `tree_kernels.tree_attention`.
+        deterministic: run only implementations that give the same bits at every call.
 
     Returns:
         The implementation that flat (tree-less) calls keep, for example "sdpa".
     """
     flat = model.config._attn_implementation
     if flat.startswith(PREFIX):
-        return flat.removeprefix(PREFIX)
-    name = attention_name(flat)
-    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attention_forward, flat_implementation=flat, impl=impl))
+        return flat.removeprefix(PREFIX).split(BY)[0]
+    name = attention_name(flat, impl=impl, deterministic=deterministic)
+    forward = partial(_attention_forward, flat_implementation=flat, impl=impl, deterministic=deterministic)
+    ALL_ATTENTION_FUNCTIONS.register(name, forward)
     if flat in ALL_MASK_ATTENTION_FUNCTIONS:
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[flat])
     model.set_attn_implementation(name)
@@ -72,6 +76,7 @@ def _attention_forward(
     *,
     flat_implementation: str,
     impl: str,
+    deterministic: bool,
     tree_layout: TreeLayout | None = None,
     kv_relay: KeyValueRelay | None = None,
     **kwargs: object,
@@ -114,6 +119,7 @@ def _attention_forward(
         softcap=softcap,
         sinks=s_aux,
         impl=impl,
+        deterministic=deterministic,
     )
     assert isinstance(out_NHD, torch.Tensor)
     return out_NHD.unsqueeze(0), None

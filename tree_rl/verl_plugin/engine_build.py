@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
+from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
@@ -17,6 +18,7 @@ from tree_rl.verl_plugin.compat import (
     get_device_name,
     get_init_weight_context_manager,
 )
+from tree_rl.verl_plugin.options import AUTO, TreeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +33,35 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
     stock_model_type: str
     """The name under which verl's builders know this kind of model."""
     engine_config: Any
+    tree_config: TreeConfig
     vocab_size: int
     max_positions: int | None
     model_shape: ModelShape
     self_check_error: float | None = None
     _plain_module: Any
+
+    def initialize(self) -> None:
+        """verl's initialisation, then whether tree attention can run as asked for.
+
+        Raises:
+            ValueError: `tree.attention` names an implementation that cannot run here.
+        """
+        super().initialize()
+        wanted = {
+            "device": torch.device(get_device_name()),
+            "dtype": self._autocast_dtype,
+            "head_size": self.model_shape.head_dim,
+            "softcap": self._plain_module.config.get_text_config().to_dict().get("attn_logit_softcapping"),
+            "deterministic": self.engine_config.full_determinism,
+        }
+        chosen = self.tree_config.attention
+        if chosen == AUTO:
+            chosen = chosen_implementation(**wanted)
+        reason = unavailable_reason(chosen, **wanted)
+        if reason is not None:
+            raise ValueError(f"tree.attention={chosen} cannot run here: {reason}; set tree.attention=auto")
+        logger.info("tree attention runs as %s", chosen)
+        self.attention_implementation = chosen
 
     def _build_module(self) -> nn.Module:
         hf_config = self.model_config.hf_config
@@ -45,7 +71,8 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         module: Any = super()._build_module() if self.stock_model_type == LANGUAGE_MODEL else self._build_value_module()
         check_model(module)
         self._plain_module = module
-        flat = use_tree_attention(module)
+        attention, deterministic = self.tree_config.attention, self.engine_config.full_determinism
+        flat = use_tree_attention(module, impl=attention, deterministic=deterministic)
         logger.info("tree attention over %s on %s", flat, type(module).__name__)
         self.vocab_size = module.get_input_embeddings().num_embeddings
         self.model_shape = ModelShape.from_config(module.config.get_text_config().to_dict())

@@ -6,6 +6,8 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
+from tree_kernels.tree_attention import IMPLEMENTATIONS
+
 MODES = ("auto", "tree", "flat")
 SCOPES = ("uid", "rank")
 AUTO = "auto"
@@ -34,6 +36,10 @@ class TreeConfig(BaseConfig):
     """verl: as verl weighs rows; sep_avg: rows of a tree weigh 1/K (paper, eq. 1); token_unique: a unique
     token weighs one, however many rows train it."""
 
+    attention: str = AUTO
+    """Implementation of tree attention: auto takes the fastest that is installed and can run; fa4, triton, flex, sdpa
+    and reference are taken by name or refused. With verl's full_determinism auto takes a deterministic one."""
+
     self_check: bool = True
     """Before the first batch, compare log-probs (values) of one group as a tree with its rows through stock verl."""
 
@@ -42,7 +48,13 @@ class TreeConfig(BaseConfig):
     partitions does not fit the GPU; slower."""
 
     def __post_init__(self) -> None:
-        for key, choices in (("mode", MODES), ("scope", SCOPES), ("path_weighting", PATH_WEIGHTINGS)):
+        choices_of = {
+            "mode": MODES,
+            "scope": SCOPES,
+            "path_weighting": PATH_WEIGHTINGS,
+            "attention": (AUTO, *IMPLEMENTATIONS),
+        }
+        for key, choices in choices_of.items():
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
