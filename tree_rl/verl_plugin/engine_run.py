@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -173,7 +174,8 @@ class TreeRunningEngine(TreeReadingEngine):
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
             budget = budget_of(data, rows, self.tree_config, self.auto_budget)
             self._check_tokens = min(budget.unique_tokens, budget.flat_tokens)
-            micro_batches = plan_micro_batches(rows, self.tree_config, budget, self.model_shape, self.plans)
+            config = replace(self.tree_config, mode="tree") if self.carries_state else self.tree_config
+            micro_batches = plan_micro_batches(rows, config, budget, self.model_shape, self.plans)
             steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:
             failure = error

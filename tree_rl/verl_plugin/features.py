@@ -37,6 +37,19 @@ def refuse_engine_features(model_config: Any, engine_config: Any) -> None:
             )
 
 
+def refuse_flat_packing(carries_state: bool, engine_config: Any) -> None:
+    """Check a built model: packed into one sequence, a recurrent layer would carry its state from row to row.
+
+    Raises:
+        UnsupportedFeatureError: `tree.mode=flat` with such a model.
+    """
+    if carries_state and engine_config.get("tree", {}).get("mode") == "flat":
+        raise UnsupportedFeatureError(
+            "tree.mode=flat packs rows into one sequence, along which linear attention layers carry their state from "
+            "row to row; use tree.mode=tree, which keeps rows apart also where they share nothing"
+        )
+
+
 def refuse_batch_features(data: TensorDict) -> None:
     """Check what a batch asks for.
 

@@ -50,11 +50,14 @@ def run_self_check(
         selected = tu.index_select_tensor_dict(data, members)
         forest = Forest.from_rows([rows.token_ids(row) for row in members])
         _, tree = engine.tree_step(selected, rows, members, forest)
-        _, flat = engine.stock_step(selected)
+        # Stock verl packs rows; where layers carry a state only a row alone is a yardstick, and one forward is due.
+        compared = [len(members) - 1] if engine.carries_state else list(range(len(members)))
+        _, flat = engine.stock_step(tu.index_select_tensor_dict(selected, compared))
     key = "log_probs" if "log_probs" in tree["model_output"] else "values"
-    wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions(members)])
-    difference = (tree["model_output"][key].values().float() - flat["model_output"][key].values().float()).abs().cpu()
-    trained = difference[wanted]
+    of_row = tree["model_output"][key].unbind()
+    of_tree = torch.cat([of_row[row] for row in compared])
+    wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions([members[row] for row in compared])])
+    trained = (of_tree.float() - flat["model_output"][key].values().float()).abs().cpu()[wanted]
     if not len(trained):
         return 0.0
     mean, worst = float(trained.mean()), float(trained.max())
