@@ -54,7 +54,7 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), CUDA)
     readout = EdgeReadout(plan, edges, device=CUDA)
-    weight_E = torch.bincount(edges.edge_of_flat_F[edges.edge_of_flat_F >= 0], minlength=len(edges.target_E))
+    weight_E = torch.bincount(edges.reads.edge_W, minlength=len(edges.target_E))
 
     def gradients(values: SlotValues) -> SlotValues:
         return {"log_probs": -weight_E.to(values["log_probs"]) / forest.num_flat}

@@ -11,7 +11,7 @@ import torch
 
 from tree_rl.benchmark.packed_attention import PackedLayout
 from tree_rl.models.attention import skip_mask
-from tree_rl.training.edges import UNWANTED, EdgePlan
+from tree_rl.training.edges import EdgePlan
 from tree_rl.training.host_copy import to_device
 
 
@@ -56,14 +56,15 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
         device: where the model runs.
     """
     source = np.flatnonzero(wanted_F)
-    edge_of_flat = np.full(len(wanted_F), UNWANTED, dtype=np.int64)
-    edge_of_flat[source] = np.arange(len(source))
+    edges = np.arange(len(source))
     return EdgePlan.of(
         source,
-        np.arange(len(source)),
+        edges,
         np.concatenate(rows)[source + 1].astype(np.int64),
         np.ones(len(source), dtype=np.float32),
-        edge_of_flat_F=edge_of_flat,
+        flat_W=source,
+        edge_W=edges,
+        num_flat=len(wanted_F),
         device=device,
     )
 

@@ -1,7 +1,8 @@
 """Which log-probs a batch needs, and where they go in its rows.
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
-first token of each child. Legend: F flat tokens, N unique tokens, E edges, R logit rows, B rows.
+first token of each child. Legend: F flat tokens, N unique tokens, E edges, R logit rows, B rows,
+W wanted flat positions.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,20 @@ from tree_rl.models.edge_head import EdgeRequest
 from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
 
-UNWANTED = -1
 MOST_MARKS_PER_VALUE = 64
 """Distinct values are found by marking unless there are so many more places than values that sorting is faster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlatReads:
+    """Where log-probs of edges go in the rows."""
+
+    flat_W: torch.Tensor
+    """int64 [W] on the device, flat positions that were asked for, ascending."""
+    edge_W: torch.Tensor
+    """int64 [W] on the device, index into E of the edge that each of them reads."""
+    num_flat: int
+    """F."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +43,8 @@ class EdgePlan:
     """int64 [E], token id that the edge predicts."""
     temperature_E: np.ndarray
     """float32 [E], sampling temperature; an edge whose rows differ in temperature appears once per temperature."""
-    edge_of_flat_F: torch.Tensor
-    """int64 [F] on the device, index into E of the edge that starts at a flat position, -1 where none was asked for."""
+    reads: FlatReads
+    """Which flat positions read which edge."""
     request: EdgeRequest
     """The same on the device, as a model's head is asked for all edges in one forward."""
 
@@ -44,16 +56,18 @@ class EdgePlan:
         target_E: np.ndarray,
         temperature_E: np.ndarray,
         *,
-        edge_of_flat_F: np.ndarray,
+        flat_W: np.ndarray,
+        edge_W: np.ndarray,
+        num_flat: int,
         device: torch.device | str,
     ) -> "EdgePlan":
-        """A plan from its host arrays."""
+        """A plan from its host arrays: those of the fields, and the flat position and the edge of every read."""
         return cls(
             source_R=source_R,
             row_of_edge_E=row_of_edge_E,
             target_E=target_E,
             temperature_E=temperature_E,
-            edge_of_flat_F=to_device(edge_of_flat_F, device),
+            reads=FlatReads(flat_W=to_device(flat_W, device), edge_W=to_device(edge_W, device), num_flat=num_flat),
             request=request_edges(source_R, row_of_edge_E, target_E, temperature_E, device=device),
         )
 
@@ -87,15 +101,14 @@ def plan_edges(
     edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
     sources, row_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
-    edge_of_flat = np.full(forest.num_flat, UNWANTED, dtype=np.int64)
-    edge_of_flat[flat] = edge_of_wanted
-
     return EdgePlan.of(
         sources,
         row_of_edge.astype(np.int64),
         forest.input_ids[edge_child].astype(np.int64),
         temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32),
-        edge_of_flat_F=edge_of_flat,
+        flat_W=flat,
+        edge_W=edge_of_wanted.astype(np.int64),
+        num_flat=forest.num_flat,
         device=device,
     )
 
@@ -124,9 +137,11 @@ def request_edges(
     # Without any edge token 0 stands in: FSDP waits for the head's gradient, and relayed keys hang from the output.
     kept_R = source_R if len(source_R) else np.zeros(1)
     row_E, wanted_E = (torch.from_numpy(array.astype(np.int64)) for array in (row_of_edge_E, target_E))
+    is_one = len(temperature_E) > 0 and bool((temperature_E == temperature_E[0]).all())
+    temperature = float(temperature_E[0]) if is_one else torch.from_numpy(temperature_E)
     return EdgeRequest(
         kept_R=to_device(kept_R.astype(np.int64), device),
-        rows=rows_of_edges(row_E, wanted_E, torch.from_numpy(temperature_E)).to(device),
+        rows=rows_of_edges(row_E, wanted_E, temperature).to(device),
         entropy=entropy,
         sum_pi_squared=sum_pi_squared,
     )
@@ -142,13 +157,9 @@ def _distinct(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(marks), rank[values]
 
 
-def scatter(values_E: torch.Tensor, index_F: torch.Tensor) -> torch.Tensor:
-    """Spread per-edge values over flat positions; positions with index -1 read 0.
+def scatter(values_E: torch.Tensor, reads: FlatReads) -> torch.Tensor:
+    """Spread per-edge values [E] over flat positions, [F]; positions that read no edge are 0.
 
     Its gradient sums an edge over every row that reads it: the g_t weighting of the paper, nothing else does it.
-
-    Args:
-        values_E: [E].
-        index_F: int64 [F] into `values_E`, -1 where nothing was computed.
     """
-    return torch.cat([values_E, values_E.new_zeros(1)])[index_F]
+    return values_E.new_zeros(reads.num_flat).index_put((reads.flat_W,), values_E[reads.edge_W])

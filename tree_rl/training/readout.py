@@ -114,14 +114,14 @@ class EdgeReadout(_Slots):
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """See `Readout.preset`."""
-        is_wanted = self._edges.edge_of_flat_F >= 0
+        reads = self._edges.reads
         known = self.values[name].to(torch.promote_types(values_F.dtype, torch.float32))
-        known[self._edges.edge_of_flat_F[is_wanted]] = values_F.to(known)[is_wanted]
+        known[reads.edge_W] = values_F.to(known)[reads.flat_W]
         self.values[name] = known
 
     def flat(self, values: SlotValues) -> SlotValues:
         """See `Readout.flat`; 0 where no edge was wanted."""
-        return {name: scatter(values[name], self._edges.edge_of_flat_F) for name in self.names}
+        return {name: scatter(values[name], self._edges.reads) for name in self.names}
 
 
 class ValueReadout(_Slots):

@@ -111,7 +111,7 @@ def tree_log_probs(
     request = replace(edges.request, entropy=entropy, sum_pi_squared=sum_pi_squared)
     per_edge = edge_values(model, inputs.model_kwargs(), request)
     log_probs_F, entropy_F, squared_F = (
-        None if values_E is None else scatter(values_E, edges.edge_of_flat_F) for values_E in per_edge
+        None if values_E is None else scatter(values_E, edges.reads) for values_E in per_edge
     )
     assert log_probs_F is not None
     return FlatOutputs(log_probs_F=log_probs_F, entropy_F=entropy_F, sum_pi_squared_F=squared_F)

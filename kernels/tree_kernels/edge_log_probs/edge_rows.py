@@ -6,7 +6,10 @@ Legend: E edges, N sources to choose from, U unique rows, r rows of a chunk, e e
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+MOST_MARKS_PER_VALUE = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,17 +106,19 @@ def rows_of_edges(
     if isinstance(temperature, torch.Tensor):
         values, value_E = torch.unique(temperature.detach(), return_inverse=True)
         kinds = max(len(values), 1)
-        key_U, row_E = torch.unique(source_E * kinds + value_E, return_inverse=True)
+        key_U, row_E = _distinct(source_E * kinds + value_E)
         source_U = key_U // kinds
         sources_repeat = kinds > 1
         # Reading the only value of an accelerator would synchronise.
         is_known = kinds == 1 and values.device.type == "cpu" and len(values) == 1
         row_temperature = float(values[0]) if is_known else values[key_U % kinds][:, None]
     else:
-        source_U, row_E = torch.unique(source_E, return_inverse=True)
+        source_U, row_E = _distinct(source_E)
         row_temperature = 1.0 if temperature is None else float(temperature)
-    row_E, order_E = torch.sort(row_E, stable=True)
-    every_row = torch.arange(source_U.shape[0] + 1, device=row_E.device)
+    order_E = _stable_order(row_E)
+    row_E = row_E[order_E]
+    ends_before = torch.zeros(source_U.shape[0] + 1, dtype=torch.int64, device=row_E.device)
+    ends_before.index_add_(0, row_E + 1, torch.ones_like(row_E))
     return EdgeRows(
         source=source_U,
         sources_repeat=sources_repeat,
@@ -121,5 +126,26 @@ def rows_of_edges(
         order=order_E,
         row=row_E,
         target=edge_target.long()[order_E],
-        first_edge=torch.searchsorted(row_E, every_row),
+        first_edge=ends_before.cumsum(0),
     )
+
+
+def _distinct(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct values (int64, none negative), ascending, and the index of each value among them.
+
+    On the CPU by marking, unless there are so many more places than values that sorting is faster.
+    """
+    limit = int(values.max()) + 1 if values.device.type == "cpu" and len(values) else None
+    if limit is None or limit > MOST_MARKS_PER_VALUE * len(values):
+        return torch.unique(values, return_inverse=True)
+    is_present = torch.zeros(limit, dtype=torch.bool)
+    is_present[values] = True
+    rank = is_present.cumsum(0) - 1
+    return is_present.nonzero()[:, 0], rank[values]
+
+
+def _stable_order(values: torch.Tensor) -> torch.Tensor:
+    """int64, the stable ascending order; NumPy's sort merges runs, and edges come in few."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.argsort(values.numpy(), kind="stable"))
+    return torch.sort(values, stable=True).indices
