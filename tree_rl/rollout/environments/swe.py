@@ -46,7 +46,7 @@ class SweEnvironment:
         await self._sandbox.start()
         await self._sandbox.write(self._task.files)
         if self._task.setup:
-            done = await self._sandbox.run(self._task.setup)
+            done = await self.run(self._task.setup)
             if done.exit_code != 0:
                 raise SandboxError(f"task {self._task.instance_id}: setup failed: {done.output[-1000:]}")
 
@@ -60,7 +60,8 @@ class SweEnvironment:
         Raises:
             SandboxDied: the sandbox does not answer.
         """
-        return await self._running[0].run(command)
+        sandbox, task = self._running
+        return await sandbox.run(f"{task.prelude}\n{command}" if task.prelude else command)
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""
@@ -85,12 +86,12 @@ class SweEnvironment:
         sandbox, task = self._running
         nonce = secrets.token_hex(16)
         if task.before_tests:
-            await sandbox.run(task.before_tests)
+            await self.run(task.before_tests)
         try:
             await sandbox.write(task.test_files)
             if task.test_patch:
                 await sandbox.write({f".{nonce}.patch": task.test_patch})
-                await sandbox.run(f"git apply .{nonce}.patch; rm -f .{nonce}.patch")
+                await self.run(f"git apply .{nonce}.patch; rm -f .{nonce}.patch")
             runner = f".{nonce}-{RUNNER_NAME}"
             if task.log_format == "signed":
                 await sandbox.write({runner: _runner_source()})
@@ -98,7 +99,7 @@ class SweEnvironment:
             # The agent put a link where a test belongs.
             return judge(task, (), f"the tests could not be written: {error}")
         command = task.test_command.format(tests=quote(task.test_targets), runner=runner, nonce=nonce)
-        result = await sandbox.run(command)
+        result = await self.run(command)
         passed = passed_tests(result.output, log_format=task.log_format, nonce=nonce)
         return judge(task, passed, result.output[-REPORT_CHARACTERS:])
 

@@ -36,6 +36,8 @@ class SweTask:
     """Container image that holds the repository."""
     directory: str | None = None
     """The repository's place in the image."""
+    prelude: str = ""
+    """Shell text in front of every command, such as what activates an environment."""
     setup: str = ""
     """Command at the start, in the repository."""
     before_tests: str = ""

@@ -1,0 +1,131 @@
+"""Rows in the schema of SWE-bench and SWE-smith (written for this test) become tasks; the git work is really done."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tree_rl.rollout.environments.published_tasks import ACTIVATE, PUBLISHED
+from tree_rl.rollout.environments.reports import TestReport, passed_tests
+from tree_rl.rollout.environments.sandbox import SandboxError
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_task import SweTask
+
+ROWS = Path(__file__).parent / "published_rows"
+SOUND = {
+    "pkg/__init__.py": "",
+    "pkg/sums.py": "def add(a, b):\n    return a + b\n",
+    "tests/test_sums.py": "from pkg.sums import add\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n",
+}
+REPORT = """\
+============ short test summary info ============
+PASSED tests/test_sums.py::test_zero
+XFAIL tests/test_sums.py::test_known - reason
+FAILED tests/test_sums.py::test_add - assert -1 == 3
+PASSED tests/test_sums.py::test_text[a b]
+ERROR tests/test_other.py - ImportError
+"""
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (ROWS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_a_swe_bench_row_names_image_tests_and_patch() -> None:
+    task = PUBLISHED["swe_bench"](rows("swe_bench")[0])
+    assert task.image == "swebench/sweb.eval.x86_64.example_1776_sums-7:latest"
+    assert task.fail_to_pass == ("tests/test_sums.py::test_add",)
+    assert task.pass_to_pass == ("tests/test_sums.py::test_zero",)
+    assert task.test_targets == ("tests/test_sums.py",)
+    assert "'tests/test_sums.py' 'tests/data/new.txt'" in task.before_tests
+    assert SweTask.from_row(json.loads(json.dumps(task.to_row()))) == task
+
+
+def test_repositories_with_other_runners_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"django__django-1.*not run by pytest"):
+        PUBLISHED["swe_bench"](rows("swe_bench")[1])
+    with pytest.raises(ValueError, match="expected the field 'image_name'"):
+        PUBLISHED["swe_smith"]({**rows("swe_smith")[0], "image_name": None})
+
+
+def test_tasks_with_an_image_say_which_back_end_runs_them() -> None:
+    task = PUBLISHED["swe_smith"](rows("swe_smith")[0])
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
+        asyncio.run(SweEnvironment().reset({"swe": task.to_row()}))
+
+
+def test_reports_of_pytest_are_read() -> None:
+    passed = passed_tests(REPORT, log_format="pytest", nonce="")
+    assert passed == {
+        "tests/test_sums.py::test_zero",
+        "tests/test_sums.py::test_known",
+        "tests/test_sums.py::test_text[a b]",
+    }
+
+
+def in_a_confined_copy(task: SweTask, command: str) -> TestReport:
+    """The task with its repository written as files; a plain runner that reports like pytest stands for the image's."""
+    runner = (
+        "import importlib, sys\n"
+        "sys.path.insert(0, '.')\n"
+        "for path in sys.argv[1:]:\n"
+        "    module = importlib.import_module(path[:-3].replace('/', '.'))\n"
+        "    for name in [n for n in vars(module) if n.startswith('test_')]:\n"
+        "        try:\n"
+        "            vars(module)[name]()\n"
+        "        except AssertionError:\n"
+        "            print(f'FAILED {path}::{name} - assert')\n"
+        "        else:\n"
+        "            print(f'PASSED {path}::{name}')\n"
+    )
+    git = "git -c user.name=a -c user.email=a@b"
+    start = f"git init -q && git add pkg tests && {git} commit -qm Sound && git tag sound"
+    here = replace(
+        task,
+        image=None,
+        directory=None,
+        prelude="export GIT_CONFIG_NOSYSTEM=1",
+        files={**SOUND, "plain_runner.py": runner, **task.files},
+        setup=f"{start} && {task.setup}" if task.setup else start,
+        test_command="python3 plain_runner.py {tests}",
+    )
+
+    async def run() -> TestReport:
+        environment = SweEnvironment()
+        try:
+            await environment.reset({"swe": here.to_row()})
+            await environment.run(command)
+            return await environment.test()
+        finally:
+            await environment.close()
+
+    return asyncio.run(run())
+
+
+def test_the_bug_patch_of_swe_smith_is_applied_and_edited_tests_are_restored() -> None:
+    row = rows("swe_smith")[0]
+    task = PUBLISHED["swe_smith"](row)
+    sound_test = SOUND["tests/test_sums.py"] + "\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    task = replace(task, files={**task.files, "tests/test_sums.py": sound_test})
+    before = in_a_confined_copy(task, "true")
+    assert (before.fail_to_pass, before.pass_to_pass) == ((0, 1), (1, 1)), before
+    cheat = in_a_confined_copy(task, "printf 'def test_add(): pass\\ndef test_zero(): pass\\n' > tests/test_sums.py")
+    assert not cheat.is_solved
+    assert in_a_confined_copy(task, "sed -i 's/a - b/a + b/' pkg/sums.py").is_solved
+
+
+def test_the_test_patch_of_swe_bench_is_applied_only_at_scoring() -> None:
+    task = PUBLISHED["swe_bench"](rows("swe_bench")[0])
+    task = replace(task, before_tests=task.before_tests.replace("0123456789abcdef0123456789abcdef01234567", "sound"))
+    broken = "sed -i 's/a + b/a - b/' pkg/sums.py; ! grep -q test_add tests/test_sums.py || rm -rf pkg"
+    before = in_a_confined_copy(task, broken)
+    assert (before.fail_to_pass, before.pass_to_pass) == ((0, 1), (1, 1)), before
+    assert in_a_confined_copy(task, "rm -rf tests").is_solved
+
+
+def test_the_environment_of_the_image_is_activated() -> None:
+    for name in PUBLISHED:
+        assert PUBLISHED[name](rows(name)[0]).prelude == ACTIVATE

@@ -1,0 +1,100 @@
+"""Rows of SWE-bench and SWE-smith as software tasks. They run in the data sets' own container images.
+
+Field names and images are those of SWE-bench (arXiv 2310.06770) and SWE-smith (arXiv 2504.21798) as published.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tree_rl.rollout.environments.sandbox import quote
+from tree_rl.rollout.environments.swe_task import SweTask, names
+
+DIRECTORY = "/testbed"
+ACTIVATE = "export PATH=/opt/miniconda3/envs/testbed/bin:$PATH CONDA_DEFAULT_ENV=testbed"
+PYTEST = "python -m pytest --no-header -rA --tb=no -p no:cacheprovider {tests}"
+OTHER_RUNNERS = ("django/django", "sympy/sympy", "sphinx-doc/sphinx")
+"""Repositories of SWE-bench whose tests pytest does not run."""
+START_TAG = "task-start"
+BUG_PATCH = ".task.patch"
+
+
+def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
+    """A row of SWE-bench.
+
+    Args:
+        row: `repo, instance_id, base_commit, problem_statement, test_patch, FAIL_TO_PASS, PASS_TO_PASS`, and
+            `image_name` where it is not the standard one.
+
+    Raises:
+        ValueError: a field is missing, or the repository's tests are not pytest's.
+    """
+    row = _checked(row, "repo", "instance_id", "base_commit", "problem_statement", "test_patch", "FAIL_TO_PASS")
+    if row["repo"] in OTHER_RUNNERS:
+        raise ValueError(
+            f"{row['instance_id']}: the tests of {row['repo']} are not run by pytest, whose reports alone are "
+            f"read; leave out {', '.join(OTHER_RUNNERS)}"
+        )
+    # Docker refuses double underscores; the images carry this mark instead.
+    standard = f"swebench/sweb.eval.x86_64.{row['instance_id'].replace('__', '_1776_')}:latest".lower()
+    files = tuple(dict.fromkeys(re.findall(r"^diff --git a/.* b/(.*)$", row["test_patch"], re.MULTILINE)))
+    return SweTask(
+        instance_id=row["instance_id"],
+        problem_statement=row["problem_statement"].strip(),
+        image=row.get("image_name") or standard,
+        directory=DIRECTORY,
+        prelude=ACTIVATE,
+        test_command=PYTEST,
+        test_targets=tuple(name for name in files if name.endswith(".py")),
+        fail_to_pass=names(row["FAIL_TO_PASS"]),
+        pass_to_pass=names(row.get("PASS_TO_PASS") or ()),
+        log_format="pytest",
+        # A file that the patch adds is not there yet, so every file is restored by itself.
+        before_tests=f"for f in {quote(files)}; do git checkout -q {quote([row['base_commit']])} -- $f; done",
+        test_patch=row["test_patch"],
+    )
+
+
+def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
+    """A row of SWE-smith, whose `patch` is the bug: it is applied to the image's sound repository at the start.
+
+    Args:
+        row: `instance_id, image_name, patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS`.
+
+    Raises:
+        ValueError: a field is missing.
+    """
+    row = _checked(row, "instance_id", "image_name", "patch", "problem_statement", "FAIL_TO_PASS")
+    fail_to_pass, pass_to_pass = names(row["FAIL_TO_PASS"]), names(row.get("PASS_TO_PASS") or ())
+    targets = tuple(dict.fromkeys(name.partition("::")[0] for name in (*fail_to_pass, *pass_to_pass)))
+    commit = "git -c user.name=task -c user.email=task@localhost commit -qam 'Start of the task'"
+    return SweTask(
+        instance_id=row["instance_id"],
+        problem_statement=row["problem_statement"].strip(),
+        image=row["image_name"],
+        directory=DIRECTORY,
+        prelude=ACTIVATE,
+        files={BUG_PATCH: row["patch"]},
+        setup=f"git apply {BUG_PATCH} && rm {BUG_PATCH} && {commit} && git tag {START_TAG}",
+        test_command=PYTEST,
+        test_targets=targets,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
+        log_format="pytest",
+        before_tests=f"git checkout -q {START_TAG} -- {quote(targets)}",
+    )
+
+
+PUBLISHED: Mapping[str, Callable[[Mapping[str, Any]], SweTask]] = {
+    "swe_bench": from_swe_bench,
+    "swe_smith": from_swe_smith,
+}
+
+
+def _checked(row: Mapping[str, Any], *needed: str) -> Mapping[str, Any]:
+    missing = [name for name in needed if row.get(name) is None]
+    if missing:
+        raise ValueError(
+            f"row {row.get('instance_id', '?')}: expected the field {missing[0]!r}, received {sorted(row)}"
+        )
+    return row
