@@ -70,7 +70,10 @@ def fa4_attention_of_tree(
     plan = fa4_plan(layout, head_size=head_size, heads=heads, window=rule.window)
     inputs = [_padded(t, plan.padding) for t in (q_NHD, k_MKD, v_MKD)]
     out_NHD, lse_HN = _Fa4Attention.apply(*inputs, plan, rule.scale)
-    out_NHD, lse_NH = out_NHD[:num_tokens], lse_HN[:, :num_tokens].transpose(0, 1)
+    lse_NH = lse_HN.transpose(0, 1)
+    if plan.padding:
+        # Only then: the gradient of a slice is a copy.
+        out_NHD, lse_NH = out_NHD[:num_tokens], lse_NH[:num_tokens]
     if sinks_H is not None:
         plain_lse_NH, lse_NH = lse_NH, torch.logaddexp(lse_NH, sinks_H.float())
         out_NHD = (out_NHD * torch.exp(plain_lse_NH - lse_NH)[..., None]).to(q_NHD.dtype)

@@ -20,15 +20,15 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [N, H, D] and log-sum-exp float32 [H, N], natural logarithm."""
     out_1NHD, lse_1HN = _flash_attn_fwd(
-        q_NHD[None],
-        k_MKD[None],
-        v_MKD[None],
+        q_NHD.unsqueeze(0),
+        k_MKD.unsqueeze(0),
+        v_MKD.unsqueeze(0),
         softmax_scale=scale,
         block_sparse_tensors=_sparse_tensors(plan.forward),
         return_lse=True,
         **_mask(plan),
     )[:2]
-    return out_1NHD[0], lse_1HN[0]
+    return out_1NHD.squeeze(0), lse_1HN.squeeze(0)
 
 
 def backward(
@@ -44,18 +44,18 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v in their dtype."""
     grad_q, grad_k, grad_v = _flash_attn_bwd(
-        q_NHD[None],
-        k_MKD[None],
-        v_MKD[None],
-        out_NHD[None],
-        grad_out_NHD[None],
-        lse_HN[None],
+        q_NHD.unsqueeze(0),
+        k_MKD.unsqueeze(0),
+        v_MKD.unsqueeze(0),
+        out_NHD.unsqueeze(0),
+        grad_out_NHD.unsqueeze(0),
+        lse_HN.unsqueeze(0),
         softmax_scale=scale,
         block_sparse_tensors=_sparse_tensors(plan.backward),
-        dlse=None if grad_lse_HN is None else grad_lse_HN[None],
+        dlse=None if grad_lse_HN is None else grad_lse_HN.unsqueeze(0),
         **_mask(plan),
     )
-    return grad_q[0], grad_k[0], grad_v[0]
+    return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)
 
 
 def _sparse_tensors(lists: HeadBlockLists) -> BlockSparseTensorsTorch:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4 import DTYPES, package_reason
-from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, fa4_plan
+from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, HeadBlockLists, fa4_plan
 
 TOKENS = 300
 """Any length serves: kernels do not depend on it."""
@@ -112,11 +113,35 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
     # Reads the settings above when first imported.
     from tree_kernels.tree_attention import fa4_kernels
 
+    layout = TreeLayout.from_subtree_end(torch.arange(1, TOKENS + 1, dtype=torch.int32))
+    real = fa4_plan(layout, head_size=head_size, heads=2 * ratio, window=TOKENS // 2 if window else None)
     with FakeTensorMode():
-        layout = TreeLayout.from_subtree_end(torch.empty(TOKENS, dtype=torch.int32, device="cuda"))
-        plan = fa4_plan(layout, head_size=head_size, heads=2 * ratio, window=TOKENS // 2 if window else None)
-        q = torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda")
-        k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in "kv")
-        out, lse = fa4_kernels.forward(q, k, v, plan, 1.0)
-        for grad_lse in (None, torch.empty_like(lse)):
-            fa4_kernels.backward(q, k, v, out, lse, torch.empty_like(out), grad_lse, plan, 1.0)
+        plan = replace(
+            real,
+            forward=_without_data(real.forward),
+            backward=_without_data(real.backward),
+            ends=_fake(real.ends),
+            key_depths=None if real.key_depths is None else _fake(real.key_depths),
+            query_depths=None if real.query_depths is None else _fake(real.query_depths),
+        )
+        q, out, grad_out = (torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda") for _ in range(3))
+        k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in range(2))
+        lse, grad_lse = (torch.empty(2 * ratio, TOKENS, device="cuda") for _ in range(2))
+        fa4_kernels.forward(q, k, v, plan, 1.0)
+        for used_grad_lse in (None, grad_lse):
+            fa4_kernels.backward(q, k, v, out, lse, grad_out, used_grad_lse, plan, 1.0)
+
+
+def _without_data(lists: HeadBlockLists) -> HeadBlockLists:
+    return replace(
+        lists,
+        full_count=_fake(lists.full_count),
+        full_index=_fake(lists.full_index),
+        partial_count=_fake(lists.partial_count),
+        partial_index=_fake(lists.partial_index),
+    )
+
+
+def _fake(t: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor of the same layout without data, made directly: a torch without CUDA computes nothing with it."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
