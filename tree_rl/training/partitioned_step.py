@@ -14,6 +14,7 @@ import torch
 
 from tree_kernels.layout import TreeLayout
 from tree_rl.training.gateway import CutPath, Gateway
+from tree_rl.training.host_copy import to_device
 from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
@@ -122,16 +123,15 @@ class PartitionedRun:
         return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
 
     def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
-        layout = TreeLayout.from_subtree_end(
-            torch.from_numpy(partition.local_subtree_end), past_length=partition.past_length
-        )
+        subtree_end = to_device(partition.local_subtree_end, self.readout.device)
+        layout = TreeLayout.from_subtree_end(subtree_end, past_length=partition.past_length)
         input_ids_1N = self._index(self.forest.input_ids[partition.tokens]).unsqueeze(0)
         position_ids_1N = self._index(partition.position).unsqueeze(0)
-        kwargs = tree_kwargs(input_ids_1N, position_ids_1N, layout.to(self.readout.device))
+        kwargs = tree_kwargs(input_ids_1N, position_ids_1N, layout)
         return {**kwargs, "kv_relay": gateway.relay}
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self.readout.device, non_blocking=True)
+        return to_device(array.astype(np.int64), self.readout.device)
 
 
 def training_ops(plan: PartitionPlan) -> str:

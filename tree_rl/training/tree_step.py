@@ -53,7 +53,8 @@ class TreeInputs:
         return cls(
             input_ids_1N=tensor(forest.input_ids).unsqueeze(0),
             position_ids_1N=tensor(forest.position).unsqueeze(0),
-            layout=TreeLayout.from_subtree_end(torch.from_numpy(forest.subtree_end)).to(device),
+            # Moved first: a forest that was planned needs no check, which only data on the host gets.
+            layout=TreeLayout.from_subtree_end(to_device(forest.subtree_end, device)),
             row_index_F=tensor(forest.row_index.values),
             router_trace=router_trace,
         )
