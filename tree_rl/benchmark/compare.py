@@ -1,5 +1,6 @@
 """Tree against packed rows on one batch: same model, optimizer and budget, interleaved in one process."""
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,6 +120,8 @@ def compare(
         for side in planners:
             after_warm_up(side)
     times: dict[str, list[UpdateTimes]] = {side: [] for side in planners}
+    # What a trace leaves behind would be collected in the middle of a plan.
+    gc.collect()
     for _ in range(repeats):
         for side, planner in planners.items():
             times[side].append(update(model, optimizer, batch, planner))

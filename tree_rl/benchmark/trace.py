@@ -11,8 +11,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 LAYER = "tree_rl.layer"
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "aten::item")
-"""Host calls that wait for the device; `cudaMemcpyAsync` does not and is matched by none."""
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+"""Calls that wait for the device; reading a value from it ends in one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

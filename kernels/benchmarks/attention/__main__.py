@@ -19,7 +19,7 @@ from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
 from tree_rl.tree import measure_forest
 
-GATE_TOKENS = 2_000
+GATE_TOKENS = 4_000
 MATMUL = 8192
 BACKWARD_FACTOR = 2.5
 """A backward of attention has five products where the forward has two."""
