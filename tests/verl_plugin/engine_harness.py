@@ -77,6 +77,7 @@ def build_engine(
     *,
     tree: TreeConfig | None,
     value: bool = False,
+    attention: str = "sdpa",
     model: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
 ) -> Any:
@@ -91,7 +92,7 @@ def build_engine(
         path=str(path),
         load_tokenizer=False,
         model_type="value_model" if value else "language_model",
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": attention},
         **{"enable_gradient_checkpointing": False, **(model or {})},
     )
     built = (stock_class if tree is None else tree_class)(

@@ -100,4 +100,6 @@ def update_expert_bias(model: nn.Module, load_LE: torch.Tensor, rate: float) -> 
 def _layer_share(logits_NE: torch.Tensor, count_N: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(logits_NE.dtype, torch.float32)
     probability_NE = torch.softmax(logits_NE, dim=-1, dtype=dtype)
-    return count_N.to(dtype) @ (probability_NE @ weight_E.to(dtype))
+    # No matrix product, which autocast would run in half precision.
+    cost_N = (probability_NE * weight_E.to(dtype)).sum(dim=-1)
+    return (cost_N * count_N).sum()

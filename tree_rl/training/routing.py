@@ -41,6 +41,8 @@ class ForestRouting:
         self._routes = None if routes is None else torch.from_numpy(np.ascontiguousarray(routes)).to(device)
         self._count_N = torch.from_numpy(forest.path_count.astype(np.int64)).to(device)
         self._chosen_NLK: torch.Tensor | None = None
+        self.share = torch.zeros((), dtype=torch.float64, device=device)
+        """The forest's share of the auxiliary loss so far, without graph."""
 
     def open(self, tokens: torch.Tensor | None = None) -> RouterTrace:
         """The trace of a forward over the given tokens (int64 [n]), all of them if None."""
@@ -65,7 +67,9 @@ class ForestRouting:
         if self.weight_LE is None:
             return None
         count_n = self._count_N if tokens is None else self._count_N[tokens]
-        return balance_loss(logits, count_n, self.weight_LE)
+        share = balance_loss(logits, count_n, self.weight_LE)
+        self.share += share.detach()
+        return share
 
     @property
     def chosen(self) -> torch.Tensor:

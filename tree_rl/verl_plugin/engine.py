@@ -32,7 +32,7 @@ class TreeFSDPEngineWithLMHead(TreeRunningEngine):
     stock_model_type = "language_model"
 
     def tree_forward(
-        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest
+        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, inputs: TreeInputs
     ) -> dict[str, torch.Tensor]:
         """Log-probs (and entropy, sum of squared probabilities where asked for) of the rows, nested."""
         wanted_F = rows.wanted_F[rows.flat_positions(members)]
@@ -40,7 +40,7 @@ class TreeFSDPEngineWithLMHead(TreeRunningEngine):
         names = wanted_outputs(selected)
         flat = tree_log_probs(
             self.module,
-            TreeInputs.from_forest(forest, device),
+            inputs,
             plan_edges(forest, wanted_F, rows.temperature_B[members], device),
             entropy=ENTROPY in names,
             sum_pi_squared=SUM_PI_SQUARED in names,
@@ -76,11 +76,10 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
     stock_model_type = "value_model"
 
     def tree_forward(
-        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest
+        self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, inputs: TreeInputs
     ) -> dict[str, torch.Tensor]:
         """Values of the rows, nested."""
-        values_F = tree_values(self.module, TreeInputs.from_forest(forest, get_device_id()))
-        return {"values": self.nested(values_F, selected)}
+        return {"values": self.nested(tree_values(self.module, inputs), selected)}
 
     def readout(
         self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, plan: PartitionPlan

@@ -12,6 +12,7 @@ from transformers.utils import is_flash_attn_2_available
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.models.linear_attention import gated_delta_nets
+from tree_rl.models.router_trace import RouterHooks
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
@@ -43,6 +44,7 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
     """Whether layers carry a state along the sequence. Stock verl packs rows into one sequence without telling such
     layers where a row begins, so rows that share nothing run as a forest, too."""
     self_check_error: float | None = None
+    router_hooks: RouterHooks | None = None
     _plain_module: Any
 
     def initialize(self) -> None:
@@ -81,6 +83,8 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         attention, deterministic = self.tree_config.attention, self.engine_config.full_determinism
         flat = use_tree_attention(module, impl=attention, deterministic=deterministic)
         logger.info("tree attention over %s on %s", flat, type(module).__name__)
+        if self.tree_config.router_aux_loss_coef is not None:
+            self.router_hooks = RouterHooks(module)
         self.vocab_size = module.get_input_embeddings().num_embeddings
         self.model_shape = ModelShape.from_config(module.config.get_text_config().to_dict())
         self.max_positions = module.config.get_text_config().to_dict().get("max_position_embeddings")

@@ -24,15 +24,17 @@ from tree_rl.verl_plugin.auto_budget import AutoBudget
 from tree_rl.verl_plugin.compat import AggregationType, Metric, detach_tree, get_device_id, get_device_name
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine_build import TreeReadingEngine
+from tree_rl.verl_plugin.expert_balance import ExpertBalance
 from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
 from tree_rl.verl_plugin.lock_step import Agreement, agree_on_ops, run_in_step
 from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, largest_forward, live_tokens, plan_micro_batches
 from tree_rl.verl_plugin.options import AUTO, TreeConfig, as_tree_config
 from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
 from tree_rl.verl_plugin.plan_memory import PlanMemory
+from tree_rl.verl_plugin.row_memory import RowMemory
 from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
 from tree_rl.verl_plugin.self_check import run_self_check
-from tree_rl.verl_plugin.steps import LogProbMemory, Step, make_step
+from tree_rl.verl_plugin.steps import Step, make_step
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class TreeRunningEngine(TreeReadingEngine):
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
         self._self_checked = not self.tree_config.self_check
-        self.memory = LogProbMemory()
+        self.memory = RowMemory()
         self.plans = PlanMemory()
         self.auto_budget = AutoBudget(self.get_data_parallel_group())
         self.dummy_ops = 0
@@ -101,8 +103,10 @@ class TreeRunningEngine(TreeReadingEngine):
         if not self._self_checked:
             self._self_checked = True
             self.self_check_error = run_self_check(self, data, rows, micro_batches, self._check_tokens)
+        if self.balance and not self.balance.prepare(self, data, rows, micro_batches, agreement, forward_only):
+            return None
         base_bytes = self._base_bytes(forward_only)
-        if not self._follow(agreement, steps, forward_only):
+        if not self.follow(agreement, steps, forward_only):
             return None
         if base_bytes is not None:
             self.auto_budget.learn(
@@ -123,11 +127,16 @@ class TreeRunningEngine(TreeReadingEngine):
             "tree/plan_seconds": Metric(AggregationType.MAX, plan_seconds),
             "tree/self_check_error": Metric(AggregationType.MAX, self.self_check_error or 0.0),
         }
-        if forward_only and self.optimizer is not None and "log_probs" in result["model_output"]:
-            self.memory.remember(rows, result["model_output"]["log_probs"])
+        if self.balance is not None and not forward_only:
+            result["metrics"] |= self.balance.metrics()
+        if forward_only and self.optimizer is not None:
+            if "log_probs" in result["model_output"]:
+                self.memory.remember(rows, result["model_output"]["log_probs"].unbind())
+            if self.balance is not None:
+                self.balance.remember(rows)
         return result
 
-    def _follow(self, agreement: Agreement, steps: list[Step], forward_only: bool) -> bool:
+    def follow(self, agreement: Agreement, steps: list[Step], forward_only: bool) -> bool:
         """Run the steps in lock-step; False if a rank ran out of memory and all shall run the call again."""
         work: Iterator[str] = chain.from_iterable(step.work() for step in steps)
         sync_context = partial(self._sync_context, forward_only)
@@ -217,16 +226,31 @@ class TreeRunningEngine(TreeReadingEngine):
         """FSDP2's collectives, counted so that a rank can catch up after a failure."""
         return CountedCollectives(self.module)
 
-    def optimizer_step(self) -> float:
-        """verl's step; log-probs of the last inference are stale from here on."""
+    @cached_property
+    def balance(self) -> ExpertBalance | None:
+        """Load and auxiliary loss of experts; None where they are not asked for."""
+        if self.router_hooks is None:
+            return None
+        return ExpertBalance(
+            self.router_hooks, self.tree_config.router_aux_loss_coef or 0.0, self.get_data_parallel_group()
+        )
+
+    def forget(self) -> None:
+        """What the last inference found out is stale from here on."""
         self.memory.forget()
+        if self.balance is not None:
+            self.balance.memory.forget()
+
+    def optimizer_step(self) -> float:
+        """verl's step, which moves the weights."""
+        self.forget()
         return super().optimizer_step()
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
     ) -> None:
-        """verl's loading; log-probs of the last inference are stale from here on."""
-        self.memory.forget()
+        """verl's loading, which moves the weights."""
+        self.forget()
         super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
 
     @property
@@ -261,15 +285,24 @@ class TreeRunningEngine(TreeReadingEngine):
         """
         selected = selected.to(get_device_id())
         metrics: dict[str, Any] = {}
+        routing = None if self.balance is None else self.balance.open(forest)
+        trace = None if routing is None else routing.open()
+        inputs = TreeInputs.from_forest(forest, get_device_id(), router_trace=trace)
         with self.autocast():
-            model_output = self.tree_forward(selected, rows, members, forest)
+            model_output = self.tree_forward(selected, rows, members, forest, inputs)
             if loss_function is None:
                 loss = torch.tensor(1.0, device=get_device_name())
             else:
                 loss, metrics = loss_function(
                     model_output=model_output, data=selected, dp_group=self.get_data_parallel_group()
                 )
-        return loss, {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
+        output = {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
+        if routing is None:
+            return loss, output
+        assert self.balance is not None and trace is not None
+        share = routing.close(trace)
+        self.balance.note(routing, members, loss_function is None)
+        return loss if share is None else loss + share, output
 
     def stock_step(
         self, selected: TensorDict, loss_function: LossFunction | None = None, forward_only: bool = True

@@ -86,7 +86,9 @@ def plan_micro_batches(
     )
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
-    as_tree = [config.mode == "tree" or tree_pays(shape, forest.select_rows(group)) for group in groups]
+    # Rows that run through stock verl leave no trace of their routers.
+    always = config.mode == "tree" or config.router_aux_loss_coef is not None
+    as_tree = [always or tree_pays(shape, forest.select_rows(group)) for group in groups]
     tree_groups = [group for group, tree in zip(groups, as_tree, strict=True) if tree]
     flat_rows = [int(row) for group, tree in zip(groups, as_tree, strict=True) if not tree for row in group]
     whole_groups, large = [], []

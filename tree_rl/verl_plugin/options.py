@@ -40,6 +40,11 @@ class TreeConfig(BaseConfig):
     """Implementation of tree attention: auto takes the fastest that is installed and can run; fa4, triton, flex, sdpa
     and reference are taken by name or refused. With verl's full_determinism auto takes a deterministic one."""
 
+    router_aux_loss_coef: float | None = None
+    """Mixture of Experts: factor on transformers' router auxiliary loss over all rows of an update, on all ranks; 0
+    reports the experts' load only. None as in stock verl, whose FSDP engine has neither. With it every group runs as a
+    tree."""
+
     self_check: bool = True
     """Before the first batch, compare log-probs (values) of one group as a tree with its rows through stock verl."""
 
@@ -58,6 +63,12 @@ class TreeConfig(BaseConfig):
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
+        coef = self.router_aux_loss_coef
+        if coef is not None and (self.mode == "flat" or not coef >= 0):
+            raise ValueError(
+                f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a number of at least 0 and "
+                "mode auto or tree; set it to null, as stock verl's FSDP engine has no router auxiliary loss"
+            )
         tokens = self.max_tokens
         is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1
         if not (tokens is None or tokens == AUTO or is_count):

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from tree_rl.training.partitioned_step import PartitionedRun, inference_ops, training_ops
+from tree_rl.training.routing import RoutedReadout
 from tree_rl.training.schedule import BACKWARD, FORWARD
 from tree_rl.verl_plugin.compat import get_device_id
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -68,8 +69,9 @@ class PartitionedStep:
         self.loss = None if loss is None else weigh(loss, micro_batch)
         self.forward_only = forward_only
         coupled = not forward_only and not is_token_separable(self.loss)
-        self.known_F = engine.memory.recall(rows, list(micro_batch.rows)) if coupled else None
-        self.previews = coupled and self.known_F is None
+        known = engine.memory.recall(rows, micro_batch.rows) if coupled else None
+        self.known_F = None if known is None else torch.cat(known)
+        self.previews = coupled and known is None
         forwards = inference_ops(micro_batch.plan)
         preview = forwards if self.previews else ""
         self.ops = forwards if forward_only else preview + training_ops(micro_batch.plan)
@@ -82,6 +84,10 @@ class PartitionedStep:
         assert forest is not None and plan is not None
         selected = tu.index_select_tensor_dict(self.data, members).to(get_device_id())
         readout = self.engine.readout(selected, self.rows, members, forest, plan)
+        balance = self.engine.balance
+        routing = None if balance is None else balance.open(forest)
+        if routing is not None:
+            readout = RoutedReadout(readout, routing, plan)
         group = self.engine.get_data_parallel_group()
         loss = None if self.loss is None else partial(self.loss, dp_group=group)
         rows_loss = RowsLoss(readout, selected, loss)
@@ -95,6 +101,8 @@ class PartitionedStep:
             if self.previews:
                 yield from self.run.infer(preview=True)
             yield from self.run.train(rows_loss.slot_gradients, scale=self.engine.loss_scale)
+        if routing is not None:
+            balance.note(routing, members, self.forward_only)
         self.output = rows_loss.output()
 
 
@@ -104,30 +112,3 @@ def make_step(
     """The step of a micro-batch: partitioned where it has a plan."""
     kind = WholeStep if micro_batch.plan is None else PartitionedStep
     return kind(engine, micro_batch, data, rows, loss, forward_only)
-
-
-class LogProbMemory:
-    """Log-probs of the last inference, valid as long as the weights have not moved: on-policy updates reuse them."""
-
-    def __init__(self) -> None:
-        """Remember nothing."""
-        self._rows: dict[tuple[bytes, float], torch.Tensor] = {}
-
-    def remember(self, rows: Rows, log_probs: torch.Tensor) -> None:
-        """Keep the nested log-probs of all rows of a call, and only those."""
-        self._rows = {_key(rows, row): values.detach().cpu() for row, values in enumerate(log_probs.unbind())}
-
-    def forget(self) -> None:
-        """The weights have moved."""
-        self._rows.clear()
-
-    def recall(self, rows: Rows, members: list[int]) -> torch.Tensor | None:
-        """[F] of the given rows, or None if any of them is unknown."""
-        found = [self._rows.get(_key(rows, row)) for row in members]
-        known = [values for values in found if values is not None]
-        return torch.cat(known) if len(known) == len(found) else None
-
-
-def _key(rows: Rows, row: int) -> tuple[bytes, float]:
-    wanted = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
-    return rows.token_ids(row).tobytes() + wanted.tobytes(), float(rows.temperature_B[row])
