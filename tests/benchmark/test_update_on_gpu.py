@@ -1,0 +1,36 @@
+"""On a GPU an update over trees never stops for the host inside a layer, needs no more memory than packed rows of as
+many tokens, and its bf16 gradient is no further from float32 than theirs.
+"""
+
+import pytest
+import torch
+
+from tree_rl.benchmark.batch import agent_batch
+from tree_rl.benchmark.compare import PACKED, TREE, compare
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.models import build_model, build_optimizer
+from tree_rl.benchmark.trace import trace
+from tree_rl.benchmark.update import packed_planner, tree_planner, update
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MAX_TOKENS = 8_000
+
+
+@pytest.mark.parametrize("por", [0.0, 0.7])
+def test_update_is_exact_asynchronous_and_no_larger(por: float) -> None:
+    cuda = torch.device("cuda")
+    size = MODEL_SIZES["0.6b"].with_layers(2)
+    model = build_model(size, device=cuda, dtype=torch.bfloat16)
+    optimizer = build_optimizer(model, lr=1e-6)
+    batch = agent_batch(por=por, num_rows=8, row_tokens=1_000, num_groups=2, trained_share=0.3, vocab=size.shape.vocab)
+    # Several forwards per update: what one still computes must not stop the planning of the next.
+    planners = {TREE: tree_planner(MAX_TOKENS, cuda), PACKED: packed_planner(MAX_TOKENS, cuda)}
+    comparison = compare(model, optimizer, batch, planners, repeats=2)
+    assert comparison.gradients.tree <= comparison.gradients.limit < 0.1
+    peak = {side: max(times.peak_bytes for times in comparison.times[side]) for side in planners}
+    assert peak[TREE] <= 1.02 * peak[PACKED]
+    assert trace(model, lambda: update(model, optimizer, batch, planners[TREE])).waits_in_layers == 0
