@@ -247,3 +247,25 @@ def test_auto_is_triton_on_cuda_and_chunked_elsewhere() -> None:
     assert chosen_implementation(device=torch.device("cuda"), dtype=torch.float64) == "chunked"
     if DEVICE.type == "cuda":
         assert chosen_implementation(device=DEVICE, dtype=torch.bfloat16) == "triton"
+
+
+@pytest.mark.gpu
+def test_rows_found_beforehand_cost_no_synchronisation() -> None:
+    data = problem(60, 5000, HALF)
+    edges = (data[name].cpu() for name in ("source", "target", "temperature"))
+    rows = rows_of_edges(*edges)
+    leaves = [data[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")]
+
+    def step() -> None:
+        values = edge_log_probs_of_rows(*leaves[:2], rows.to("cuda"), bias=leaves[2], entropy=True, chunk_rows=4)
+        assert values.entropy is not None
+        (values.log_prob.sum() + values.entropy.sum()).backward()
+
+    step()  # compiles the kernels
+    torch.cuda.synchronize()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
