@@ -113,7 +113,7 @@ def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[st
     rows = [row | about for row in run(options, size, model, planners, say)]
     if options.out is not None:
         name = f"{'deviation' if options.steps else 'update'}_{options.model}_{options.data_name}"
-        title = f"Qwen3-{options.model}, {size.shape.layers} layers, {about['device']}"
+        title = f"{about['model']}, {about['layers']} layers, {about['device']}"
         write_csv(options.out / f"{name}.csv", rows)
         draw = draw_deviation if options.steps else draw_speed_up
         draw(rows, options.out / f"{name}.png", title=title)

@@ -76,6 +76,4 @@ def _finish(figure: plt.Figure, axes: plt.Axes, path: Path, title: str) -> None:
 
 
 def _number(row: Columns, name: str) -> float:
-    value = row[name]
-    assert isinstance(value, int | float)
-    return float(value)
+    return float(str(row[name]))
