@@ -56,16 +56,6 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
         device: where the model runs.
     """
     source = np.flatnonzero(wanted_F)
-<<<<<<< HEAD
-    edge_of_flat = np.full(len(wanted_F), UNWANTED, dtype=np.int64)
-    edge_of_flat[source] = np.arange(len(source))
-    return EdgePlan.of(
-        source,
-        np.arange(len(source)),
-        np.concatenate(rows)[source + 1].astype(np.int64),
-        np.ones(len(source), dtype=np.float32),
-        edge_of_flat_F=edge_of_flat,
-=======
     edges = np.arange(len(source))
     return EdgePlan.of(
         source,
@@ -75,7 +65,6 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
         flat_W=source,
         edge_W=edges,
         num_flat=len(wanted_F),
->>>>>>> upstream
         device=device,
     )
 
