@@ -88,19 +88,17 @@ class ContextTrie:
         Args:
             text: a whole rendering.
         """
-        best_node, best_rank, best_position = self._root, (0, 0, 0), 0
+        best_node, best_rank = self._root, (0, 0)
         stack = [(self._root, 0, 0)]
-        seen = 0
         while stack:
             node, position, turns = stack.pop()
-            seen += 1
-            if (turns, position, -seen) > best_rank:  # the latest child is on top of the stack and seen first
-                best_node, best_rank, best_position = node, (turns, position, -seen), position
+            if (turns, position) > best_rank:  # of equals the first stays: the latest child lies on top of the stack
+                best_node, best_rank = node, (turns, position)
             for child in node.children:
                 end = self._end_of_match(child, text, position)
                 if end is not None:
                     stack.append((child, end, turns + (child.turn is not None)))
-        rest = text[best_position:]
+        rest = text[best_rank[1] :]
         cut = self._cut_turn(best_node, rest)
         return Match(node=best_node, cut=cut, rest=rest if cut is None else rest[len(cut[0]) :])
 

@@ -1,0 +1,215 @@
+"""Which recorded tokens a prompt begins with, case by case, without server or model."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gateway_harness import CHATML, MARKUP, SPECIAL, build_tokenizer, misspell
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import decoders as decoding
+from transformers import PreTrainedTokenizerFast
+
+from tree_rl.rollout.gateway.exchange import ChatRequest
+from tree_rl.rollout.gateway.generation import Answer
+from tree_rl.rollout.gateway.messages import ChatMessage
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.recorder import Recorder
+from tree_rl.rollout.gateway.rendering import Renderer
+
+USER, OPEN, CLOSE = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage(role="user", content=text)
+
+
+def said(text: str, reasoning: str | None = None) -> ChatMessage:
+    return ChatMessage(role="assistant", content=text, reasoning=reasoning)
+
+
+class Scene:
+    """A recorder whose answers are dictated."""
+
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        self.tokenizer = tokenizer
+        self.renderer = Renderer(tokenizer, {})
+        settings = GatewayOptions(max_context_tokens=4000, max_turn_tokens=400, **options)
+        self.recorder = Recorder("s", renderer=self.renderer, options=settings)
+
+    def prompt(self, *messages: ChatMessage) -> Any:
+        return asyncio.run(self.recorder.prompt(ChatRequest(model="m", messages=messages)))
+
+    def answer(
+        self, messages: Sequence[ChatMessage], turn: str | Sequence[int], *, stop: str | None = None
+    ) -> ChatMessage:
+        ids = tuple(self.encode(turn) if isinstance(turn, str) else turn)
+        text = self.tokenizer.decode(ids)
+        text_ids: tuple[int, ...] | None = ids
+        if stop is not None:
+            text = text[: text.index(stop)]
+            text_ids = ids[: self.renderer.tokens_within(ids, text)]
+            text_ids = text_ids if self.tokenizer.decode(text_ids) == text else None
+        return self.recorder.record(
+            self.prompt(*messages),
+            Answer(
+                token_ids=ids if stop is not None else (*ids, self.tokenizer.eos_token_id),
+                log_probs=None,
+                finish_reason="stop",
+                stop_text=stop,
+                text=text,
+                text_ids=text_ids,
+                min_version=None,
+                max_version=None,
+            ),
+            agent="main",
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.fixture
+def plain() -> Scene:
+    return Scene(build_tokenizer(CHATML))
+
+
+@pytest.fixture
+def qwen(tiny: SimpleNamespace) -> Scene:
+    return Scene(tiny.tokenizer)
+
+
+def test_text_that_no_model_wrote_is_tokenized_as_a_whole_would_be(plain: Scene) -> None:
+    plain.prompt(user("the forest"))
+    plain.prompt(user("seg"))
+    for messages in (
+        [user("segments")],
+        [user("the forests")],
+        [user("the"), user("the forest")],
+        [user("the forest"), said("seg"), user("x")],
+    ):
+        prompt = plain.prompt(*messages)
+        assert list(prompt.ids) == plain.encode(prompt.text)
+
+
+def test_a_turn_counts_only_where_it_ends_as_the_template_ends_it(qwen: Scene) -> None:
+    qwen.answer([user("a")], "<think>\nx\n</think>\n\nforest \n")
+    edited = qwen.prompt(user("a"), said("forest there"), user("b"))
+    assert qwen.tokenizer.decode(edited.ids) == edited.text
+    plain = Scene(build_tokenizer(CHATML + " "))
+    plain.answer([user("a")], "forest")
+    assert plain.tokenizer.decode(plain.prompt(user("a"), said("forestry"), user("b")).ids).startswith(
+        f"{USER}a{CLOSE}{OPEN}forestry<|im_end|>"
+    )
+
+
+def test_a_turn_whose_template_text_is_shorter_is_not_taken_for_a_longer_one(plain: Scene) -> None:
+    trimming = Scene(build_tokenizer(CHATML.replace("m.content", "m.content.strip()")))
+    trimming.answer([user("a")], "forest   ")
+    for sent in ("forest grows", "forest"):
+        prompt = trimming.prompt(user("a"), said(sent), user("b"))
+        spoken = trimming.tokenizer.decode(prompt.ids).split(OPEN)[1].split("<|im_end|>")[0]
+        assert spoken == ("forest   " if sent == "forest" else sent)
+
+
+def test_a_cut_does_not_force_an_odd_spelling_on_what_follows(qwen: Scene) -> None:
+    qwen.answer([user("a")], "<think>\nforest\n</think>\n\nsegments")
+    prompt = qwen.prompt(user("a"), said("<think>\n\n</think>\n\nother"))
+    assert list(prompt.ids) == qwen.encode(prompt.text)
+    assert prompt.ids[: len(prompt.ids)].count(qwen.encode("<think>")[0]) == 1
+
+
+def test_turns_of_the_model_win_over_a_longer_stretch_of_rewritten_history(qwen: Scene) -> None:
+    first = [user("a")]
+    thought = qwen.answer(first, "<think>\nx\n</think>\n\nthe forest")
+    qwen.answer([*first, thought, user("b")], "fine")
+    spelled = misspell(qwen.tokenizer, "the forest", seed=1)
+    assert spelled != qwen.encode("the forest")
+    again = qwen.answer(first, spelled)
+    prompt = qwen.prompt(*first, again, user("b"))
+    start = len(qwen.encode(f"{USER}a{CLOSE}{OPEN}"))
+    assert list(prompt.ids[start : start + len(spelled)]) == spelled
+
+
+def test_of_two_equal_answers_the_latest_is_continued(plain: Scene) -> None:
+    spellings = [misspell(plain.tokenizer, "the segments of the forest", seed) for seed in (1, 2)]
+    for spelled in spellings:
+        message = plain.answer([user("a")], spelled)
+    prompt = plain.prompt(user("a"), message, user("b"))
+    start = len(plain.encode(f"{USER}a{CLOSE}{OPEN}"))
+    assert list(prompt.ids[start : start + len(spellings[1])]) == spellings[1]
+
+
+def test_a_turn_as_the_model_wrote_it_is_recognised_where_the_template_writes_it_otherwise_at_the_end(
+    qwen: Scene,
+) -> None:
+    spelled = misspell(qwen.tokenizer, "the segments of the forest", seed=1)
+    message = qwen.answer([user("a")], spelled)
+    prompt = qwen.prompt(user("a"), message, user("b"))
+    assert prompt.ids[len(qwen.encode(f"{USER}a{CLOSE}{OPEN}")) :][: len(spelled)] == tuple(spelled)
+    (returned,) = qwen.recorder.drift_report().returned
+    assert (returned.kind, returned.call) == ("retokenized", 0)
+
+
+def test_dropped_reasoning_comes_back_and_edited_reasoning_does_not(qwen: Scene) -> None:
+    turn = "<think>\nthe forest\n</think>\n\nls"
+    message = qwen.answer([user("a")], turn)
+    assert message == said("ls", "the forest")
+    tool = ChatMessage(role="tool", content="out")
+    for sent, kept in ((None, "the forest"), ("", "the forest"), ("the forest", "the forest"), ("a tree", "a tree")):
+        prompt = qwen.prompt(user("a"), said("ls", sent), tool)
+        assert f"<think>\n{kept}\n</think>\n\nls" in qwen.tokenizer.decode(prompt.ids)
+
+
+def test_a_stop_text_inside_a_token_leaves_the_rest_of_the_token_out(plain: Scene) -> None:
+    ids = plain.encode("a forest segment")
+    inside = plain.tokenizer.decode(ids[-1:])[-3:]
+    plain.answer([user("a")], ids, stop=inside)
+    visible = "a forest segment"[: -len(inside)]
+    prompt = plain.prompt(user("a"), said(visible), user("b"))
+    assert plain.tokenizer.decode(prompt.ids) == prompt.text
+    start = len(plain.encode(f"{USER}a{CLOSE}{OPEN}"))
+    assert list(prompt.ids[start : start + len(ids) - 1]) == ids[:-1]
+
+
+def llama_like() -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a space in front of a text's first word, as SentencePiece does."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoding.Metaspace(prepend_scheme="first")
+    corpus = ["user assistant the forest of segments a b\n x : |"] * 3
+    backend.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL]))
+    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    made.chat_template = CHATML
+    return made
+
+
+def test_a_tokenizer_that_treats_the_start_of_text_apart_still_goes_on_exactly() -> None:
+    scene = Scene(llama_like())
+    message = scene.answer([user("the forest")], scene.encode("<|im_end|>a b")[1:])
+    prompt = scene.prompt(user("the forest"), message, user("segments"))
+    assert list(prompt.ids) == scene.encode(prompt.text)
+    edited = scene.prompt(user("the forest"), said("segments of"), user("segments"))
+    assert list(edited.ids) == scene.encode(edited.text)
+
+
+def test_a_tokenizer_that_cannot_be_cut_is_refused() -> None:
+    tokenizer = build_tokenizer()
+    call = type(tokenizer).__call__
+
+    class Merging(type(tokenizer)):
+        def __call__(self, texts: Any, **kwargs: Any) -> Any:
+            made = call(self, texts, **kwargs)
+            return {"input_ids": [ids if len(ids) < 12 else ids[1:] for ids in made["input_ids"]]}
+
+    tokenizer.__class__ = Merging
+    with pytest.raises(ValueError, match="to tokenize piece by piece"):
+        Renderer(tokenizer, {})
+
+
+def test_markup_is_one_token_each() -> None:
+    """What the other tests assume of their tokenizer."""
+    tokenizer = build_tokenizer()
+    assert all(len(tokenizer.encode(text, add_special_tokens=False)) == 1 for text in (*SPECIAL, *MARKUP))
