@@ -23,7 +23,9 @@ IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
 """In the order in which "auto" tries them: flash-attn-4 over all rows at once; torch's cuDNN or FlashAttention-2 kernel
 row by row; FlexAttention with a document mask; whatever torch picks, row by row."""
 HALF = (torch.bfloat16, torch.float16)
-FLASH_BLOCK = 128
+BLOCK = 128
+BEYOND_ONE_TILE = 193
+"""An upper bound on the row length is enough, and for rows of a single tile flash-attn-4 compiles other kernels."""
 
 
 class PackedLayout:
@@ -118,8 +120,7 @@ def _flash4_import_error() -> str | None:
 def _flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
     from flash_attn.cute import flash_attn_varlen_func
 
-    # An upper bound is enough; below two blocks flash-attn-4 would compile other kernels.
-    longest = max(*layout.lengths, FLASH_BLOCK + 1)
+    longest = max(*layout.lengths, BEYOND_ONE_TILE)
     out = flash_attn_varlen_func(
         q,
         k,
@@ -174,4 +175,4 @@ def _document_mask(layout: PackedLayout) -> BlockMask:
     def same_row(b: Any, h: Any, query: Any, key: Any) -> Any:
         return (key <= query) & (row_of_token[query] == row_of_token[key])
 
-    return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=FLASH_BLOCK)
+    return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=BLOCK)
