@@ -60,6 +60,7 @@ tensordict_utils.unwrap_non_tensor_data(data)
 transfer_queue.async_kv_batch_put(keys, partition_id, fields, tags, data_parser)
 transfer_queue.async_kv_put(key, partition_id, fields, tag, data_parser)
 transfer_queue.kv_batch_get(keys, partition_id, select_fields)
+transfer_queue.kv_clear(keys, partition_id)
 transfer_queue.kv_batch_put(keys, partition_id, fields, tags, data_parser)
 """
 """Functions and methods that we call, with all their parameters."""

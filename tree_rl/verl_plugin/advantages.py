@@ -98,7 +98,7 @@ def _outcome(
     needs_lengths = estimation.estimator in LENGTH_AWARE
     has_penalty = bool(estimation.algorithm.get("use_kl_in_reward", False))
     weights_BT = token_weights() if needs_lengths or has_penalty else None
-    score_S = _session_scores(data, sessions, weights_BT if has_penalty else None)
+    score_S = session_scores(data, sessions, weights_BT if has_penalty else None)
     if needs_lengths and weights_BT is not None:
         length_S = _sum_by_session(weights_BT.sum(dim=-1), sessions).round().long()
         mask_SW = (torch.arange(max(int(length_S.max()), 1)) < length_S[:, None]).to(mask_BT.dtype)
@@ -121,7 +121,7 @@ def _outcome(
     return advantages_BT, advantages_BT
 
 
-def _session_scores(data: DataProto, sessions: Sessions, weights_BT: torch.Tensor | None) -> torch.Tensor:
+def session_scores(data: DataProto, sessions: Sessions, weights_BT: torch.Tensor | None) -> torch.Tensor:
     """float32 [S], the final row's outcome plus, with weights, the reward penalties of the session's trained tokens."""
     scores_BT = data.batch["token_level_scores"]
     if weights_BT is None:

@@ -18,6 +18,7 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
     "verl.plugin.platform": ("PlatformBase", "PlatformRegistry", "get_platform"),
     "verl.protocol": ("DataProto",),
     "verl.single_controller.base.decorator": ("Dispatch", "make_nd_compute_dataproto_dispatch_fn", "register"),
+    "verl.trainer.ppo.core_algos": ("register_adv_est",),
     "verl.trainer.ppo.v1.trainer_base": ("register_trainer",),
     "verl.workers.config": ("FSDPEngineConfig", "HFModelConfig", "RolloutConfig", "TrainingWorkerConfig"),
     "verl.workers.rollout.base": ("BaseRollout",),

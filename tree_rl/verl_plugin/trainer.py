@@ -26,9 +26,11 @@ from tree_rl.verl_plugin.compat import (
     upsample_batch_to_divisible_size,
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.metrics import GroupOverlap, measure_group, overlap_metrics, update_metrics
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config
+from tree_rl.verl_plugin.tree_estimators import longest_paths, tree_loo
 from tree_rl.verl_plugin.worker import PluginNotLiveError, TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
 
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
@@ -70,6 +72,7 @@ class TreeTrainerMixin(PPOTrainer):
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
         """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
+        batch = self._keep_trained_paths(batch, metrics)
         num_ranks = max(self._dp_ranks("actor")) + 1
         uids = [key.rsplit("_", 2)[0] for key in batch.keys]
         group_of_row = number_groups(uids)
@@ -91,6 +94,19 @@ class TreeTrainerMixin(PPOTrainer):
         batch.reorder(layout.order.tolist())
         return batch
 
+    def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The rows that train: all, or the longest of each session; the others leave verl's store."""
+        _, paths = resolve_estimator(str(self.config.algorithm.adv_estimator))
+        if paths == "all":
+            return batch
+        kept = longest_paths(Sessions.from_keys(batch.keys), [tag["seq_len"] for tag in batch.tags])
+        dropped = sorted(set(range(len(batch.keys))) - set(kept))
+        metrics["tree/untrained_rows"] = len(dropped)
+        metrics["tree/untrained_row_tokens"] = sum(batch.tags[row]["seq_len"] for row in dropped)
+        if dropped:
+            tq.kv_clear(keys=[batch.keys[row] for row in dropped], partition_id=batch.partition_id)
+        return batch.select_keys([batch.keys[row] for row in kept])
+
     def _dp_ranks(self, role: str) -> list[int]:
         """Data-parallel rank of each actor worker, asked once as verl does."""
         group = self.actor_rollout_wg
@@ -107,7 +123,7 @@ class TreeTrainerMixin(PPOTrainer):
         """verl's pipeline (KL in the reward, rollout correction, estimator) on real rows, sessions counted once."""
         real = real_rows(batch)
         keys = [batch.keys[row] for row in real]
-        estimator = str(self.config.algorithm.adv_estimator)
+        estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
         data, nested_mask = self._fetch_for_advantage(keys, batch.partition_id, estimator)
         fields = ["advantages", "returns"]
         if self.config.algorithm.use_kl_in_reward:
@@ -134,12 +150,21 @@ class TreeTrainerMixin(PPOTrainer):
             tokens = [self._row_tokens[key] for key in keys]
             return trained_token_weights(sessions, tokens, data.batch["response_mask"], lengths)
 
-        estimation = Estimation(
-            estimator=estimator,
-            algorithm=self.config.algorithm,
-            num_repeat=self.config.actor_rollout_ref.rollout.n,
-        )
-        data = session_advantages(data, sessions, estimation, token_weights)
+        if estimator == TREE_LOO:
+            data = tree_loo(
+                data,
+                sessions,
+                row_tokens=[self._row_tokens[key] for key in keys],
+                response_lengths=lengths,
+                token_weights=token_weights if self.config.algorithm.use_kl_in_reward else None,
+            )
+        else:
+            estimation = Estimation(
+                estimator=estimator,
+                algorithm=self.config.algorithm,
+                num_repeat=self.config.actor_rollout_ref.rollout.n,
+            )
+            data = session_advantages(data, sessions, estimation, token_weights)
         columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
         return put_with_padding(batch, real, columns)
 

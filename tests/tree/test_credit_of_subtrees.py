@@ -1,0 +1,130 @@
+"""Leave-one-out over sibling subtrees: hand-worked trees and laws."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.tree import Forest
+from tree_rl.tree.credit import sessions_of_segments, subtree_credit
+
+
+def credit_of_tokens(
+    rows: Sequence[Sequence[int]], sessions: Sequence[int], outcomes: Sequence[float]
+) -> list[list[float]]:
+    """Credit of each token of each row."""
+    forest = Forest.from_rows(rows)
+    credit_N = subtree_credit(forest, np.array(sessions), np.array(outcomes))[forest.segment_of_token]
+    return [np.round(credit_N[forest.row_index[row]], 9).tolist() for row in range(len(rows))]
+
+
+def test_independent_sessions_have_the_leave_one_out_advantage() -> None:
+    # Prompt 1; outcomes 1, 0, 0.5. RLOO: 1 - 0.25, 0 - 0.75, 0.5 - 0.5.
+    credit = credit_of_tokens([[1, 2, 3], [1, 4], [1, 5, 6]], [0, 1, 2], [1.0, 0.0, 0.5])
+    assert credit == [[0, 0.75, 0.75], [0, -0.75], [0, 0.0, 0.0]]
+
+
+def test_a_shared_continuation_is_credited_with_its_mean_and_a_fork_with_the_difference() -> None:
+    # prompt 1 -> 2 -> {3, 4} and 1 -> 5, outcomes 1, 0, 0.
+    # Segment 2: (1 + 0) / 2 - 0 = 0.5. Its children: 1 - 0 and 0 - 1. Segment 5: 0 - (1 + 0) / 2 = -0.5.
+    credit = credit_of_tokens([[1, 2, 3], [1, 2, 4], [1, 5]], [0, 1, 2], [1.0, 0.0, 0.0])
+    assert credit == [[0, 0.5, 1.0], [0, 0.5, -1.0], [0, -0.5]]
+
+
+def test_three_subtrees_of_different_size() -> None:
+    # 1 -> 2 -> {6, 7, 8} (0, 1, 1), 1 -> 3 (1), 1 -> 4 (0).
+    # Segment 2: 2/3 - 1/2 = 1/6. 3: 1 - (0 + 1 + 1 + 0) / 4 = 1/2. 4: 0 - 3/4. Leaves: 0 - 1, 1 - 1/2, 1 - 1/2.
+    rows = [[1, 2, 6], [1, 2, 7], [1, 2, 8], [1, 3], [1, 4]]
+    credit = credit_of_tokens(rows, [0, 1, 2, 3, 4], [0.0, 1.0, 1.0, 1.0, 0.0])
+    sixth = round(1 / 6, 9)
+    assert credit == [[0, sixth, -1.0], [0, sixth, 0.5], [0, sixth, 0.5], [0, 0.5], [0, -0.75]]
+
+
+def test_forks_inside_a_session_keep_its_credit() -> None:
+    # Session 0 strips its reasoning (two rows); session 1 is one row. RLOO: +1 and -1 everywhere.
+    rows = [[1, 70, 2], [1, 2, 9, 71, 3], [1, 4, 4]]
+    assert credit_of_tokens(rows, [0, 0, 1], [1.0, 0.0]) == [[0, 1, 1], [0, 1, 1, 1, 1], [0, -1, -1]]
+
+
+def test_a_fork_inside_one_session_below_a_token_that_two_sessions_share() -> None:
+    # Token 2 is shared by both sessions; session 0 goes on in two rows, session 1 in one; session 2 went elsewhere.
+    rows = [[1, 2, 3, 8], [1, 2, 3, 9], [1, 2, 4], [1, 5]]
+    credit = credit_of_tokens(rows, [0, 0, 1, 2], [1.0, 0.0, 1.0])
+    assert credit == [[0, -0.5, 1, 1], [0, -0.5, 1, 1], [0, -0.5, -1], [0, 0.5]]
+
+
+def test_a_sub_agent_with_a_prompt_of_its_own_has_its_sessions_credit() -> None:
+    rows = [[1, 2], [900, 3], [1, 4]]
+    assert credit_of_tokens(rows, [0, 0, 1], [1.0, 0.0]) == [[0, 1], [1, 1], [0, -1]]
+
+
+def test_a_session_that_ends_where_another_goes_on() -> None:
+    credit = credit_of_tokens([[1, 2], [1, 2, 3]], [0, 1], [1.0, 0.0])
+    assert credit == [[0, 0], [0, 0, -1]]
+
+
+def test_a_session_alone_has_its_outcome() -> None:
+    assert credit_of_tokens([[1, 2], [1, 3]], [0, 0], [0.7]) == [[0.7, 0.7], [0.7, 0.7]]
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[float]]:
+    """Rows over few tokens, so that prefixes collide; one to three rows per session."""
+    num_sessions = draw(st.integers(2, 5))
+    rows, sessions = [], []
+    for session in range(num_sessions):
+        for _ in range(draw(st.integers(1, 3))):
+            rows.append([0, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))])
+            sessions.append(session)
+    outcomes = draw(st.lists(st.integers(0, 8).map(lambda v: v / 8), min_size=num_sessions, max_size=num_sessions))
+    return rows, sessions, outcomes
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups())
+def test_credit_is_relative_linear_and_blind_to_order(group: tuple[list[list[int]], list[int], list[float]]) -> None:
+    rows, sessions, outcomes = group
+    credit = credit_of_tokens(rows, sessions, outcomes)
+    assert all(value == 0 for values in credit for value in values[:1]), "the prompt is everybody's"
+    shifted = credit_of_tokens(rows, sessions, [3 * outcome + 7 for outcome in outcomes])
+    for ours, theirs in zip(credit, shifted, strict=True):
+        np.testing.assert_allclose(theirs, 3 * np.array(ours), atol=1e-7)
+    order = list(reversed(range(len(rows))))
+    turned = credit_of_tokens([rows[i] for i in order], [sessions[i] for i in order], outcomes)
+    assert [turned[order.index(i)] for i in range(len(rows))] == credit
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups())
+def test_weighted_by_who_stays_and_who_leaves_the_credits_of_a_fork_sum_to_zero(
+    group: tuple[list[list[int]], list[int], list[float]],
+) -> None:
+    # One row per session: with k of n sessions in a child, the sum of k (n - k) credit over children and ends.
+    rows, sessions, outcomes = group
+    first = [sessions.index(session) for session in range(max(sessions) + 1)]
+    rows = [rows[index] for index in first]
+    forest = Forest.from_rows(rows)
+    owners = np.arange(len(rows))
+    credit_S = subtree_credit(forest, owners, np.array(outcomes))
+    passes_SP = sessions_of_segments(forest, owners)
+    for parent in range(forest.num_segments):
+        children = np.flatnonzero(forest.segments.parent == parent)
+        here = int(passes_SP[parent].sum())
+        total = sum(passes_SP[c].sum() * (here - passes_SP[c].sum()) * credit_S[c] for c in children)
+        for session in np.flatnonzero(passes_SP[parent] & ~passes_SP[children].any(axis=0)):
+            others = [o for o in np.flatnonzero(passes_SP[parent]) if o != session]
+            if others:
+                total += (here - 1) * (outcomes[session] - np.mean([outcomes[o] for o in others]))
+        assert total == pytest.approx(0, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(groups(), st.integers(1, 3))
+def test_identical_branches_change_no_credit(
+    group: tuple[list[list[int]], list[int], list[float]], copies: int
+) -> None:
+    rows, sessions, outcomes = group
+    once = credit_of_tokens(rows, sessions, outcomes)
+    assert credit_of_tokens(rows * copies, sessions * copies, outcomes) == once * copies

@@ -1,0 +1,37 @@
+"""Names of the estimators that know the tree: `algorithm.adv_estimator=tree_loo | full_tree | longest_path`.
+
+verl hands an estimator padded rows without their token ids, so `tree_sync` computes these itself (`tree_estimators`);
+under verl's own trainers the names are refused. verl imports this module while it imports itself: no more imports here.
+"""
+
+from typing import Any, Literal, NoReturn
+
+from verl.trainer.ppo.core_algos import register_adv_est
+
+Paths = Literal["all", "longest"]
+
+TREE_LOO = "tree_loo"
+ON_PATHS: dict[str, tuple[str, Paths]] = {"full_tree": ("grpo", "all"), "longest_path": ("grpo", "longest")}
+"""Name -> verl's estimator behind it, and the paths of a session that train.
+
+full_tree: GRPO on every path. longest_path: GRPO on each session's longest path alone, the paper's baseline in its
+section "The gain of training on all tokens of trajectory trees".
+"""
+
+
+def resolve_estimator(name: str) -> tuple[str, Paths]:
+    """The estimator that a name stands for, and the paths that train."""
+    return ON_PATHS.get(name, (name, "all"))
+
+
+def _refuse_elsewhere(name: str) -> None:
+    @register_adv_est(name)
+    def refuse(**_: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"algorithm.adv_estimator={name} needs the rows' token ids, which verl's own trainers do not hand over; "
+            "set trainer.v1.trainer_mode=tree_sync"
+        )
+
+
+for _name in (TREE_LOO, *ON_PATHS):
+    _refuse_elsewhere(_name)
