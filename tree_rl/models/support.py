@@ -20,6 +20,8 @@ RECURRENT_MIXERS = (
     "RwkvSelfAttention",
 )
 """Endings of the class names of layers that carry state along the sequence."""
+BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
+"""Model types whose masks transformers builds without positions."""
 
 
 class UnsupportedModelError(ValueError):
@@ -40,6 +42,16 @@ def check_model(model: PreTrainedModel) -> None:
     reasons = _reasons(model)
     if reasons:
         raise UnsupportedModelError(f"{name} cannot train on trees: {'; '.join(reasons)}")
+
+
+def leaks_when_packed(model: PreTrainedModel) -> bool:
+    """Whether rows packed into one sequence, as stock verl runs them, see each other in this model.
+
+    They do where a layer carries a state along the sequence, and where transformers does not tell the mask at which
+    positions rows begin; flash attention reads positions itself.
+    """
+    is_blind = model.config.model_type in BLIND_MASKS and "flash" not in model.config._attn_implementation
+    return is_blind or bool(gated_delta_nets(model))
 
 
 def _reasons(model: PreTrainedModel) -> list[str]:

@@ -11,8 +11,8 @@ from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
-from tree_rl.models.linear_attention import gated_delta_nets
 from tree_rl.models.router_trace import RouterHooks
+from tree_rl.models.support import leaks_when_packed
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
@@ -40,9 +40,9 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
     vocab_size: int
     max_positions: int | None
     model_shape: ModelShape
-    carries_state: bool
-    """Whether layers carry a state along the sequence. Stock verl packs rows into one sequence without telling such
-    layers where a row begins, so rows that share nothing run as a forest, too."""
+    leaks_when_packed: bool
+    """Whether rows see each other where stock verl packs them into one sequence; then rows that share nothing run as a
+    forest, too."""
     self_check_error: float | None = None
     router_hooks: RouterHooks | None = None
     _plain_module: Any
@@ -78,8 +78,8 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         module: Any = super()._build_module() if self.stock_model_type == LANGUAGE_MODEL else self._build_value_module()
         check_model(module)
         self._plain_module = module
-        self.carries_state = bool(gated_delta_nets(module))
-        refuse_flat_packing(self.carries_state, self.engine_config)
+        self.leaks_when_packed = leaks_when_packed(module)
+        refuse_flat_packing(self.leaks_when_packed, self.engine_config)
         attention, deterministic = self.tree_config.attention, self.engine_config.full_determinism
         flat = use_tree_attention(module, impl=attention, deterministic=deterministic)
         logger.info("tree attention over %s on %s", flat, type(module).__name__)

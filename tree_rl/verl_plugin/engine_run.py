@@ -183,7 +183,7 @@ class TreeRunningEngine(TreeReadingEngine):
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
             budget = budget_of(data, rows, self.tree_config, self.auto_budget)
             self._check_tokens = min(budget.unique_tokens, budget.flat_tokens)
-            config = replace(self.tree_config, mode="tree") if self.carries_state else self.tree_config
+            config = replace(self.tree_config, mode="tree") if self.leaks_when_packed else self.tree_config
             micro_batches = plan_micro_batches(rows, config, budget, self.model_shape, self.plans)
             steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:

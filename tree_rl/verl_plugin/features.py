@@ -37,16 +37,18 @@ def refuse_engine_features(model_config: Any, engine_config: Any) -> None:
             )
 
 
-def refuse_flat_packing(carries_state: bool, engine_config: Any) -> None:
-    """Check a built model: packed into one sequence, a recurrent layer would carry its state from row to row.
+def refuse_flat_packing(leaks_when_packed: bool, engine_config: Any) -> None:
+    """Check a built model whose rows would see each other when stock verl packs them into one sequence.
 
     Raises:
         UnsupportedFeatureError: `tree.mode=flat` with such a model.
     """
-    if carries_state and engine_config.get("tree", {}).get("mode") == "flat":
+    if leaks_when_packed and engine_config.get("tree", {}).get("mode") == "flat":
         raise UnsupportedFeatureError(
-            "tree.mode=flat packs rows into one sequence, along which linear attention layers carry their state from "
-            "row to row; use tree.mode=tree, which keeps rows apart also where they share nothing"
+            "tree.mode=flat packs rows into one sequence, in which this model's rows would see each other (linear "
+            "attention layers carry their state on; transformers builds the masks of gpt_oss and afmoe without "
+            "positions, which only flash attention makes up for); use tree.mode=tree, which keeps rows apart also "
+            "where they share nothing"
         )
 
 

@@ -50,8 +50,8 @@ def run_self_check(
         selected = tu.index_select_tensor_dict(data, members)
         forest = Forest.from_rows([rows.token_ids(row) for row in members])
         _, tree = engine.tree_step(selected, rows, members, forest)
-        # Stock verl packs rows; where layers carry a state only a row alone is a yardstick, and one forward is due.
-        compared = [len(members) - 1] if engine.carries_state else list(range(len(members)))
+        # Stock verl packs rows; where they then see each other only a row alone is a yardstick, and one forward is due.
+        compared = [len(members) - 1] if engine.leaks_when_packed else list(range(len(members)))
         _, flat = engine.stock_step(tu.index_select_tensor_dict(selected, compared))
     key = "log_probs" if "log_probs" in tree["model_output"] else "values"
     of_row = tree["model_output"][key].unbind()
