@@ -18,13 +18,14 @@ def refuse_engine_features(model_config: Any, engine_config: Any) -> None:
         UnsupportedFeatureError: names the key and its value.
     """
     router_replay = engine_config.get("router_replay", None)
+    replays = router_replay is not None and router_replay.get("mode", "disabled") != "disabled"
     qat = engine_config.get("qat", None)
     mtp = model_config.get("mtp", None)
     asked_for = {
         "fsdp_config.ulysses_sequence_parallel_size > 1": engine_config.ulysses_sequence_parallel_size > 1,
         "model.use_fused_kernels=True": model_config.get("use_fused_kernels", False),
         "fsdp_config.pad_to_length=True": engine_config.pad_to_length,
-        "router_replay.mode": router_replay is not None and router_replay.get("mode", "disabled") != "disabled",
+        "fsdp_config.router_replay.mode (verl's FSDP engines do not replay)": replays,
         "fsdp_config.qat.enable=True": qat is not None and qat.get("enable", False),
         "model.mtp.enable=True": mtp is not None and mtp.get("enable", False),
         "fsdp_config.strategy (tree_rl runs on fsdp2)": engine_config.strategy != "fsdp2",
@@ -62,7 +63,11 @@ def refuse_batch_features(data: TensorDict) -> None:
         if tu.get_non_tensor_data(data=data, key=key, default=False):
             raise UnsupportedFeatureError(f"the tree engine does not support {key}=True; use model_type=language_model")
     if "routed_experts" in data:
-        raise UnsupportedFeatureError("the tree engine does not support router replay (rows carry routed_experts)")
+        raise UnsupportedFeatureError(
+            "rows carry routed_experts, but verl's FSDP engines do not replay routes, with trees or without; set "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=False (outside verl, tree_rl.training.routing "
+            "replays them)"
+        )
     images = data.get("multi_modal_inputs", ())
     for row, inputs in enumerate(images):
         if tu.unwrap_non_tensor_data(inputs):
