@@ -20,6 +20,7 @@ REGISTRATIONS = {
     "verl.workers.rollout.replica": "tree_rl.verl_plugin.hf_registration",
     "verl.workers.rollout.base": "tree_rl.verl_plugin.hf_registration",
     "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loop",
+    "verl.experimental.agent_loop.agent_loop": "tree_rl.verl_plugin.gateway_agent_loop",
     "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.estimator_names",
     "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer",
 }

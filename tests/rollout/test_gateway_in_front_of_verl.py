@@ -1,0 +1,207 @@
+"""The gateway in front of verl's client and the embedded engine: real decoding, rows as verl receives them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+import torch
+from gateway_harness import build_tokenizer, replayed_log_probs
+from omegaconf import OmegaConf
+from ray.exceptions import RayError
+from transformers import Qwen3ForCausalLM
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+from tree_rl.rollout.gateway.agent import AgentResult
+from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.transcript import Row
+from tree_rl.verl_plugin.gateway_agent_loop import TreeGatewayAgentLoop, read_gateway_options
+from tree_rl.verl_plugin.gateway_backend import VerlBackend
+from tree_rl.verl_plugin.hf_server import HFServer
+
+HERE = Path(__file__).parent
+
+
+class TwoQuestions:
+    """Asks twice, retries the second question under another name, and rewards long answers."""
+
+    def __init__(self, *, fail: str = "") -> None:
+        self.fail = fail
+
+    async def run(
+        self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
+    ) -> AgentResult:
+        if self.fail == "error":
+            raise RuntimeError("agent broke")
+        async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
+            answer = await client.chat.completions.create(model="m", messages=list(messages), max_tokens=6)
+            said = [*messages, answer.choices[0].message.model_dump(), {"role": "user", "content": task["second"]}]
+            if self.fail == "hang":
+                await asyncio.sleep(3600)
+            await client.chat.completions.create(model="m", messages=said, max_tokens=5)
+        helper = endpoint.named("helper")
+        async with openai.AsyncOpenAI(base_url=helper.openai_url, api_key=helper.token) as client:
+            await client.chat.completions.create(model="m", messages=said, max_tokens=4)
+        return AgentResult(reward=0.25, figures={"questions": 2.0})
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory, tiny: SimpleNamespace) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny.model.save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    return path
+
+
+class Client:
+    """verl's client without Ray: what `LLMServerClient.generate` adds to a server's answer."""
+
+    def __init__(self, server: HFServer) -> None:
+        self.server = server
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        output = await self.server.generate(prompt_ids, sampling_params, request_id)
+        for key in ("min_global_steps", "max_global_steps"):
+            output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
+        return output
+
+
+def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop:
+    rollout = RolloutConfig(
+        name="hf", tensor_model_parallel_size=1, prompt_length=200, response_length=100, dtype="float32"
+    )
+    model = HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"})
+    server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
+    server.global_steps = 5
+    settings = {"prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
+    return TreeGatewayAgentLoop(
+        trainer_config=DictConfigWrap(config=config),
+        server_manager=Client(server),
+        tokenizer=model.tokenizer,
+        processor=None,
+        dataset_cls=None,
+        data_config=DictConfigWrap(config.data),
+    )
+
+
+SAMPLE = {"raw_prompt": [{"role": "user", "content": "the forest"}], "extra_info": {"second": "and the segments"}}
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+AGENT = f"{__name__}.TwoQuestions"
+
+
+def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: Path) -> None:
+    loop = build_loop(model_path, {"agent": AGENT})
+    outputs = asyncio.run(loop.run(dict(SAMPLING), **SAMPLE))
+    model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    trained = 0
+    for output in outputs:
+        row = Row(
+            prompt_ids=tuple(output.prompt_ids),
+            response_ids=tuple(output.response_ids),
+            response_mask=tuple(output.response_mask),
+            response_log_probs=tuple(output.response_logprobs),
+            response_calls=tuple(output.extra_fields["response_calls"]),
+        )
+        again = replayed_log_probs(model, row)
+        for mask, engine, replayed in zip(row.response_mask, row.response_log_probs, again, strict=True):
+            assert not mask or abs(engine - replayed) < 1e-4
+        trained += sum(row.response_mask)
+        assert output.reward_score == 0.25
+        assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (5, 5)
+    fields = outputs[0].extra_fields
+    assert (fields["call_turns"], fields["call_agents"]) == ([0, 1, 1], ["main", "main", "helper"])
+    assert fields["call_versions"] == [(5, 5)] * 3
+    assert trained >= 10 and len(outputs) >= 2
+    info = fields["reward_extra_info"]
+    assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
+
+
+def test_all_sessions_of_a_worker_share_a_gateway_that_ends_with_the_last(model_path: Path) -> None:
+    loop = build_loop(model_path, {"agent": AGENT})
+    lent: set[int] = set()
+    lend = loop.gateways.lend
+
+    async def run() -> list[Any]:
+        results = await asyncio.gather(*[loop.run(dict(SAMPLING), **SAMPLE) for _ in range(4)])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return results
+
+    def spy(*args: Any) -> Any:
+        lent.add(len(loop.gateways._lent))
+        return lend(*args)
+
+    loop.gateways.lend = spy  # type: ignore[method-assign]
+    try:
+        assert all(len(outputs) >= 1 for outputs in asyncio.run(run()))
+    finally:
+        del loop.gateways.lend
+    assert lent == {0, 1} and loop.gateways._lent == {}
+
+
+@pytest.mark.parametrize(("fail", "status"), [("error", "agent broke"), ("hang", "session_timeout_s=1.5")])
+def test_a_failed_agent_is_dropped_or_rewarded_as_the_config_says(model_path: Path, fail: str, status: str) -> None:
+    options: dict[str, Any] = {"agent": AGENT, "agent_options": {"fail": fail}, "session_timeout_s": 1.5}
+    loop = build_loop(model_path, options)
+    with pytest.raises((RuntimeError, TimeoutError), match=status):
+        asyncio.run(loop.run(dict(SAMPLING), **SAMPLE))
+    if fail == "hang":
+        kept = build_loop(model_path, {**options, "failed_reward": -1.0})
+        (output,) = asyncio.run(kept.run(dict(SAMPLING), **SAMPLE))
+        assert output.reward_score == -1.0 and output.extra_fields["reward_extra_info"]["failed"] == 1.0
+        assert sum(output.response_mask) == len(output.response_ids)
+
+
+def test_a_servers_failures_have_a_status_and_its_refusals_stay_value_errors() -> None:
+    class Broken:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        async def generate(self, **_: Any) -> Any:
+            raise self.error
+
+    class RefusedByServerError(RayError, ValueError):
+        """What Ray raises where a server raised ValueError."""
+
+    def generate(error: Exception) -> None:
+        backend = VerlBackend(Broken(error), end_token_ids=frozenset())
+        asyncio.run(backend.generate([1], max_tokens=1, sampling={}, session="s"))
+
+    with pytest.raises(BackendError, match="model server: actor died") as failed:
+        generate(RayError("actor died"))
+    assert failed.value.status == 500
+    with pytest.raises(ValueError, match="prompt too long"):
+        generate(RefusedByServerError("prompt too long"))
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "token_ids", "expected"),
+    [("completed", [4, 2], "stop"), ("completed", [4], "length"), ("aborted", [4], "abort"), ("length", [4], "length")],
+)
+def test_verls_stop_reasons_are_told_apart(stop_reason: str, token_ids: list[int], expected: str) -> None:
+    class Server:
+        async def generate(self, **_: Any) -> Any:
+            return SimpleNamespace(token_ids=token_ids, log_probs=None, stop_reason=stop_reason, extra_fields={})
+
+    backend = VerlBackend(Server(), end_token_ids=frozenset({2}))
+    made = asyncio.run(backend.generate([1], max_tokens=9, sampling={}, session="s"))
+    assert made.finish_reason == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"gateway_agent\.agent: expected the class of an agent"),
+        ({"agent": "a.B", "agnet_options": {}}, r"gateway_agent\.agnet_options: no such option"),
+        ({"agent": "a.B", "gateway": {"on_dirft": "reuse"}}, r"gateway_agent\.gateway\.on_dirft: no such option"),
+        ({"agent": "a.B", "gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
+        ({"agent": "a.B", "session_timeout_s": 0}, r"gateway_agent\.session_timeout_s=0"),
+    ],
+)
+def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_gateway_options(given, max_context_tokens=10, max_turn_tokens=5, template_options={})

@@ -1,0 +1,114 @@
+"""verl's stock `main_ppo` on two CPU cores, its rollouts made by command-line agents that know two variables."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "verl_plugin"))
+import toy_qwen  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+COMMAND = """
+import os, sys, time
+import anthropic, openai
+
+number = int(sys.argv[1])
+if number == 2:
+    sys.exit("this agent breaks")
+if number == 4:
+    time.sleep(3600)
+question = [{"role": "user", "content": sys.argv[2]}]
+if number % 2:
+    client = openai.OpenAI()
+    said = client.chat.completions.create(model="m", messages=question, max_tokens=8).choices[0].message.content
+    more = [*question, {"role": "assistant", "content": said}, {"role": "user", "content": "so"}]
+    said = client.chat.completions.create(model="m", messages=more, max_tokens=8, n=2).choices[0].message.content
+else:
+    client = anthropic.Anthropic()
+    with client.messages.stream(model="m", messages=question, max_tokens=8) as stream:
+        said = stream.get_final_message().content[0].text
+print(len(said) % 2)
+"""
+AGENT = """
+import asyncio, os, sys
+from tree_rl.rollout.gateway.agent import AgentResult
+
+
+class CommandAgent:
+    started = 0
+
+    async def run(self, endpoint, *, messages, task):
+        CommandAgent.started += 1
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, os.environ["AGENT_COMMAND"], str(CommandAgent.started), messages[-1]["content"],
+            env={**os.environ, **endpoint.environment()}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise RuntimeError(err.decode())
+        return AgentResult(reward=float(out))
+"""
+
+
+def test_main_ppo_trains_on_what_command_line_agents_did(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(COMMAND)
+    (tmp_path / "toy_agent.py").write_text(AGENT)
+    overrides = toy_qwen.ppo_overrides(
+        toy_qwen.save_model(tmp_path / "model"),
+        toy_qwen.save_prompts(
+            tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_gateway_agent"
+        ),
+        toy_qwen.save_reward(tmp_path / "reward.py"),
+        tmp_path / "out",
+    )
+    custom = "+actor_rollout_ref.rollout.custom"
+    overrides += [
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        f"{custom}.gateway_agent.agent=toy_agent.CommandAgent",
+        f"{custom}.gateway_agent.session_timeout_s=60",
+        f"{custom}.tree_dump_dir={tmp_path / 'trees'}",
+        "trainer.v1.trainer_mode=tree_sync",
+        "+ray_kwargs.ray_init.num_gpus=1",
+        "trainer.n_gpus_per_node=1",
+    ]
+    environment = {
+        **os.environ,
+        "AGENT_COMMAND": str(tmp_path / "command.py"),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "RAY_AUTH_MODE": "disabled",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    finished = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    log = finished.stdout + finished.stderr
+    assert finished.returncode == 0, log[-6000:]
+    assert "this agent breaks" in log and "session_timeout_s=60" in log
+    differences = [float(value) for value in re.findall(r"training/rollout_probs_diff_max:([0-9.e+-]+)", log)]
+    assert len(differences) == 2 and max(differences) < 1e-5
+
+    rows = [json.loads(line) for path in (tmp_path / "trees").glob("train-*.jsonl") for line in path.open()]
+    sessions = {(row["step"], row["uid"], row["session"]) for row in rows}
+    assert len(sessions) == 2 * 4 * 3 - 2, "the broken and the hung session are missing, their siblings are not"
+    assert len(rows) > len(sessions)
+    assert all(sum(row["response_mask"]) > 0 and row["reward"] in (0.0, 1.0) for row in rows)

@@ -1,0 +1,58 @@
+"""verl's LLM servers (vLLM, SGLang, the embedded engine) behind the recording gateway."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from tree_rl.rollout.gateway.backend import BackendError, FinishReason, Generation
+
+
+class VerlBackend:
+    """verl's client as the gateway's model.
+
+    verl offers no way to cancel one request: if an agent leaves, its answer is finished by the server and dropped.
+
+    Args:
+        client: verl's `LLMServerClient`.
+        end_token_ids: special tokens; an answer that ends with one ended by itself.
+    """
+
+    def __init__(self, client: Any, *, end_token_ids: frozenset[int]) -> None:
+        self._client = client
+        self._end_token_ids = end_token_ids
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        """Continue a prompt; see `Backend`.
+
+        Raises:
+            ValueError: the server refuses the prompt or a sampling parameter.
+            BackendError: a server failed.
+        """
+        try:
+            # One id per session keeps its calls on one server, where its prefix is cached.
+            output = await self._client.generate(
+                request_id=session,
+                prompt_ids=list(prompt_ids),
+                sampling_params={**sampling, "max_tokens": max_tokens},
+            )
+        except ValueError:  # Ray's wrapper of a server's ValueError is both
+            raise
+        except RayError as error:
+            raise BackendError(f"model server: {error}", status=500) from error
+        token_ids = tuple(output.token_ids)
+        return Generation(
+            token_ids=token_ids,
+            log_probs=None if output.log_probs is None else tuple(output.log_probs),
+            finish_reason=self._finish_reason(output, token_ids),
+            min_version=output.extra_fields.get("min_global_steps"),
+            max_version=output.extra_fields.get("max_global_steps"),
+        )
+
+    def _finish_reason(self, output: Any, token_ids: tuple[int, ...]) -> FinishReason:
+        """verl reports stop and length alike as completed: the last token tells them apart."""
+        if output.stop_reason in ("aborted", "abort"):
+            return "abort"
+        return "stop" if token_ids and token_ids[-1] in self._end_token_ids else "length"
