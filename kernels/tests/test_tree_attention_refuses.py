@@ -1,5 +1,6 @@
 """What does not fit is refused with what was expected and what was received."""
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -68,13 +69,68 @@ def test_flex_on_a_cpu_is_refused_not_replaced() -> None:
         call(impl="flex")
 
 
-def test_auto_says_what_it_picks() -> None:
-    assert chosen_implementation(device=CPU, dtype=torch.float32, head_size=64) == "sdpa"
+def test_auto_says_what_it_picks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cuda = torch.device("cuda")
-    assert chosen_implementation(device=cuda, dtype=torch.bfloat16, head_size=128) == "flex"
-    assert chosen_implementation(device=cuda, dtype=torch.float64, head_size=128) == "sdpa"
+    for deterministic in (False, True):
+        assert chosen(CPU, torch.float32, deterministic) == "sdpa"
+        assert chosen(cuda, torch.float64, deterministic) == "sdpa"
+        assert chosen(cuda, torch.bfloat16, deterministic) == "triton"
+        assert chosen(cuda, torch.float32, deterministic) == "triton"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert chosen(cuda, torch.bfloat16, False) == "flex"
+    assert chosen(cuda, torch.bfloat16, True) == "sdpa"
     assert unavailable_reason("sdpa", device=CPU, dtype=torch.float64, head_size=64) is None
     assert "float64" in str(unavailable_reason("flex", device=cuda, dtype=torch.float64, head_size=64))
+
+
+def chosen(device: torch.device, dtype: torch.dtype, deterministic: bool) -> str:
+    return chosen_implementation(device=device, dtype=dtype, head_size=128, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size", "interpret", "complaint"),
+    [
+        ("cuda", torch.float64, 64, False, "received torch.float64"),
+        ("cuda", torch.bfloat16, 264, False, "head size <= 256, received 264"),
+        ("cpu", torch.float32, 64, False, "need a CUDA device"),
+        ("cpu", torch.bfloat16, 64, True, "interpreter cannot compute in bfloat16"),
+        ("cuda", torch.bfloat16, 256, False, None),
+        ("cpu", torch.float16, 64, True, None),
+    ],
+)
+def test_triton_says_why_it_cannot_run(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    head_size: int,
+    interpret: bool,
+    complaint: str | None,
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if interpret else "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    reason = unavailable_reason("triton", device=torch.device(device), dtype=dtype, head_size=head_size)
+    assert reason is None if complaint is None else complaint in str(reason)
+
+
+def test_triton_needs_ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    reason = unavailable_reason("triton", device=torch.device("cuda"), dtype=torch.float16, head_size=64)
+    assert "received (7, 5)" in str(reason)
+
+
+@pytest.mark.parametrize("impl", ["flex", "fa4"])
+def test_what_is_not_deterministic_is_refused_by_name(impl: str) -> None:
+    reason = unavailable_reason(
+        impl, device=torch.device("cuda"), dtype=torch.bfloat16, head_size=128, deterministic=True
+    )
+    assert "deterministic=True" in str(reason)
+    with pytest.raises(UnsupportedImplementation):
+        call(impl=impl, deterministic=True)
+    assert isinstance(call(deterministic=True), torch.Tensor)
 
 
 def test_autocast_lowers_the_dtype_as_torch_does() -> None:

@@ -9,28 +9,59 @@ import torch
 from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.blocked import blocked_attention, explicit_blocked_attention
+from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree, fa4_unavailable_reason
 from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.tree_attention.triton_tiles import triton_unavailable_reason
 
 OP = "tree_attention"
-IMPLEMENTATIONS = ("reference", "sdpa", "flex")
+IMPLEMENTATIONS = ("reference", "sdpa", "flex", "triton", "fa4")
+FASTEST_FIRST = ("fa4", "triton", "flex")
+"""What `impl="auto"` tries on CUDA before sdpa."""
 
 
-def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why `impl` cannot run on this device, dtype and head size, or None if it can.
+def unavailable_reason(
+    impl: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    softcap: float | None = None,
+    deterministic: bool = False,
+) -> str | None:
+    """Why `impl` cannot run on this device, dtype and head size with these options, or None if it can.
 
     Raises:
         ValueError: there is no implementation of that name.
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
-    return flex_unavailable_reason(device, dtype, head_size) if impl == "flex" else None
+    if impl == "fa4":
+        return fa4_unavailable_reason(device, dtype, head_size, softcap=softcap, deterministic=deterministic)
+    if impl == "flex":
+        return flex_unavailable_reason(device, dtype, head_size, deterministic=deterministic)
+    if impl == "triton":
+        return triton_unavailable_reason(device, dtype, head_size)
+    return None
 
 
-def chosen_implementation(*, device: torch.device, dtype: torch.dtype, head_size: int) -> str:
-    """The implementation that `impl="auto"` runs: flex where it can run, sdpa elsewhere."""
-    return "sdpa" if flex_unavailable_reason(device, dtype, head_size) else "flex"
+def chosen_implementation(
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    softcap: float | None = None,
+    deterministic: bool = False,
+) -> str:
+    """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere."""
+    for impl in FASTEST_FIRST if device.type == "cuda" else ():
+        reason = unavailable_reason(
+            impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
+        )
+        if reason is None:
+            return impl
+    return "sdpa"
 
 
 def tree_attention(
@@ -46,6 +77,7 @@ def tree_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     impl: str = "auto",
+    deterministic: bool = False,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of every unique token over the tokens on its own path.
@@ -61,7 +93,8 @@ def tree_attention(
         window: a token at depth d sees keys of depth > d - window only, the past (depths 0 .. P-1) included.
         softcap: c in c * tanh(score / c), applied to the scaled score.
         sinks: [Hq] learned logits that join each softmax denominator.
-        impl: "auto", "reference", "sdpa" or "flex".
+        impl: "auto", or one of `IMPLEMENTATIONS`.
+        deterministic: run only what gives the same bits at every call, gradients included.
         return_lse: also return the log of the softmax denominator.
 
     Returns:
@@ -70,7 +103,7 @@ def tree_attention(
 
     Raises:
         ValueError: shapes, dtypes or options do not fit.
-        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype, or with these options.
     """
     past_length = 0 if past_k is None else past_k.shape[0]
     if isinstance(layout, torch.Tensor):
@@ -79,25 +112,42 @@ def tree_attention(
     past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
-    device, dtype, head_size = q_NHD.device, q_NHD.dtype, q_NHD.shape[-1]
-    if impl == "auto":
-        impl = chosen_implementation(device=device, dtype=dtype, head_size=head_size)
-    reason = unavailable_reason(impl, device=device, dtype=dtype, head_size=head_size)
-    if reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
+    impl = _usable(impl, q_NHD, softcap, deterministic)
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
-    rule = ScoreRule(scale=head_size**-0.5 if scale is None else float(scale), window=window, softcap=softcap)
-    with torch.autocast(device.type, enabled=False):
+    rule = ScoreRule(scale=q_NHD.shape[-1] ** -0.5 if scale is None else float(scale), window=window, softcap=softcap)
+    with torch.autocast(q_NHD.device.type, enabled=False):
         if impl == "reference":
             out_NHD, lse_NH = reference_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+        elif impl == "fa4":
+            out_NHD, lse_NH = fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "flex":
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+        elif impl == "triton":
+            # Triton is optional, and the interpreter of the tests is chosen when it is imported.
+            from tree_kernels.tree_attention.triton_attention import triton_attention
+
+            out_NHD, lse_NH = triton_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif return_lse:
             out_NHD, lse_NH = explicit_blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         else:
             return blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
     return (out_NHD, lse_NH) if return_lse else out_NHD
+
+
+def _usable(impl: str, q: torch.Tensor, softcap: float | None, deterministic: bool) -> str:
+    """The implementation that runs: `impl`, or what "auto" stands for."""
+    device, dtype, head_size = q.device, q.dtype, q.shape[-1]
+    if impl == "auto":
+        return chosen_implementation(
+            device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
+        )
+    reason = unavailable_reason(
+        impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
+    )
+    if reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
+    return impl
 
 
 def _in_autocast_dtype(t: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,9 @@ VARIANTS = 64
 FOREVER = torch.iinfo(torch.int32).max
 
 
-def flex_unavailable_reason(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+def flex_unavailable_reason(
+    device: torch.device, dtype: torch.dtype, head_size: int, *, deterministic: bool = False
+) -> str | None:
     """Why FlexAttention cannot run, or None if it can."""
     if device.type != "cuda":
         return f"FlexAttention needs a CUDA device, received {device}"
@@ -28,6 +30,8 @@ def flex_unavailable_reason(device: torch.device, dtype: torch.dtype, head_size:
         return f"FlexAttention needs one of {DTYPES}, received {dtype}"
     if head_size > MAX_HEAD_SIZE:
         return f"FlexAttention needs a head size <= {MAX_HEAD_SIZE}, received {head_size}"
+    if deterministic:
+        return "torch does not promise FlexAttention's gradients to be deterministic, received deterministic=True"
     return None
 
 

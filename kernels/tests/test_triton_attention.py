@@ -1,0 +1,237 @@
+"""The Triton kernels, interpreted on a CPU and compiled on CUDA, equal the float64 reference, gradients included."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_shapes import SHAPES, random_trie, subtree_end_of
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tree_kernels import TreeLayout, tree_attention
+from tree_kernels.tree_attention.block_lists import block_lists
+from tree_kernels.tree_attention.key_pieces import key_pieces
+from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.tree_attention.triton_attention import triton_attention
+from tree_kernels.tree_attention.triton_tiles import Tile, Tiles
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Relative error: a few roundings of 24 and of 11 bits.
+ERROR = {torch.float32: 1e-6, torch.float16: 1e-3}
+EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past": 20, "scale": 0.4, "lse": True}
+
+
+def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
+    tile = Tile(rows=rows, keys=keys, warps=4, stages=1, packed=packed)
+    return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
+
+
+def problem(
+    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Leaves in `dtype`, and gradients of the output and of the log-sum-exp."""
+    generator = torch.Generator().manual_seed(size)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+    q_heads, k_heads = heads
+    shapes = {"q": (size, q_heads, head_size), "sinks": (q_heads,)}
+    shapes |= dict.fromkeys(("k", "v"), (size, k_heads, head_size))
+    shapes |= dict.fromkeys(("past_k", "past_v"), (past, k_heads, head_size))
+    leaves = {name: draw(*shape).requires_grad_() for name, shape in shapes.items()}
+    return leaves, draw(size, q_heads, head_size), draw(size, q_heads).float()
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of root mean squares; what is small or zero in theory is judged against the inputs, which are of order one."""
+    error = (actual.detach().double() - expected.detach()).square().mean().sqrt()
+    return float(error / expected.detach().square().mean().sqrt().clamp(min=1.0))
+
+
+def outputs_and_gradients(
+    impl: str,
+    leaves: dict[str, torch.Tensor],
+    layout: TreeLayout,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor,
+    *,
+    past: int = 0,
+    sinks: bool = False,
+    lse: bool = False,
+    tiles: Tiles | None = None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    used = {name: t for name, t in leaves.items() if t.numel() and (sinks or name != "sinks")}
+    if tiles is None:
+        pasts = {"past_k": leaves["past_k"], "past_v": leaves["past_v"]} if past else {}
+        out, got_lse = tree_attention(
+            leaves["q"], leaves["k"], leaves["v"], layout, sinks=used.get("sinks"), impl=impl, return_lse=True,
+            **pasts, **options,
+        )  # fmt: skip
+    else:
+        options["scale"] = options.get("scale") or leaves["q"].shape[-1] ** -0.5
+        keys, values = torch.cat([leaves["past_k"], leaves["k"]]), torch.cat([leaves["past_v"], leaves["v"]])
+        rule = ScoreRule(**options)
+        out, got_lse = triton_attention(leaves["q"], keys, values, used.get("sinks"), layout, rule, tiles=tiles)
+    loss = (out * grad.to(out.dtype)).sum()
+    if lse:
+        loss = loss + (got_lse * grad_lse.to(got_lse.dtype)).sum()
+    return {"out": out, "lse": got_lse} | dict(zip(used, torch.autograd.grad(loss, list(used.values())), strict=True))
+
+
+def check(
+    parent: list[int],
+    *,
+    heads: tuple[int, int] = (2, 1),
+    head_size: int = 16,
+    past: int = 0,
+    dtype: torch.dtype = torch.float32,
+    tiles: Tiles | None = None,
+    **options: Any,
+) -> None:
+    leaves, grad, grad_lse = problem(len(parent), heads, head_size, past, dtype)
+    exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past).to(DEVICE)
+    actual = outputs_and_gradients("triton", leaves, layout, grad, grad_lse, past=past, tiles=tiles, **options)
+    wanted = outputs_and_gradients("reference", exact, layout, grad, grad_lse, past=past, **options)
+    assert actual.keys() == wanted.keys()
+    for name, got in actual.items():
+        assert got.shape == wanted[name].shape and got.isfinite().all(), name
+        assert got.dtype == (torch.float32 if name == "lse" else dtype)
+        assert relative_error(got, wanted[name]) < ERROR[dtype], name
+
+
+@pytest.mark.parametrize("size", [1, 3, 63, 64, 65, 129])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_and_size(shape: str, size: int) -> None:
+    check(SHAPES[shape](size))
+
+
+@pytest.mark.parametrize("size", [1, 65])
+@pytest.mark.parametrize("shape", ["comb", "trunk_and_stubs", "bushy_trie", "forest"])
+def test_everything_at_once(shape: str, size: int) -> None:
+    check(SHAPES[shape](size), **EVERYTHING)
+    check(SHAPES[shape](size), tiles=same_tiles(64, 16, packed=True), heads=(4, 2), **EVERYTHING)
+
+
+@pytest.mark.parametrize("past", [1, 64, 77])
+@pytest.mark.parametrize("window", [None, 1, 33])
+def test_every_past_and_window(past: int, window: int | None) -> None:
+    check(SHAPES["random_trie"](70), past=past, window=window)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 3), (4, 2), (6, 2), (7, 1), (8, 1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_grouping_of_heads(heads: tuple[int, int], packed: bool) -> None:
+    check(SHAPES["random_trie"](40), heads=heads, past=5, tiles=same_tiles(32, 32, packed=packed))
+
+
+@pytest.mark.parametrize("head_size", [8, 24, 64, 80, 128, 256])
+def test_every_head_size(head_size: int) -> None:
+    check(SHAPES["bushy_trie"](33), head_size=head_size, past=3)
+
+
+@pytest.mark.parametrize(
+    "option", [{"softcap": 0.7}, {"sinks": True}, {"scale": 0.25}, {"scale": -0.25}, {"lse": True}, {"window": 7}]
+)
+def test_every_option_alone(option: dict[str, Any]) -> None:
+    check(SHAPES["forest"](66), **option)
+
+
+@pytest.mark.parametrize("tile", [(16, 16), (16, 64), (64, 16), (64, 128), (128, 64)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_tile_changes_nothing(tile: tuple[int, int], packed: bool) -> None:
+    check(SHAPES["bushy_trie"](70), heads=(4, 2), past=30, tiles=same_tiles(*tile, packed=packed))
+
+
+def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
+    parent = SHAPES["star"](130)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    lists = block_lists(layout, query_block=16, key_block=16, by="key")
+    assert key_pieces(layout, lists, key_heads=1, programs=2).slot_count.tolist() == [2] + [0] * 8
+    tiles = same_tiles(16, 16)
+    check(parent, tiles=replace(tiles, key_gradients=tiles.key_gradients * 2))
+    check(parent, tiles=tiles, **EVERYTHING)
+
+
+@pytest.mark.parametrize("option", [{}, EVERYTHING])
+def test_float16(option: dict[str, Any]) -> None:
+    check(SHAPES["forest"](129), dtype=torch.float16, head_size=32, **option)
+
+
+@settings(max_examples=10, deadline=None, database=None, derandomize=True)
+@given(
+    size=st.integers(1, 50),
+    seed=st.integers(0, 10**6),
+    branching=st.sampled_from([0.05, 0.3, 0.7]),
+    roots=st.integers(1, 4),
+    past=st.integers(0, 40),
+    window=st.one_of(st.none(), st.integers(1, 40)),
+    softcap=st.one_of(st.none(), st.just(1.0)),
+    sinks=st.booleans(),
+    tile=st.sampled_from([(16, 16), (32, 16), (16, 32)]),
+)
+def test_random_tries(
+    size: int,
+    seed: int,
+    branching: float,
+    roots: int,
+    past: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: bool,
+    tile: tuple[int, int],
+) -> None:
+    parent = random_trie(size, seed, branching=branching, roots=roots)
+    tiles = same_tiles(*tile, packed=True)
+    check(parent, past=past, window=window, softcap=softcap, sinks=sinks, lse=True, tiles=tiles)
+
+
+def test_strides_of_tokens_and_heads_are_free() -> None:
+    """Head-major tensors, as Hugging Face models hand them on, and gradients that repeat one number."""
+    size, heads, head_size = 37, 2, 16
+    generator = torch.Generator().manual_seed(0)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size))).to(DEVICE)
+    results = []
+    for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        generator.manual_seed(0)
+        head_major = [
+            torch.randn(heads, size, 2 * head_size, generator=generator).to(DEVICE, dtype).requires_grad_()
+            for _ in range(3)
+        ]
+        q, k, v = (t.transpose(0, 1)[..., :head_size] for t in head_major)
+        out = tree_attention(q, k[:, :1], v[:, :1].expand(size, 1, head_size), layout, impl=impl)
+        assert isinstance(out, torch.Tensor)
+        one_value = tree_attention(q, k[:, :1], v[:1, :1].expand(size, 1, head_size), layout, impl=impl)
+        assert isinstance(one_value, torch.Tensor)
+        results.append(torch.autograd.grad(out.sum() + one_value.square().sum(), head_major))
+    for actual, expected in zip(*results, strict=True):
+        assert relative_error(actual, expected) < ERROR[torch.float32]
+
+
+def test_only_the_log_sum_exp_may_be_used() -> None:
+    leaves, _, grad_lse = problem(20, (2, 1), 16, 0, torch.float32)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](20))).to(DEVICE)
+    results = []
+    for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        q, k, v = (leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v"))
+        _, lse = tree_attention(q, k, v, layout, impl=impl, return_lse=True)
+        found = torch.autograd.grad((lse * grad_lse.to(dtype)).sum(), (q, k, v), allow_unused=True)
+        results.append([torch.zeros_like(q) if g is None else g for g in found[:2]])
+    for actual, expected in zip(*results, strict=True):
+        assert relative_error(actual, expected) < ERROR[torch.float32]
+
+
+def test_no_tokens_is_no_output_with_a_graph() -> None:
+    leaves, _, _ = problem(0, (4, 2), 16, 3, torch.float32)
+    layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3).to(DEVICE)
+    out = tree_attention(
+        leaves["q"], leaves["k"], leaves["v"], layout, past_k=leaves["past_k"], past_v=leaves["past_v"], impl="triton"
+    )
+    assert isinstance(out, torch.Tensor) and out.shape == (0, 4, 16)
+    (gradient,) = torch.autograd.grad(out.sum(), leaves["past_k"])
+    assert torch.equal(gradient, torch.zeros_like(gradient))

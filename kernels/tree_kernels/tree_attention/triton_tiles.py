@@ -1,0 +1,93 @@
+"""Where the Triton kernels can run, and the tile sizes they run with; no Triton import, so any machine can ask."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_SIZE = 256
+OLDEST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """Shape of one kernel's tile and the launch options it was measured with."""
+
+    rows: int
+    """query rows"""
+    keys: int
+    """keys"""
+    warps: int
+    """warps per program"""
+    stages: int
+    """depth of the load pipeline"""
+    packed: bool = False
+    """rows are pairs of token and query head of one key head, so that these heads share each read of the keys"""
+    in_registers: bool = False
+    """what stays for the whole program is kept in registers rather than in shared memory"""
+    precision: str = "ieee"
+    """how float32 products are computed; of no effect on half precision"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """Tiles of the kernels."""
+
+    forward: Tile
+    query_gradient: Tile
+    key_gradients: tuple[Tile, ...]
+    """one tile for keys and values together, or one for the keys and one for the values"""
+
+
+def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why the Triton kernels cannot run, or None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return 'triton is not installed; pip install "tree_rl[gpu]"'
+    if dtype not in DTYPES:
+        return f"the Triton kernels need one of {DTYPES}, received {dtype}"
+    if head_size > MAX_HEAD_SIZE:
+        return f"the Triton kernels need a head size <= {MAX_HEAD_SIZE}, received {head_size}"
+    if interpreted():
+        # The interpreter computes bfloat16 products on their bit patterns.
+        return "Triton's interpreter cannot compute in bfloat16" if dtype == torch.bfloat16 else None
+    if device.type != "cuda":
+        return f"the Triton kernels need a CUDA device (or TRITON_INTERPRET=1 for a test), received {device}"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        capability = torch.cuda.get_device_capability(device)
+        return f"the Triton kernels need compute capability {OLDEST_CAPABILITY} or later, received {capability}"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, which it decides when they are defined."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def padded_size(head_size: int) -> int:
+    """Head size of the tiles: a power of two of at least 16."""
+    return max(16, 1 << (head_size - 1).bit_length())
+
+
+def tiles_for(head_size: int, dtype: torch.dtype) -> Tiles:
+    """Tiles by head size and dtype."""
+    size = padded_size(head_size)
+    if dtype == torch.float32:
+        tile = Tile(rows=32, keys=32, warps=4, stages=1)
+        return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
+    if size <= 128:
+        tile = Tile(rows=64, keys=64, warps=4, stages=2)
+        return Tiles(
+            forward=Tile(rows=128, keys=128, warps=8, stages=2, packed=True),
+            query_gradient=tile,
+            key_gradients=(tile,),
+        )
+    return Tiles(
+        forward=Tile(rows=128, keys=64, warps=8, stages=2, packed=True),
+        query_gradient=Tile(rows=128, keys=32, warps=8, stages=2, packed=True),
+        key_gradients=(
+            Tile(rows=32, keys=128, warps=8, stages=2),
+            Tile(rows=64, keys=128, warps=8, stages=2),
+        ),
+    )
