@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import VOCAB, build_engine, ppo_batch, save_model
+from engine_harness import VOCAB, Row, build_engine, ppo_batch, save_model
 from equivalence import actor_loss, assert_equal_gradients, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
 from transformers import (
@@ -75,16 +75,16 @@ def test_trees_train_as_rows_alone(engines: tuple[Any, Any], name: str, capacity
     assert_equal_runs(expected, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
 
 
-def auxiliary_gradients(path: Path, name: str) -> tuple[float, dict[str, torch.Tensor]]:
+def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, torch.Tensor]]:
     """Transformers' own auxiliary loss of all rows in one padded batch, and its gradients."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
-    rows = [row.tokens for row in SHAPES[name]]
+    rows = [row.tokens for row in batch]
     longest = max(map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     loss = model(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False).aux_loss
     loss.backward()
-    return float(loss), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    return loss.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("checkpointing", (False, True))
@@ -96,7 +96,7 @@ def test_auxiliary_loss_over_all_rows(
     path, attention = paths[family], ATTENTION[family]
     loss = actor_loss("vanilla", "token-mean")
     stock = run(build_engine(path, tree=None, attention=attention), ppo_batch(SHAPES[name], **FLAGS, **ALONE), loss)
-    value, auxiliary = auxiliary_gradients(path, name)
+    value, auxiliary = auxiliary_gradients(path, SHAPES[name])
     tree = build_engine(
         path,
         tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=COEF),

@@ -1,0 +1,50 @@
+"""Two FSDP2 ranks with unequal trees of a Mixture-of-Experts model: gradients and auxiliary loss of all rows on one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_harness import build_engine, save_model
+from equivalence import actor_loss, assert_equal_gradients
+from test_engine_experts import COEF, CONFIGS, auxiliary_gradients
+from test_engine_ranks import DEALS, join, one_rank, share_of, spawn, update
+
+from tree_rl.verl_plugin.options import TreeConfig
+
+SHARES = ("unequal_trees", "one_rank_empty")
+BUDGETS = (30, 5)
+
+
+def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """Run this rank's share with every budget."""
+    join(rank, world, port)
+    engine = build_engine(Path(model), tree=TreeConfig(router_aux_loss_coef=COEF))
+    for deal in SHARES:
+        for budget in BUDGETS:
+            engine.tree_config = TreeConfig(max_tokens=budget, router_aux_loss_coef=COEF)
+            got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
+            metrics = {
+                key: float(m.aggregate()) for key, m in got["output"]["metrics"].items() if key.startswith("moe/")
+            }
+            torch.save({"gradients": got["gradients"], "metrics": metrics}, f"{out}/{deal}_{budget}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ranks")
+    save_model(path / "model", CONFIGS["qwen3_moe"])
+    spawn(rank_main, 2, path)
+    return path
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("deal", SHARES)
+def test_two_ranks_train_as_one(results: Path, deal: str, budget: int) -> None:
+    _, expected = one_rank(results, deal)
+    value, auxiliary = auxiliary_gradients(results / "model", [row for share in DEALS[deal] for row in share])
+    got = [torch.load(results / f"{deal}_{budget}_{rank}.pt") for rank in range(2)]
+    assert_equal_gradients({n: g + COEF * auxiliary[n] for n, g in expected.items()}, got[0]["gradients"])
+    # verl averages sums over ranks.
+    assert sum(one["metrics"].pop("moe/aux_loss") for one in got) / 2 == pytest.approx(value, rel=1e-5)
+    assert got[0]["metrics"] == got[1]["metrics"]
