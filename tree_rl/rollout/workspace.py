@@ -64,6 +64,7 @@ class Workspace:
         self.means = means or strictest_means()
         # A user of its own gives each workspace its own process limit and no rights on anybody's files.
         self._user_id = secrets.choice(range(20_000, 60_000)) if os.geteuid() == 0 else None
+        self._running: set[subprocess.Popen[bytes]] = set()
         self._parent = Path(tempfile.mkdtemp(prefix="workspace-"))
         self._parent.chmod(0o711)
         self.directory = self._parent / "files"
@@ -84,7 +85,9 @@ class Workspace:
         self.close()
 
     def close(self) -> None:
-        """Remove the directory. Idempotent."""
+        """Kill what still runs and remove the directory. Idempotent."""
+        for process in tuple(self._running):
+            _kill_group(process)
         for folder, subfolders, _ in os.walk(self._parent):
             for name in subfolders:
                 path = Path(folder, name)
@@ -117,10 +120,12 @@ class Workspace:
             env={"PATH": SEARCH_PATH, "HOME": self.place, **(environment or {})},
             start_new_session=True,
         )
+        self._running.add(process)
         try:
             kept, truncated, timed_out = _read_until_exit(process, self.limits, started, self.directory)
         finally:
             _kill_group(process)
+            self._running.discard(process)
             process.stdout.close()  # type: ignore[union-attr]
         return CommandResult(
             output=kept.decode("utf-8", errors="replace"),

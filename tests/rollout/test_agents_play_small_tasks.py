@@ -1,0 +1,227 @@
+"""mini-swe-agent and the native agent on small software tasks: all is real but the model, which is scripted.
+
+The model plays the known repair, so the reward must be 1.0, and every token that it wrote must train.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_harness import CHATML, build_tokenizer, check_record, serving, trained_text
+from small_swe import all_tasks, generator, writing
+from transformers import PreTrainedTokenizerFast
+
+from tree_rl.rollout.agents.agent import Agent
+from tree_rl.rollout.agents.agent_session import FinishedSession, run_agent_session
+from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
+from tree_rl.rollout.agents.react import ReActAgent
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.transcript import rows_of_calls
+
+TEN = sorted(all_tasks())[:10]
+Script = Callable[[str], str]
+
+
+class ScriptedModel:
+    """Writes what a script says for a prompt."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script) -> None:
+        self.tokenizer, self.script = tokenizer, script
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        ids = self.tokenizer.encode(self.script(self.tokenizer.decode(list(prompt_ids))), add_special_tokens=False)
+        ids = [*ids, self.tokenizer.eos_token_id][:max_tokens]
+        return Generation(token_ids=tuple(ids), log_probs=(-0.5,) * len(ids), finish_reason="stop")
+
+
+def play(
+    backend: Any, agents: Sequence[tuple[Agent, SweTask]], timeout_seconds: float = 60, **options: Any
+) -> list[FinishedSession]:
+    """All agents at the same time behind one gateway."""
+
+    async def run() -> list[FinishedSession]:
+        settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000, **options}
+        async with serving(backend, backend.tokenizer, **settings) as gateway:
+            sessions = [
+                run_agent_session(
+                    gateway=gateway,
+                    agent=agent,
+                    environment=SweEnvironment(),
+                    task={"swe": task.to_row()},
+                    messages=generator().to_row(task, 0, "train")["prompt"],
+                    sampling={"temperature": 1.0},
+                    timeout_seconds=timeout_seconds,
+                )
+                for agent, task in agents
+            ]
+            finished = await asyncio.gather(*sessions)
+            assert gateway.num_sessions == 0
+            return finished
+
+    return asyncio.run(run())
+
+
+def mini_turn(command: str) -> str:
+    return f"THOUGHT: next step.\n\n```mswea_bash_command\n{command}\n```"
+
+
+def task_of(prompt: str) -> SweTask:
+    (found,) = [task for task in all_tasks().values() if task.problem_statement in prompt]
+    return found
+
+
+def repair_for_mini(prompt: str) -> str:
+    turns = prompt.count("<|im_start|>assistant")
+    commands = ["ls && cat *.py", writing(dict(task_of(prompt).solution_files))]
+    return mini_turn([*commands, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"][turns - 1])
+
+
+@pytest.fixture(scope="module")
+def chatml() -> PreTrainedTokenizerFast:
+    return build_tokenizer(CHATML)
+
+
+def test_mini_swe_agent_solves_ten_tasks_at_once(chatml: PreTrainedTokenizerFast) -> None:
+    finished = play(ScriptedModel(chatml, repair_for_mini), [(MiniSweAgent(), all_tasks()[name]) for name in TEN])
+    for name, session in zip(TEN, finished, strict=True):
+        assert (session.status, session.reward, session.detail) == ("completed", 1.0, ""), name
+        assert session.outcome.turns == len(session.record.calls) == 3
+        (row,) = rows_of_calls(session.record.calls)
+        written = [chatml.decode(call.response_ids) for call in session.record.calls]
+        assert trained_text(chatml, row) == "".join(written)
+        assert not session.record.drift.returned
+        assert sorted(set(row.response_calls)) == [-1, 0, 1, 2]
+    prompts = {session.record.calls[0].prompt_ids[:200] for session in finished}
+    assert len(prompts) == 1, "what the prompt says of the machine is the same in every session"
+
+
+def test_an_answer_that_mini_swe_agent_drops_is_a_branch_of_its_own(chatml: PreTrainedTokenizerFast) -> None:
+    def script(prompt: str) -> str:
+        if "Format error" not in prompt:
+            return "I forgot the block."
+        return repair_for_mini(prompt)
+
+    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), all_tasks()["lru_cache"])])
+    assert (session.status, session.reward, session.outcome.malformed_calls) == ("completed", 1.0, 1)
+    dropped, kept = rows_of_calls(session.record.calls)
+    assert trained_text(chatml, dropped) == "I forgot the block.<|im_end|>"
+    assert "I forgot" not in chatml.decode(kept.token_ids)
+    assert kept.token_ids[: len(dropped.prompt_ids)] != ()
+
+
+def test_mini_swe_agent_stops_at_its_limits(chatml: PreTrainedTokenizerFast) -> None:
+    task = all_tasks()["lru_cache"]
+    backend = ScriptedModel(chatml, lambda prompt: mini_turn("echo again"))
+    turns, calls, context = (
+        play(backend, [(MiniSweAgent(MiniSweOptions(max_turns=2)), task)])[0],
+        play(backend, [(MiniSweAgent(), task)], max_calls=3)[0],
+        play(backend, [(MiniSweAgent(), task)], max_context_tokens=4200)[0],
+    )
+    assert [(s.status, s.reward) for s in (turns, calls, context)] == [("limit", 0.0)] * 3
+    assert (len(turns.record.calls), len(calls.record.calls)) == (2, 3) and len(context.record.calls) > 3
+    babble = play(ScriptedModel(chatml, lambda prompt: "no action"), [(MiniSweAgent(), task)])[0]
+    assert (babble.status, babble.reward) == ("agent_failed", 0.0) and "several answers in a row" in babble.detail
+
+
+def test_a_session_that_takes_too_long_is_scored_and_leaves_no_process(chatml: PreTrainedTokenizerFast) -> None:
+    task = all_tasks()["lru_cache"]
+    repaired = writing(dict(task.solution_files))
+
+    def script(prompt: str) -> str:
+        first = prompt.count("<|im_start|>assistant") == 1
+        return mini_turn(repaired if first else "sleep 53.97")
+
+    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], timeout_seconds=6)
+    assert (session.status, session.reward) == ("timed_out", 1.0) and session.seconds < 20
+    assert not [line for line in command_lines() if "53.97" in line]
+
+
+def repair_with_tools(prompt: str) -> str:
+    turns = prompt.split("<|im_start|>assistant")
+    if len(turns) == 2:
+        return "<think>\nlook first\n</think>\n\n" + shell_call("ls") + "\n" + shell_call("cat *.py | head -5")
+    if len(turns) == 3:
+        return "<think>\nnow repair\n</think>\n\n" + shell_call(writing(dict(task_of(prompt).solution_files)))
+    return "<think>\ndone\n</think>\n\nRepaired."
+
+
+def shell_call(command: str) -> str:
+    call = {"name": "shell", "arguments": {"command": command}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def test_the_native_agent_solves_a_task_and_its_log_probs_are_the_models(tiny: Any) -> None:
+    backend = tiny.backend()
+    backend.script = repair_with_tools
+    (session,) = play(backend, [(ReActAgent(), all_tasks()["lru_cache"])], max_context_tokens=8000)
+    assert (session.status, session.reward, session.outcome.answer) == ("completed", 1.0, "Repaired.")
+    assert session.outcome.turns == 3
+    check_record(backend, session.record)
+
+
+def test_a_dead_sandbox_ends_the_session_and_no_sibling(chatml: PreTrainedTokenizerFast) -> None:
+    class Dying(SweEnvironment):
+        async def run(self, command: str) -> Any:
+            if "cat *.py" in command and self._task.instance_id == TEN[0]:  # type: ignore[union-attr]
+                await self._sandbox.close()  # type: ignore[union-attr]
+            return await super().run(command)
+
+    async def run() -> list[FinishedSession]:
+        backend = ScriptedModel(chatml, repair_for_mini)
+        async with serving(backend, chatml, max_context_tokens=20_000, max_turn_tokens=4000) as gateway:
+            return await asyncio.gather(
+                *[
+                    run_agent_session(
+                        gateway=gateway,
+                        agent=MiniSweAgent(),
+                        environment=Dying(),
+                        task={"swe": all_tasks()[name].to_row()},
+                        messages=generator().to_row(all_tasks()[name], 0, "train")["prompt"],
+                        sampling={},
+                        timeout_seconds=60,
+                    )
+                    for name in TEN[:3]
+                ]
+            )
+
+    dead, *others = asyncio.run(run())
+    assert (dead.status, dead.reward) == ("sandbox_died", None) and "workspace is gone" in dead.detail
+    assert [(session.status, session.reward) for session in others] == [("completed", 1.0)] * 2
+
+
+def test_a_task_that_cannot_start_says_so(chatml: PreTrainedTokenizerFast) -> None:
+    backend = ScriptedModel(chatml, repair_for_mini)
+
+    async def run() -> FinishedSession:
+        async with serving(backend, chatml) as gateway:
+            return await run_agent_session(
+                gateway=gateway,
+                agent=MiniSweAgent(),
+                environment=SweEnvironment(),
+                task={"nothing": 1},
+                messages=[],
+                sampling={},
+                timeout_seconds=5,
+            )
+
+    session = asyncio.run(run())
+    assert (session.status, session.reward, session.record.calls) == ("environment_failed", None, ())
+    assert "expected the key 'swe'" in session.detail
+
+
+def command_lines() -> list[str]:
+    lines = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                lines.append((entry / "cmdline").read_text(errors="replace"))
+            except OSError:
+                continue
+    return lines

@@ -1,0 +1,30 @@
+"""What an agent is to the trainer: something that works on a task, asking the model at an endpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tree_rl.rollout.environment import Environment, Outcome
+from tree_rl.rollout.gateway.endpoint import Endpoint
+
+
+class Agent(Protocol):
+    """Built once per session from its options."""
+
+    async def run(
+        self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint
+    ) -> Outcome:
+        """Work until done or until a limit of the agent's own.
+
+        Args:
+            messages: the task, as the data set words it.
+            environment: already reset; the agent neither scores nor closes it.
+            endpoint: where the model is asked; every call is recorded.
+
+        Raises:
+            AgentError: the agent failed.
+            tree_rl.rollout.environments.sandbox.SandboxDied: its sandbox did.
+        """
+
+
+class AgentError(RuntimeError):
+    """An agent that could not go on; its calls are kept, and what it did is scored."""
