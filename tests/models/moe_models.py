@@ -1,5 +1,6 @@
 """Tiny Mixture-of-Experts models of every family, rows of hostile shapes, and gradients of rows run alone."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -15,7 +16,9 @@ from transformers import (
     PretrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 VOCAB, LAYERS, EXPERTS, PER_TOKEN = 61, 3, 5, 2
 SIZES = {
@@ -36,6 +39,17 @@ SIZES = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SPARSE = {"num_experts": EXPERTS, "moe_intermediate_size": 16}
+HYBRID = {
+    **SIZES,
+    **SPARSE,
+    "shared_expert_intermediate_size": 16,
+    "initializer_range": 0.1,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 FAMILIES: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, **SPARSE, norm_topk_prob=True),
     "qwen3_moe_dense_layer": Qwen3MoeConfig(**SIZES, **SPARSE, mlp_only_layers=[1]),
@@ -43,6 +57,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=7),
     "gpt_oss": GptOssConfig(**SIZES, sliding_window=5, num_local_experts=EXPERTS, rope_parameters=ROPE),
     "olmoe": OlmoeConfig(**SIZES, num_experts=EXPERTS),
+    "qwen3_next": Qwen3NextConfig(**HYBRID),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID),
 }
 BIASED = Glm4MoeConfig(
     **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
@@ -54,6 +70,8 @@ def build(
     config: PretrainedConfig, *, experts: str = "eager", attention: str = "eager", dtype: torch.dtype = torch.float32
 ) -> torch.nn.Module:
     torch.manual_seed(0)
+    # Models built from one config object would share it, and with it the attention implementation.
+    config = copy.deepcopy(config)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation=experts)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith(("sinks", "e_score_correction_bias", "router.bias")):
