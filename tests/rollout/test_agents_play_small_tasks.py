@@ -6,6 +6,7 @@ The model plays the known repair, so the reward must be 1.0, and every token tha
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from gateway_harness import CHATML, build_tokenizer, check_record, serving, trai
 from small_swe import all_tasks, generator, writing
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.agent import Agent
-from tree_rl.rollout.agents.agent_session import FinishedSession, run_agent_session
+from tree_rl.rollout.agents.agent import TaskAgent
+from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask, SessionLost, run_task
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
 from tree_rl.rollout.agents.react import ReActAgent
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
+from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import rows_of_calls
 
 TEN = sorted(all_tasks())[:10]
@@ -41,29 +44,45 @@ class ScriptedModel:
         return Generation(token_ids=tuple(ids), log_probs=(-0.5,) * len(ids), finish_reason="stop")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A task's end and the session's record."""
+
+    done: FinishedTask
+    record: RecordedSession
+
+    @property
+    def result(self) -> tuple[str, float | None]:
+        return self.done.status, self.done.reward
+
+
+async def play_one(gateway: Gateway, agent: TaskAgent, environment: Any, task: SweTask, seconds: float) -> Played:
+    session = gateway.open_session(sampling={"temperature": 1.0})
+    done = await run_task(
+        agent=agent,
+        environment=environment,
+        endpoint=gateway.endpoint(session),
+        task={"swe": task.to_row()},
+        messages=generator().to_row(task, 0, "train")["prompt"],
+        timeout_seconds=seconds,
+    )
+    return Played(done=done, record=await gateway.close_session(session))
+
+
 def play(
-    backend: Any, agents: Sequence[tuple[Agent, SweTask]], timeout_seconds: float = 60, **options: Any
-) -> list[FinishedSession]:
+    backend: Any,
+    agents: Sequence[tuple[TaskAgent, SweTask]],
+    seconds: float = 60,
+    environment: Callable[[], Any] = SweEnvironment,
+    **options: Any,
+) -> list[Played]:
     """All agents at the same time behind one gateway."""
 
-    async def run() -> list[FinishedSession]:
+    async def run() -> list[Played]:
         settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000, **options}
         async with serving(backend, backend.tokenizer, **settings) as gateway:
-            sessions = [
-                run_agent_session(
-                    gateway=gateway,
-                    agent=agent,
-                    environment=SweEnvironment(),
-                    task={"swe": task.to_row()},
-                    messages=generator().to_row(task, 0, "train")["prompt"],
-                    sampling={"temperature": 1.0},
-                    timeout_seconds=timeout_seconds,
-                )
-                for agent, task in agents
-            ]
-            finished = await asyncio.gather(*sessions)
-            assert gateway.num_sessions == 0
-            return finished
+            played = [play_one(gateway, agent, environment(), task, seconds) for agent, task in agents]
+            return await asyncio.gather(*played)
 
     return asyncio.run(run())
 
@@ -91,8 +110,8 @@ def chatml() -> PreTrainedTokenizerFast:
 def test_mini_swe_agent_solves_ten_tasks_at_once(chatml: PreTrainedTokenizerFast) -> None:
     finished = play(ScriptedModel(chatml, repair_for_mini), [(MiniSweAgent(), all_tasks()[name]) for name in TEN])
     for name, session in zip(TEN, finished, strict=True):
-        assert (session.status, session.reward, session.detail) == ("completed", 1.0, ""), name
-        assert session.outcome.turns == len(session.record.calls) == 3
+        assert session.result == ("completed", 1.0) and not session.done.detail, name
+        assert session.done.outcome.turns == len(session.record.calls) == 3
         (row,) = rows_of_calls(session.record.calls)
         written = [chatml.decode(call.response_ids) for call in session.record.calls]
         assert trained_text(chatml, row) == "".join(written)
@@ -109,7 +128,7 @@ def test_an_answer_that_mini_swe_agent_drops_is_a_branch_of_its_own(chatml: PreT
         return repair_for_mini(prompt)
 
     (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), all_tasks()["lru_cache"])])
-    assert (session.status, session.reward, session.outcome.malformed_calls) == ("completed", 1.0, 1)
+    assert session.result == ("completed", 1.0) and session.done.outcome.malformed_calls == 1
     dropped, kept = rows_of_calls(session.record.calls)
     assert trained_text(chatml, dropped) == "I forgot the block.<|im_end|>"
     assert "I forgot" not in chatml.decode(kept.token_ids)
@@ -124,10 +143,10 @@ def test_mini_swe_agent_stops_at_its_limits(chatml: PreTrainedTokenizerFast) -> 
         play(backend, [(MiniSweAgent(), task)], max_calls=3)[0],
         play(backend, [(MiniSweAgent(), task)], max_context_tokens=4200)[0],
     )
-    assert [(s.status, s.reward) for s in (turns, calls, context)] == [("limit", 0.0)] * 3
+    assert [session.result for session in (turns, calls, context)] == [("limit", 0.0)] * 3
     assert (len(turns.record.calls), len(calls.record.calls)) == (2, 3) and len(context.record.calls) > 3
     babble = play(ScriptedModel(chatml, lambda prompt: "no action"), [(MiniSweAgent(), task)])[0]
-    assert (babble.status, babble.reward) == ("agent_failed", 0.0) and "several answers in a row" in babble.detail
+    assert babble.result == ("agent_failed", 0.0) and "several answers in a row" in babble.done.detail
 
 
 def test_a_session_that_takes_too_long_is_scored_and_leaves_no_process(chatml: PreTrainedTokenizerFast) -> None:
@@ -138,8 +157,8 @@ def test_a_session_that_takes_too_long_is_scored_and_leaves_no_process(chatml: P
         first = prompt.count("<|im_start|>assistant") == 1
         return mini_turn(repaired if first else "sleep 53.97")
 
-    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], timeout_seconds=6)
-    assert (session.status, session.reward) == ("timed_out", 1.0) and session.seconds < 20
+    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], seconds=6)
+    assert session.result == ("timed_out", 1.0) and session.done.seconds < 20
     assert not [line for line in command_lines() if "53.97" in line]
 
 
@@ -161,8 +180,8 @@ def test_the_native_agent_solves_a_task_and_its_log_probs_are_the_models(tiny: A
     backend = tiny.backend()
     backend.script = repair_with_tools
     (session,) = play(backend, [(ReActAgent(), all_tasks()["lru_cache"])], max_context_tokens=8000)
-    assert (session.status, session.reward, session.outcome.answer) == ("completed", 1.0, "Repaired.")
-    assert session.outcome.turns == 3
+    assert session.result == ("completed", 1.0)
+    assert (session.done.outcome.answer, session.done.outcome.turns) == ("Repaired.", 3)
     check_record(backend, session.record)
 
 
@@ -173,47 +192,54 @@ def test_a_dead_sandbox_ends_the_session_and_no_sibling(chatml: PreTrainedTokeni
                 await self._sandbox.close()  # type: ignore[union-attr]
             return await super().run(command)
 
-    async def run() -> list[FinishedSession]:
-        backend = ScriptedModel(chatml, repair_for_mini)
-        async with serving(backend, chatml, max_context_tokens=20_000, max_turn_tokens=4000) as gateway:
-            return await asyncio.gather(
-                *[
-                    run_agent_session(
-                        gateway=gateway,
-                        agent=MiniSweAgent(),
-                        environment=Dying(),
-                        task={"swe": all_tasks()[name].to_row()},
-                        messages=generator().to_row(all_tasks()[name], 0, "train")["prompt"],
-                        sampling={},
-                        timeout_seconds=60,
-                    )
-                    for name in TEN[:3]
-                ]
-            )
-
-    dead, *others = asyncio.run(run())
-    assert (dead.status, dead.reward) == ("sandbox_died", None) and "workspace is gone" in dead.detail
-    assert [(session.status, session.reward) for session in others] == [("completed", 1.0)] * 2
-
-
-def test_a_task_that_cannot_start_says_so(chatml: PreTrainedTokenizerFast) -> None:
     backend = ScriptedModel(chatml, repair_for_mini)
+    agents = [(MiniSweAgent(), all_tasks()[name]) for name in TEN[:3]]
+    dead, *others = play(backend, agents, environment=Dying)
+    assert dead.result == ("sandbox_died", None) and "workspace is gone" in dead.done.detail
+    assert [session.result for session in others] == [("completed", 1.0)] * 2
 
-    async def run() -> FinishedSession:
-        async with serving(backend, chatml) as gateway:
-            return await run_agent_session(
-                gateway=gateway,
-                agent=MiniSweAgent(),
-                environment=SweEnvironment(),
-                task={"nothing": 1},
-                messages=[],
-                sampling={},
-                timeout_seconds=5,
-            )
 
-    session = asyncio.run(run())
-    assert (session.status, session.reward, session.record.calls) == ("environment_failed", None, ())
-    assert "expected the key 'swe'" in session.detail
+def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrainedTokenizerFast) -> None:
+    task = all_tasks()["lru_cache"]
+
+    async def run(**options: Any) -> Any:
+        settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000}
+        async with serving(ScriptedModel(chatml, repair_for_mini), chatml, **settings) as gateway:
+            session = gateway.open_session()
+            agent = AgentInEnvironment(agent="mini_swe", **options)
+            messages = generator().to_row(task, 0, "train")["prompt"]
+            return await agent.run(gateway.endpoint(session), messages=messages, task={"swe": task.to_row()})
+
+    limits = {"timeout_seconds": 20}
+    result = asyncio.run(run(options={"max_turns": 5}, sandbox={"limits": limits}))
+    assert (result.reward, result.status, result.figures["turns"], result.figures["ended_completed"]) == (
+        1.0,
+        "completed",
+        3.0,
+        1.0,
+    )
+    assert asyncio.run(run(options={"max_turns": 1})).figures["ended_limit"] == 1.0
+
+
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(ValueError, match=r"agent_options\.agent mini_swe\.max_turn: no such option"):
+        AgentInEnvironment(agent="mini_swe", options={"max_turn": 5})
+    with pytest.raises(ValueError, match=r"agent_options\.agent='mini': expected one of react, mini_swe"):
+        AgentInEnvironment(agent="mini")
+    with pytest.raises(ValueError, match=r"sandbox\.backend=local runs the model's commands"):
+        AgentInEnvironment(sandbox={"backend": "local"})
+    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
+        AgentInEnvironment(sandbox={"limits": {"processes": 0}})
+
+
+def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrainedTokenizerFast) -> None:
+    async def run() -> None:
+        async with serving(ScriptedModel(chatml, repair_for_mini), chatml) as gateway:
+            endpoint = gateway.endpoint(gateway.open_session())
+            await AgentInEnvironment(agent="mini_swe").run(endpoint, messages=[], task={"nothing": 1})
+
+    with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
+        asyncio.run(run())
 
 
 def command_lines() -> list[str]:

@@ -7,8 +7,8 @@ from tree_rl.rollout.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
 
-class Agent(Protocol):
-    """Built once per session from its options."""
+class TaskAgent(Protocol):
+    """Works in an environment. Built once per session from its options."""
 
     async def run(
         self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint

@@ -1,0 +1,185 @@
+"""An agent in an environment, as the gateway's agent loop runs it: fresh world, work, tests, reward, clean-up.
+
+Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.AgentInEnvironment`, and in
+`agent_options` the arguments below.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+from tree_rl.rollout.agents.agent import AgentError, TaskAgent
+from tree_rl.rollout.environment import Environment, Outcome
+from tree_rl.rollout.environments.sandbox import SandboxDied, SandboxError
+from tree_rl.rollout.gateway.agent import AgentResult
+from tree_rl.rollout.gateway.endpoint import Endpoint
+
+Status = Literal["completed", "limit", "timed_out", "agent_failed", "sandbox_died", "environment_failed"]
+SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed")
+"""Ends after which the environment still tells what was reached."""
+NOTHING_DONE = Outcome(answer="", turns=0, malformed_calls=0, is_complete=False)
+CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
+AGENTS: Mapping[str, str] = {
+    "react": "tree_rl.rollout.agents.react.ReActAgent",
+    "mini_swe": "tree_rl.rollout.agents.mini_swe.MiniSweAgent",
+    "command_line": "tree_rl.rollout.agents.command_line.CommandLineAgent",
+}
+ENVIRONMENTS: Mapping[str, str] = {
+    "swe": "tree_rl.rollout.environments.swe.SweEnvironment",
+    "shell": "tree_rl.rollout.environment.ShellEnvironment",
+}
+
+
+class SessionLost(RuntimeError):  # noqa: N818
+    """A session of which nobody knows what it reached; it leaves no rows, and its siblings go on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedTask:
+    """How work on a task ended."""
+
+    status: Status
+    """completed: the agent ended by itself; limit: a limit of turns, calls or context ended it; timed_out: its time
+    did; agent_failed: it raised or crashed; sandbox_died: its commands got no answer; environment_failed: the
+    environment did not start, broke, or could not be scored."""
+    reward: float | None
+    """None after an end that says nothing about what was reached."""
+    outcome: Outcome
+    detail: str
+    """The error that ended it; empty if none did."""
+    seconds: float
+    """Wall-clock time."""
+
+
+async def run_task(
+    *,
+    agent: TaskAgent,
+    environment: Environment,
+    endpoint: Endpoint,
+    task: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    timeout_seconds: float,
+) -> FinishedTask:
+    """Work on one task. What goes wrong becomes its status; an exception other than a cancellation is a defect of code.
+
+    Args:
+        agent: fresh.
+        environment: fresh; reset, scored and closed here.
+        endpoint: of the session.
+        task: for the environment.
+        messages: for the agent.
+        timeout_seconds: of the agent's work; starting and scoring have the environment's own limits.
+    """
+    started = time.monotonic()
+    status: Status = "environment_failed"
+    outcome, reward, detail = NOTHING_DONE, None, ""
+    try:
+        await environment.reset(task)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                outcome = await agent.run(messages, environment=environment, endpoint=endpoint)
+            status = "completed" if outcome.is_complete else "limit"
+        except TimeoutError:
+            status, detail = "timed_out", f"the agent took longer than {timeout_seconds:g} s"
+        except AgentError as error:
+            status, detail = "agent_failed", str(error)
+        reward = await environment.score(outcome)
+    except SandboxDied as error:
+        status, reward, detail = "sandbox_died", None, str(error)
+    except (SandboxError, OSError, ValueError, KeyError, RuntimeError) as error:
+        status, reward, detail = "environment_failed", None, f"{type(error).__name__}: {error}"
+    finally:
+        await environment.close()
+    return FinishedTask(
+        status=status, reward=reward, outcome=outcome, detail=detail, seconds=time.monotonic() - started
+    )
+
+
+class AgentInEnvironment:
+    """Implements `tree_rl.rollout.gateway.agent.Agent`; one per session.
+
+    Args:
+        agent: `react`, `mini_swe`, `command_line`, or a class as `package.module.Class`.
+        options: fields of the agent's options.
+        environment: `swe`, `shell`, or a class as `package.module.Class`.
+        sandbox: for `swe`, fields of `SandboxOptions`, with `limits` as fields of `Limits`.
+        timeout_seconds: of the agent's work; what it reached by then is scored.
+
+    Raises:
+        ValueError: an unknown name, field or value; the key is named.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent: str = "react",
+        options: Mapping[str, Any] | None = None,
+        environment: str = "swe",
+        sandbox: Mapping[str, Any] | None = None,
+        timeout_seconds: float = 900.0,
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._agent = _build("agent", AGENTS, agent, options)
+        self._environment = _build("environment", ENVIRONMENTS, environment, sandbox)
+
+    async def run(
+        self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
+    ) -> AgentResult:
+        """Work on the task and score it.
+
+        Raises:
+            SessionLost: the sandbox died, or the environment failed.
+        """
+        done = await run_task(
+            agent=self._agent,
+            environment=self._environment,
+            endpoint=endpoint,
+            task=task,
+            messages=messages,
+            timeout_seconds=self._timeout_seconds,
+        )
+        if done.reward is None:
+            raise SessionLost(f"{done.status}: {done.detail}")
+        figures = {f"ended_{status}": float(done.status == status) for status in SCORED}
+        figures |= {"turns": float(done.outcome.turns), "malformed_calls": float(done.outcome.malformed_calls)}
+        return AgentResult(reward=done.reward, status=done.status, figures=figures)
+
+
+def _build(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None) -> Any:
+    """An agent or environment with its options, a frozen dataclass that its constructor takes as `options`."""
+    path = known.get(name, name)
+    module, _, class_name = path.rpartition(".")
+    if not module:
+        raise ValueError(
+            f"{CONFIG_KEY}.{kind}={name!r}: expected one of {', '.join(known)}, or a class as package.module.Class"
+        )
+    found = getattr(import_module(module), class_name)
+    return found() if not options else found(_read(f"{CONFIG_KEY}.{kind} {name}", found, options))
+
+
+def _read(key: str, built: type, options: Mapping[str, Any]) -> Any:
+    """The options of a class, from the annotation of its constructor; nested mappings become nested options."""
+    annotation = built.__init__.__annotations__.get("options")  # type: ignore[misc]
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if hasattr(kind, "__dataclass_fields__")]
+    if not kinds:
+        raise ValueError(f"{key}: {built.__name__} takes no options, received {sorted(options)}")
+    fields = kinds[0].__dataclass_fields__
+    unknown = sorted(set(options) - set(fields))
+    if unknown:
+        raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(fields)}")
+    read = {
+        name: fields[name].type(**{**_defaults(fields[name]), **value})
+        if hasattr(fields[name].type, "__dataclass_fields__")
+        else value
+        for name, value in options.items()
+    }
+    return kinds[0](**read)
+
+
+def _defaults(field: Any) -> dict[str, Any]:
+    """A nested option's own defaults, of which a config may replace some."""
+    made = field.default_factory()
+    return {name: getattr(made, name) for name in made.__dataclass_fields__}
