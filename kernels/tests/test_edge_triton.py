@@ -173,6 +173,13 @@ def test_only_what_needs_a_gradient_gets_one() -> None:
         assert_close([gradient], [expected[index].double()], torch.float32)
 
 
+def test_an_edge_from_every_source() -> None:
+    data = problem(TOKENS, 50, torch.float32)
+    data["source"] = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    check_hidden(data, torch.float32, chunk_rows=7, entropy=True)
+    check_hidden(data, torch.float32, chunk_rows=7, entropy=True, temperature=data["temperature"])
+
+
 def test_rows_found_beforehand_give_the_same_values() -> None:
     data = problem(30, 50, torch.float32)
     rows = rows_of_edges(data["source"].cpu(), data["target"].cpu(), data["temperature"].cpu())

@@ -119,7 +119,7 @@ class _ChunkedEdges(torch.autograd.Function):
                 if dhidden_NC is not None:
                     dhidden_NC.index_add_(0, source_u, product(factor_uV, weight_VC, dtype))
                 if dweight_VC is not None:
-                    add_product(dweight_VC, factor_uV.T, hidden_uC)
+                    add_product(factor_uV.T, hidden_uC, out=dweight_VC)
         return (
             None if dhidden_NC is None else dhidden_NC.to(hidden_NC.dtype),
             None if dweight_VC is None else dweight_VC.to(head_weight_VC.dtype),

@@ -1,4 +1,7 @@
-"""Matrix products of half-precision factors that are summed and returned in float32."""
+"""Matrix products of half-precision factors that are summed in float32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,12 +22,36 @@ def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, out: torch.Ten
     return torch.mm(a.to(dtype), b.to(dtype), out=out)
 
 
-def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """total += a @ b inside the product, without a second [M, N] tensor."""
-    if _mixes(a, b) and a.dtype != total.dtype:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+def add_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """out += a @ b inside the product, without a second [M, N] tensor."""
+    if _mixes(a, b) and a.dtype != out.dtype:
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
     else:
-        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
+        torch.addmm(out, a.to(out.dtype), b.to(out.dtype), out=out)
+
+
+def write_rounded_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """out = a @ b, summed in float32 and rounded once to the dtype of `out`, which may be that of the factors."""
+    if out.dtype == torch.float32 or not _mixes(a, b):
+        out.copy_(product(a, b, torch.float32))
+        return
+    with _partial_sums_in_float32():
+        torch.mm(a, b, out=out)
+
+
+@contextmanager
+def _partial_sums_in_float32() -> Iterator[None]:
+    """Long sums that the library splits are joined in float32; by default it may join them in the output's dtype."""
+    settings = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = [getattr(settings, name) for name in names]
+    try:
+        for name in names:
+            setattr(settings, name, False)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(settings, name, value)
 
 
 def _mixes(a: torch.Tensor, b: torch.Tensor) -> bool:

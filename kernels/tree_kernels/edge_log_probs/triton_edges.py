@@ -5,13 +5,14 @@ piece by piece and no float32 copy of it exists. Legend: N tokens, C hidden size
 E edges, U unique rows, u rows of a piece, R given rows of logits.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows
 from tree_kernels.edge_log_probs.edge_values import EdgeValues
-from tree_kernels.edge_log_probs.products import add_product, product
+from tree_kernels.edge_log_probs.products import add_product, product, write_rounded_product
 from tree_kernels.edge_log_probs.triton_rows import (
     INTERPRETED,
     EdgeOutputs,
@@ -92,7 +93,7 @@ class _TritonEdges(torch.autograd.Function):
         for start in range(0, rows.num_rows, size):
             pairs = slice(start, min(start + size, rows.num_rows))
             piece_uV = logits_uV[: pairs.stop - start]
-            product(hidden_NC[rows.source[pairs]], head_weight_VC.T, torch.float32, out=piece_uV)
+            product(_of_rows(hidden_NC, rows, pairs), head_weight_VC.T, torch.float32, out=piece_uV)
             write_statistics(piece_uV, rows, pairs, factor_U, outputs, bias_V=bias_V, softcap=softcap, gathers=False)
         ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, outputs.lse_U, outputs.entropy_U, factor_U)
         ctx.rows, ctx.softcap, ctx.chunk_rows = rows, softcap, chunk_rows
@@ -108,8 +109,8 @@ class _TritonEdges(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_log_prob_E, grad_entropy_E = _in_row_order(rows, grad_log_prob_E, grad_entropy_E)
         vocabulary, device = weight_VC.shape[0], hidden_NC.device
-        hidden_UC = hidden_NC[rows.source]
-        dhidden_UC = torch.zeros(hidden_UC.shape, dtype=torch.float32, device=device) if needs_hidden else None
+        hidden_UC = _of_rows(hidden_NC, rows, slice(0, rows.num_rows))
+        dhidden_UC = torch.empty(hidden_UC.shape, dtype=torch.float32, device=device) if needs_hidden else None
         dweight_VC = torch.empty_like(weight_VC) if needs_weight else None
         dbias_V = torch.empty_like(bias_V) if needs_bias and bias_V is not None else None
         size = _even_pieces(vocabulary, ctx.chunk_rows * vocabulary // max(rows.num_rows, 1), COLUMN_STEP)
@@ -136,9 +137,10 @@ class _TritonEdges(torch.autograd.Function):
                 first_pair_R=None,
             )
             if dhidden_UC is not None:
-                add_product(dhidden_UC, factor_Uv, weight_vC)
+                write_product = add_product if start else partial(product, dtype=torch.float32)
+                write_product(factor_Uv, weight_vC, out=dhidden_UC)
             if dweight_VC is not None:
-                dweight_VC[columns] = product(factor_Uv.T, hidden_UC, torch.float32)
+                write_rounded_product(factor_Uv.T, hidden_UC, dweight_VC[columns])
             if dbias_V is not None:
                 dbias_V[columns] = factor_Uv.sum(0, dtype=torch.float32)
         dhidden_NC = None if dhidden_UC is None else _to_sources(dhidden_UC, rows, hidden_NC)
@@ -209,8 +211,20 @@ def _even_pieces(total: int, most: int, step: int) -> int:
     return size if size < step else -(-size // step) * step
 
 
+def _is_every_source(hidden_NC: torch.Tensor, rows: EdgeRows) -> bool:
+    """Whether row u is that of hidden state u: N distinct sources in ascending order, known without reading them."""
+    return not rows.sources_repeat and rows.num_rows == hidden_NC.shape[0]
+
+
+def _of_rows(hidden_NC: torch.Tensor, rows: EdgeRows, pairs: slice) -> torch.Tensor:
+    """Hidden states [u, C] of some rows."""
+    return hidden_NC[pairs] if _is_every_source(hidden_NC, rows) else hidden_NC[rows.source[pairs]]
+
+
 def _to_sources(dhidden_UC: torch.Tensor, rows: EdgeRows, hidden_NC: torch.Tensor) -> torch.Tensor:
     """Gradient [N, C] of all hidden states from that of the rows."""
+    if _is_every_source(hidden_NC, rows):
+        return dhidden_UC.to(hidden_NC.dtype)
     if rows.sources_repeat:
         dhidden_NC = torch.zeros(hidden_NC.shape, dtype=torch.float32, device=hidden_NC.device)
         return dhidden_NC.index_add_(0, rows.source, dhidden_UC).to(hidden_NC.dtype)

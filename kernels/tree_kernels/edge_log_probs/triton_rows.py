@@ -171,11 +171,11 @@ def _gradient_kernel(
             picked += tl.where(column == tl.load(target_ptr + edge) - first_column, grad, 0.0)
             if ENTROPY:
                 entropy_share += tl.load(grad_entropy_ptr + edge)
-        part = picked - p * share
+        shares = share
         if ENTROPY:
-            surprise = p * (distance + tl.load(row_entropy_ptr + pair))
-            part -= tl.where(p > 0, surprise, 0.0) * entropy_share
-        gradient += part * inverse_temperature
+            surprise = distance + tl.load(row_entropy_ptr + pair)
+            shares += entropy_share * tl.where(p > 0, surprise, 0.0)
+        gradient += (picked - p * shares) * inverse_temperature
     if HAS_SOFTCAP:
         gradient *= slope
     gradient = gradient.to(gradient_ptr.dtype.element_ty)
