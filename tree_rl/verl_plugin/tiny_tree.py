@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tree_rl.models import use_tree_attention
+from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training.branch_step import branch_log_probs
 from tree_rl.training.tree_step import forest_log_probs
 from tree_rl.tree import Forest
@@ -32,6 +32,7 @@ def measure_tree_error() -> tuple[float, float]:
     alone_F = branch_log_probs(model, rows)
     gradients_alone = _gradients(model, alone_F)
     use_tree_attention(model)
+    use_edge_head(model)
     tree_F = forest_log_probs(model, Forest.from_rows(rows))
     gradients_tree = _gradients(model, tree_F)
     log_prob_error = float((tree_F - alone_F).detach().abs().max())
