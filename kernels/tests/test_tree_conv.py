@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, chain, paths_of, random_trie, subtree_end_of
 
-from tree_kernels import TreeLayout, tree_causal_conv1d
+from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.windows import windows_of
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
@@ -31,6 +31,7 @@ def check(
     has_bias: bool = True,
     has_context: bool = True,
     contexts_at: tuple[int, ...] = (),
+    impls: tuple[str, ...] = IMPLEMENTATIONS,
 ) -> None:
     draw = torch.Generator().manual_seed(len(parent))
     shapes = ((len(parent), CHANNELS), (CHANNELS, taps), (CHANNELS,), (taps - 1, CHANNELS))
@@ -54,7 +55,7 @@ def check(
     kept = torch.stack([last_inputs[token] for token in contexts_at]) if contexts_at else torch.zeros(0)
     wanted = torch.autograd.grad(loss + kept.pow(2).sum(), exact, allow_unused=True, materialize_grads=True)
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
-    for impl in IMPLEMENTATIONS:
+    for impl in impls:
         x, weight, bias, context = inputs = [value.clone().requires_grad_() for value in values]
         out, contexts = tree_causal_conv1d(
             x,
@@ -97,6 +98,21 @@ def test_a_prefix_shorter_than_the_window_reaches_to_what_is_before_it(prefix: i
 @pytest.mark.parametrize("activation", [None, "silu", "swish"])
 def test_every_number_of_taps(taps: int, activation: str | None) -> None:
     check(SHAPES["bushy_trie"](40), taps=taps, activation=activation, has_bias=taps != 2, contexts_at=(7,))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_triton_kernels_interpreted_or_compiled(has_bias: bool) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    for parent in (SHAPES["bushy_trie"](70), fork(2, [1, 40, 3])):
+        check(parent, dtype=torch.float32, has_bias=has_bias, contexts_at=(1, 4), impls=("triton",))
+    check(SHAPES["comb"](20), dtype=torch.float32, activation=None, taps=3, has_context=False, impls=("triton",))
+
+
+def test_triton_refuses_float64_by_name() -> None:
+    with pytest.raises(UnsupportedImplementation, match="float64"):
+        tree_causal_conv1d(
+            torch.zeros(2, 3).double(), torch.zeros(3, 4).double(), None, subtree_end_of(chain(2)), impl="triton"
+        )
 
 
 @settings(max_examples=30, deadline=None, database=None)

@@ -6,14 +6,16 @@ See kernels/README.md. Legend: N unique tokens, C channels, K taps, S contexts a
 import torch
 from torch.nn import functional
 
+from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
 from tree_kernels.tree_causal_conv1d.shifted import shifted_conv1d
+from tree_kernels.tree_causal_conv1d.triton_conv1d import triton_conv1d, triton_unavailable_reason
 from tree_kernels.tree_causal_conv1d.windows import windows_of
 
 OP = "tree_causal_conv1d"
-IMPLEMENTATIONS = ("reference", "shifted")
+IMPLEMENTATIONS = ("reference", "shifted", "triton")
 ACTIVATIONS = (None, "silu", "swish")
 
 
@@ -38,7 +40,7 @@ def tree_causal_conv1d(
         activation: None, "silu" or "swish" (the same), applied to the sum.
         initial_context: [K - 1, C] inputs before the roots, oldest first; None: zeros.
         return_contexts_at: tokens after which the last K - 1 inputs are returned, as `initial_context` takes them.
-        impl: "auto", "reference" or "shifted".
+        impl: "auto" (triton on CUDA where it can run, shifted elsewhere), "reference", "shifted" or "triton".
 
     Returns:
         output [N, C] in x's dtype, summed in float32 (float64 for float64), and the contexts [S, K - 1, C] in the
@@ -46,6 +48,7 @@ def tree_causal_conv1d(
 
     Raises:
         ValueError: shapes, dtypes, tokens or the activation do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout)
@@ -54,12 +57,18 @@ def tree_causal_conv1d(
     taps = weight_CK.shape[1]
     context_KC = x_NC.new_zeros(taps - 1, x_NC.shape[1]) if initial_context is None else initial_context
     windows = windows_of(layout, taps)
+    reason = triton_unavailable_reason(x_NC.device, x_NC.dtype)
+    if impl == "triton" and reason is not None:
+        raise UnsupportedImplementation(OP, impl, reason)
     with torch.autocast(x_NC.device.type, enabled=False):
-        if impl == "reference" and len(x_NC):
-            out_NC, _ = reference_conv1d(x_NC, weight_CK, bias_C, parents_of(layout), context_KC)
+        if len(x_NC) and (impl == "triton" or (impl == "auto" and x_NC.device.type == "cuda" and reason is None)):
+            out_NC = triton_conv1d(x_NC, weight_CK, bias_C, layout, context_KC, activation is not None)
         else:
-            out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, windows, context_KC)
-        out_NC = functional.silu(out_NC) if activation else out_NC
+            if len(x_NC) and impl == "reference":
+                out_NC, _ = reference_conv1d(x_NC, weight_CK, bias_C, parents_of(layout), context_KC)
+            else:
+                out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, windows, context_KC)
+            out_NC = functional.silu(out_NC) if activation else out_NC
     contexts_SKC = None
     if return_contexts_at is not None:
         # Inputs of the window but its oldest; with one tap there are none.

@@ -12,9 +12,10 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_gated_delta_rule.chunked import chunked_delta_rule
 from tree_kernels.tree_gated_delta_rule.reference import reference_delta_rule
+from tree_kernels.tree_gated_delta_rule.triton_sizes import triton_unavailable_reason
 
 OP = "tree_gated_delta_rule"
-IMPLEMENTATIONS = ("reference", "chunked")
+IMPLEMENTATIONS = ("reference", "chunked", "triton")
 
 
 def unavailable_reason(
@@ -27,12 +28,14 @@ def unavailable_reason(
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
-    return None
+    return triton_unavailable_reason(device, dtype, key_size, value_size) if impl == "triton" else None
 
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str:
-    """The implementation that `impl="auto"` runs."""
-    return "chunked"
+    """The implementation that `impl="auto"` runs: triton where it can run on CUDA, chunked elsewhere."""
+    if device.type != "cuda" or triton_unavailable_reason(device, dtype, key_size, value_size):
+        return "chunked"
+    return "triton"
 
 
 def tree_gated_delta_rule(
@@ -62,7 +65,7 @@ def tree_gated_delta_rule(
         scale: factor on the outputs; None: K ** -0.5.
         initial_state: [Hv, K, V] state before the roots, float32 (float64 for float64); None: zeros.
         return_states_at: tokens after which states are returned. A tuple on the host: it decides launches.
-        impl: "auto", "reference" or "chunked".
+        impl: "auto", "reference", "chunked" or "triton".
 
     Returns:
         output [N, Hv, V] in v's dtype, and the states [S, Hv, K, V] in float32 (float64 for float64) in the order of
@@ -95,6 +98,11 @@ def tree_gated_delta_rule(
         elif impl == "reference":
             out_NHV, all_states = reference_delta_rule(*inputs, parents_of(layout), scale, initial_state)
             states = all_states[list(wanted)]
+        elif impl == "triton":
+            # Triton decides when kernels are defined whether to interpret them, so not before the first use.
+            from tree_kernels.tree_gated_delta_rule.triton_delta_rule import triton_delta_rule
+
+            out_NHV, states = triton_delta_rule(*inputs, layout, scale, initial_state, wanted)
         else:
             out_NHV, states = chunked_delta_rule(*inputs, layout, scale, initial_state, wanted)
     return out_NHV, None if return_states_at is None else states

@@ -1,0 +1,106 @@
+"""Heavy chains: walking them in launch order hands every tile the state of its entry, written before it is read."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_shapes import SHAPES, random_trie, subtree_end_of
+
+from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
+from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
+
+
+def path_of(parent: list[int], token: int) -> frozenset[int]:
+    path = []
+    while token >= 0:
+        path.append(token)
+        token = parent[token]
+    return frozenset(path)
+
+
+def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPlan:
+    """Walk the plan with sets of tokens for states: a state is what it has read."""
+    end = subtree_end_of(parent).numpy()
+    plan = plan_chains(plan_tiles(np.array(parent, dtype=np.int32), most, wanted), end)
+    slots: dict[int, frozenset[int]] = {INITIAL_SLOT: frozenset()}
+    seen: list[int] = []
+    for level in range(len(plan.level_start) - 1):
+        chains = range(plan.level_start[level], plan.level_start[level + 1])
+        tiles = range(plan.chain_start[chains[0]], plan.chain_start[chains[-1] + 1])
+        for chain in chains:
+            state = slots[plan.chain_slot[chain]]
+            first, last = plan.chain_start[chain : chain + 2]
+            for tile in range(first, last):
+                if plan.stores_entry[tile]:
+                    assert plan.entry_slot[tile] not in slots
+                    slots[plan.entry_slot[tile]] = state
+                state = walk(plan, parent, tile, state, seen)
+                assert (plan.main_row[tile] == NONE) == (tile == last - 1)
+        for tile in tiles:
+            for x in range(plan.side_start[tile], plan.side_start[tile + 1]):
+                assert plan.side_slot[x] not in slots
+                tokens = plan.token[tile]
+                ancestors = visible(plan, tile, plan.side_row[x])
+                slots[plan.side_slot[x]] = slots[plan.entry_slot[tile]] | {int(tokens[row]) for row in ancestors}
+    assert sorted(seen) == list(range(len(parent)))
+    assert set(slots) == set(range(plan.num_slots))
+    assert [slots[slot] for slot in plan.wanted_slot] == [path_of(parent, token) for token in wanted]
+    for slot in range(plan.num_slots):
+        sources = plan.source[plan.source_start[slot] : plan.source_start[slot + 1]].tolist()
+        starting = [chain for chain in range(plan.num_chains) if plan.chain_slot[chain] == slot]
+        asked = [plan.num_chains + place for place, one in enumerate(plan.wanted_slot) if one == slot]
+        assert sources == starting + asked
+    assert len(plan.level_start) - 2 <= math.log2(max(plan.num_tiles, 1))
+    return plan
+
+
+def visible(plan: ChainPlan, tile: int, row: int) -> list[int]:
+    return [j for j in range(row + 1) if row < plan.row_end[tile, j]]
+
+
+def walk(plan: ChainPlan, parent: list[int], tile: int, state: frozenset[int], seen: list[int]) -> frozenset[int]:
+    """Check that the state and the rows a token sees are its path; return the state that continues the chain."""
+    for row, token in enumerate(plan.token[tile]):
+        if token == len(parent):
+            assert plan.row_end[tile, row] == 0
+            continue
+        seen.append(int(token))
+        rows = {int(plan.token[tile, j]) for j in visible(plan, tile, row)}
+        assert not state & rows and state | rows == path_of(parent, int(token))
+    main = plan.main_row[tile]
+    return state if main == NONE else state | {int(plan.token[tile, j]) for j in visible(plan, tile, main)}
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    size=st.integers(1, 70),
+    seed=st.integers(0, 10**6),
+    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
+    roots=st.integers(1, 4),
+    most=st.integers(1, 12),
+    data=st.data(),
+)
+def test_chains_of_random_forests(
+    size: int, seed: int, branching: float, roots: int, most: int, data: st.DataObject
+) -> None:
+    wanted = data.draw(st.lists(st.integers(0, size - 1), max_size=4))
+    check(random_trie(size, seed, branching=branching, roots=roots), most, tuple(wanted))
+
+
+@pytest.mark.parametrize("size", [1, 64, 129, 400])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chains_of_every_shape(shape: str, size: int) -> None:
+    plan = check(SHAPES[shape](size), 16, (size - 1, 0))
+    if shape == "chain":
+        assert plan.num_chains == 1
+
+
+def test_a_trunk_with_stubs_takes_two_levels() -> None:
+    trunk = 640
+    parent = list(range(-1, trunk - 1))
+    for turn in reversed(range(8)):
+        parent += [80 * turn + 79, *range(len(parent), len(parent) + 69)]
+    plan = check(parent, 64)
+    assert len(plan.level_start) - 1 == 2 and plan.level_start[1] == 1

@@ -1,0 +1,115 @@
+"""Inside every tile at once: path sums of the gates, the inverse of I + L, and its products with keys and values.
+
+L_ij = beta_i exp(G_i - G_j) k_i.k_j for strict ancestors j of i. Forward substitution, row by row: powers of L would
+cancel where keys repeat. Legend: C rows of a tile, H value heads, K and V state sizes.
+"""
+
+import triton
+import triton.language as tl
+
+from tree_kernels.tree_gated_delta_rule.triton_tile import (
+    decay_between,
+    load_matrix,
+    load_path,
+    load_rows,
+    row_offsets,
+    store_matrix,
+    token_offsets,
+    visible_rows,
+)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
+def prepare_kernel(
+    k_pointer: tl.tensor,
+    g_pointer: tl.tensor,
+    beta_pointer: tl.tensor,
+    token_pointer: tl.tensor,
+    row_end_pointer: tl.tensor,
+    path_pointer: tl.tensor,
+    inverse_pointer: tl.tensor,
+    num_tokens: tl.tensor,
+    num_tiles: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """Path sums [2, T, H, C] float32 and inverses [T, H, C, C]. Grid: (T, H)."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, C)
+    token = tl.load(token_pointer + tile * C + row)
+    exists = token < num_tokens
+    end = tl.load(row_end_pointer + tile * C + row)
+    at = token.to(tl.int64) * HEADS + head
+    g = tl.load(g_pointer + at, mask=exists, other=0.0).to(tl.float64)
+    beta = tl.load(beta_pointer + at, mask=exists, other=0.0).to(tl.float32)
+    sees = visible_rows(row[:, None], row[None, :], end[None, :])
+    path = tl.sum(tl.where(sees, g[None, :], 0.0), 1)
+    high = path.to(tl.float32)
+    low = (path - high.to(tl.float64)).to(tl.float32)
+    place = (tile.to(tl.int64) * HEADS + head) * C + row
+    tl.store(path_pointer + place, high)
+    tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
+
+    offset = token_offsets(token, head // GROUP, HEADS // GROUP, K)
+    overlap = tl.zeros([C, C], tl.float32)
+    for block in tl.static_range(K // BK):
+        k = load_rows(k_pointer, offset, exists, block * BK, BK)
+        overlap = tl.dot(k, tl.trans(k), overlap, input_precision="ieee")
+    # Transposed, rows j and columns i: the coefficients of one row then come by a sum along the columns.
+    seen = visible_rows(row[None, :], row[:, None], end[:, None]) & (row[:, None] < row[None, :])
+    decay = decay_between(seen, high[None, :], low[None, :], high[:, None], low[:, None])
+    lower_ji = overlap * decay * beta[None, :]
+    inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
+    for i in range(1, C):
+        coefficient_j = tl.sum(tl.where(row[None, :] == i, lower_ji, 0.0), 1)
+        combined = tl.sum(coefficient_j[:, None] * inverse, 0)
+        inverse = tl.where(row[:, None] == i, inverse - combined[None, :], inverse)
+    store_matrix(inverse_pointer, inverse, row_offsets(tile, head, HEADS, C, C), 0, C)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
+def products_kernel(
+    k_pointer: tl.tensor,
+    v_pointer: tl.tensor,
+    beta_pointer: tl.tensor,
+    token_pointer: tl.tensor,
+    path_pointer: tl.tensor,
+    inverse_pointer: tl.tensor,
+    reads_pointer: tl.tensor,
+    own_pointer: tl.tensor,
+    num_tokens: tl.tensor,
+    num_tiles: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """W = inverse (beta exp(G) K), [T, H, C, K], and inverse (beta V), [T, H, C, V]. Grid: (T, H)."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, C)
+    token = tl.load(token_pointer + tile * C + row)
+    exists = token < num_tokens
+    beta = tl.load(beta_pointer + token.to(tl.int64) * HEADS + head, mask=exists, other=0.0).to(tl.float32)
+    high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
+    factor = beta * tl.exp(high + low)
+    inverse = load_matrix(inverse_pointer, row_offsets(tile, head, HEADS, C, C), 0, C)
+    k_offset = token_offsets(token, head // GROUP, HEADS // GROUP, K)
+    reads_offset = row_offsets(tile, head, HEADS, C, K)
+    for block in tl.static_range(K // BK):
+        k = load_rows(k_pointer, k_offset, exists, block * BK, BK)
+        scaled = (k.to(tl.float32) * factor[:, None]).to(k.dtype)
+        reads = tl.dot(inverse, scaled, input_precision="ieee")
+        store_matrix(reads_pointer, reads, reads_offset, block * BK, BK)
+    v_offset = token_offsets(token, head, HEADS, V)
+    own_offset = row_offsets(tile, head, HEADS, C, V)
+    for block in tl.static_range(V // BV):
+        v = load_rows(v_pointer, v_offset, exists, block * BV, BV)
+        scaled = (v.to(tl.float32) * beta[:, None]).to(v.dtype)
+        own = tl.dot(inverse, scaled, input_precision="ieee")
+        store_matrix(own_pointer, own, own_offset, block * BV, BV)

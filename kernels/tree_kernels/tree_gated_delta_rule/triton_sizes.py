@@ -1,0 +1,80 @@
+"""Where the Triton kernels can run, and the block sizes they run with; no Triton import, so any machine can ask."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+TILE_TOKENS = 64
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SIZES = (16, 32, 64, 128, 256)
+OLDEST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Block and launch options of one kernel."""
+
+    keys: int
+    """columns of keys at a time"""
+    values: int
+    """columns of values at a time"""
+    warps: int
+    """warps per program"""
+    stages: int
+    """depth of the load pipeline"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launches:
+    """Options of all kernels."""
+
+    prepare: Launch
+    products: Launch
+    walk: Launch
+    output: Launch
+    walk_back: Launch
+    written_gradient: Launch
+    score_gradients: Launch
+    inverse_gradients: Launch
+
+
+def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str | None:
+    """Why the Triton kernels cannot run, or None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return 'triton is not installed; pip install "tree_rl[gpu]"'
+    if dtype not in DTYPES:
+        return f"the Triton kernels need one of {DTYPES}, received {dtype}"
+    if key_size not in SIZES or value_size not in SIZES:
+        return f"the Triton kernels need state sizes in {SIZES}, received {key_size} x {value_size}"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # The interpreter computes bfloat16 products on their bit patterns.
+        return "Triton's interpreter cannot compute in bfloat16" if dtype == torch.bfloat16 else None
+    if device.type != "cuda":
+        return f"the Triton kernels need a CUDA device (or TRITON_INTERPRET=1 for a test), received {device}"
+    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        capability = torch.cuda.get_device_capability(device)
+        return f"the Triton kernels need compute capability {OLDEST_CAPABILITY} or later, received {capability}"
+    return None
+
+
+def launches_for(dtype: torch.dtype, key_size: int, value_size: int) -> Launches:
+    """Options by dtype and state size."""
+    widest = 32 if dtype == torch.float32 else 64
+    keys, values = min(widest, key_size), min(widest, value_size)
+
+    def launch(warps: int, stages: int = 2, values: int = values) -> Launch:
+        return Launch(keys=keys, values=values, warps=warps, stages=stages)
+
+    narrow = min(32 if key_size <= 128 and dtype != torch.float32 else 16, value_size)
+    return Launches(
+        prepare=launch(4),
+        products=launch(4),
+        walk=launch(4, values=narrow),
+        output=launch(4),
+        walk_back=launch(4, values=narrow),
+        written_gradient=launch(4),
+        score_gradients=launch(4),
+        inverse_gradients=launch(4),
+    )
