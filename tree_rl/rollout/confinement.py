@@ -62,7 +62,13 @@ class Limits:
 
 
 def confined_argv(
-    command: Sequence[str], *, directory: Path, user_id: int | None, limits: Limits, means: Means
+    command: Sequence[str],
+    *,
+    directory: Path,
+    user_id: int | None,
+    limits: Limits,
+    means: Means,
+    readable: Sequence[Path] = (),
 ) -> list[str]:
     """Put the confinement in front of a command.
 
@@ -74,6 +80,7 @@ def confined_argv(
         limits: resource limits.
         means: `bubblewrap`, `mounts`: own file system of system programs (read-only) and `directory`, own processes
             and network; `namespaces`: own processes and network; `limits`: resource limits only.
+        readable: further paths that it sees, read-only; for `mounts`, `jail.lay_out_jail` was told.
 
     Returns:
         argv to execute.
@@ -88,7 +95,7 @@ def confined_argv(
     argv: list[str] = []
     if means == "bubblewrap":
         # bubblewrap needs no root, and its namespace would not know another user later.
-        argv += [*as_user, *jail_argv(directory, network=limits.network)]
+        argv += [*as_user, *jail_argv(directory, network=limits.network, readable=readable)]
     elif means in ("mounts", "namespaces"):
         argv += ["unshare", "--pid", "--fork", "--kill-child=KILL", "--ipc", *([] if limits.network else ["--net"])]
         if user_id is None:

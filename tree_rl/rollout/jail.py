@@ -9,6 +9,10 @@ from pathlib import Path
 
 PLACE = "/workspace"
 """Where a command finds its directory: the same in every session, so that what it prints is the same too."""
+DOOR = "/run/model"
+"""Where a command finds the folder `door` beside its workspace, read-only: the way to the model, if there is one."""
+LOOPBACK = "loopback.py"
+"""Program in that folder which makes 127.0.0.1 work; bubblewrap does that by itself."""
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 SETTINGS = ("alternatives", "ld.so.cache", "passwd", "group", "nsswitch.conf", "localtime")
 NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
@@ -27,6 +31,7 @@ cd "$parent/root"
 {read_only}
 pivot_root . .
 umount -n -l .
+[ ! -e {door}/{loopback} ] || python3 -I -S {door}/{loopback}
 cd {place}
 PATH=$asked
 exec "$@"
@@ -48,9 +53,10 @@ def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = ()) 
             argv += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             argv += ["--ro-bind", str(path), str(path)]
+    argv += ["--dev", "/dev", "--proc", "/proc", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"]
     for shown in (*_settings(network), *readable):
         argv += ["--ro-bind", str(shown), str(shown)]
-    argv += ["--dev", "/dev", "--proc", "/proc", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"]
+    argv += ["--ro-bind", str(directory.parent / "door"), DOOR]
     return [*argv, "--bind", str(directory), PLACE, "--chdir", PLACE, "--"]
 
 
@@ -65,8 +71,9 @@ def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequ
     """
     root = parent / "root"
     root.mkdir(mode=0o755)
+    (parent / "door").mkdir(mode=0o755, exist_ok=True)
     table = [f"{root} {root} none bind"]
-    shown: list[Path] = [*_settings(network), *readable]
+    shown = list(_settings(network))
     for name in SYSTEM:
         path = Path("/", name)
         if path.is_symlink():
@@ -86,13 +93,16 @@ def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequ
     ):
         _mount_point(root, Path("/", folder), is_folder=True)
         table.append(f"{kind} {root}/{folder} {kind} {options}")
+    table += [f"{_escape(path)} {_escape(root)}{_escape(path)} none bind,ro,nosuid,X-mount.mkdir" for path in readable]
+    _mount_point(root, Path(DOOR), is_folder=True)
+    table.append(f"{parent}/door {root}{DOOR} none bind,ro,nosuid,nodev")
     _mount_point(root, Path(PLACE), is_folder=True)
     table.append(f"{directory} {root}{PLACE} none bind,nosuid,nodev")
     (parent / "mounts").write_text("".join(f"{line} 0 0\n" for line in table))
     enter = parent / "enter"
     # A command that runs as a user of its own cannot write there anyway.
     read_only = ":" if os.geteuid() == 0 else "mount -n -o remount,bind,ro ."
-    enter.write_text(ENTER.format(place=PLACE, read_only=read_only))
+    enter.write_text(ENTER.format(place=PLACE, read_only=read_only, door=DOOR, loopback=LOOPBACK))
     enter.chmod(0o755)
 
 

@@ -13,9 +13,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -55,10 +55,16 @@ class Workspace:
         files: relative path -> content, written at the start.
         limits: of every command.
         means: how commands are confined; None takes the strictest that works here.
+        readable: further paths that commands see, read-only.
     """
 
     def __init__(
-        self, files: Mapping[str, str] | None = None, *, limits: Limits | None = None, means: Means | None = None
+        self,
+        files: Mapping[str, str] | None = None,
+        *,
+        limits: Limits | None = None,
+        means: Means | None = None,
+        readable: Sequence[Path] = (),
     ) -> None:
         self.limits = limits or Limits()
         self.means = means or strictest_means()
@@ -70,8 +76,12 @@ class Workspace:
         self.directory = self._parent / "files"
         self.directory.mkdir(mode=0o700)
         self._hand_over(self.directory)
+        self.door = self._parent / "door"
+        """Folder that commands see, read-only, at `jail.DOOR`."""
+        self.door.mkdir(mode=0o755)
+        self._readable = tuple(readable)
         if self.means == "mounts":
-            lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=())
+            lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
         self.place = place_of(self.directory, self.means)
         for name, content in (files or {}).items():
             self.write(name, content)
@@ -96,19 +106,24 @@ class Workspace:
                     path.chmod(0o700)
         shutil.rmtree(self._parent, ignore_errors=True)
 
-    def run(self, command: str, *, environment: Mapping[str, str] | None = None) -> CommandResult:
+    def run(
+        self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None
+    ) -> CommandResult:
         """Execute a POSIX shell command in the directory and wait for it.
 
         Args:
             command: passed to `/bin/sh -c`.
             environment: variables besides PATH and HOME.
+            limits: for this command; its network stays the workspace's.
         """
+        limits = limits or self.limits
         argv = confined_argv(
             ["/bin/sh", "-c", command],
             directory=self.directory,
             user_id=self._user_id,
-            limits=self.limits,
+            limits=replace(limits, network=self.limits.network),
             means=self.means,
+            readable=self._readable,
         )
         started = time.monotonic()
         process = subprocess.Popen(
@@ -122,7 +137,7 @@ class Workspace:
         )
         self._running.add(process)
         try:
-            kept, truncated, timed_out = _read_until_exit(process, self.limits, started, self.directory)
+            kept, truncated, timed_out = _read_until_exit(process, limits, started, self.directory)
         finally:
             _kill_group(process)
             self._running.discard(process)

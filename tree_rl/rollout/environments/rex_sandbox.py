@@ -23,7 +23,8 @@ from swerex.deployment.config import (
 from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
-from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions
+from tree_rl.rollout.confinement import Limits
+from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions, quote
 from tree_rl.rollout.workspace import SEARCH_PATH, CommandResult
 
 Answered = TypeVar("Answered")
@@ -67,6 +68,8 @@ class RexSandbox:
         SandboxError: SWE-ReX refuses the arguments.
     """
 
+    has_door = False
+
     def __init__(self, options: SandboxOptions, *, image: str | None, directory: str | None) -> None:
         self._options = options
         self._is_local = options.backend == "local"
@@ -99,7 +102,16 @@ class RexSandbox:
 
     async def run(self, command: str) -> CommandResult:
         """Execute a command within the limits."""
-        limits = self._options.limits
+        return await self._run(command, self._options.limits)
+
+    async def run_agent(
+        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
+    ) -> CommandResult:
+        """Execute a program that asks the gateway at its own address, which the container's network must reach."""
+        exports = "".join(f"export {name}={quote([value])}\n" for name, value in variables.items())
+        return await self._run(exports + command, limits)
+
+    async def _run(self, command: str, limits: Limits) -> CommandResult:
         numbers = (
             limits.timeout_seconds,
             limits.output_bytes + 1,

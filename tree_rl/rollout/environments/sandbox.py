@@ -4,17 +4,26 @@
 unconfined), `docker`, `modal` and `remote`.
 """
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tree_rl.rollout.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.environments.relay import SOCKET, relay_to
+from tree_rl.rollout.jail import DOOR, LOOPBACK
 from tree_rl.rollout.workspace import CommandResult, Workspace
 
 Backend = Literal["confined", "local", "docker", "modal", "remote"]
 BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
 KEY = "sandbox"
+AGENT_PROGRAMS = Path(__file__).parent
+DOOR_PROGRAM = "model_door.py"
 
 
 class SandboxError(RuntimeError):
@@ -42,6 +51,9 @@ class SandboxOptions:
     """Of each command. `docker`, `modal` and `remote` have the network of their container."""
     startup_seconds: float = 180.0
     """Time a sandbox may take to start."""
+    readable: tuple[str, ...] = ()
+    """Paths of this machine that `confined` commands see besides the system's programs, read-only: an agent's own
+    installation, for example."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Given to SWE-ReX's config of the back end: `docker_args`, `container_runtime`, `modal_sandbox_kwargs`, `host`,
     `port`, `auth_token`, ..."""
@@ -89,6 +101,27 @@ class Sandbox(Protocol):
             ValueError: a path leads outside, also through a link that the agent made.
         """
 
+    @property
+    def has_door(self) -> bool:
+        """Whether programs of `run_agent` reach the gateway through a door of the sandbox."""
+
+    async def run_agent(
+        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
+    ) -> CommandResult:
+        """Execute a program that asks the model.
+
+        Args:
+            command: POSIX shell command.
+            variables: of its environment.
+            gateway: host and port of the gateway, as this process sees them.
+            port: where the program finds it on 127.0.0.1, if the sandbox has a door.
+            limits: of the program.
+
+        Raises:
+            SandboxDied: the sandbox does not answer.
+            SandboxError: it cannot let the program reach the gateway alone.
+        """
+
     async def close(self) -> None:
         """Throw it away; idempotent, also after a failed start."""
 
@@ -96,13 +129,16 @@ class Sandbox(Protocol):
 class ConfinedSandbox:
     """A `Workspace`: commands see their directory and the system's programs."""
 
-    def __init__(self, limits: Limits) -> None:
+    has_door = True
+
+    def __init__(self, limits: Limits, readable: Sequence[str] = ()) -> None:
         self._limits = limits
+        self._readable = [Path(path) for path in readable]
         self._workspace: Workspace | None = None
 
     async def start(self) -> None:
         """Make the directory."""
-        self._workspace = Workspace(limits=self._limits)
+        self._workspace = Workspace(limits=self._limits, readable=self._readable)
 
     async def run(self, command: str) -> CommandResult:
         """Execute a command."""
@@ -120,6 +156,30 @@ class ConfinedSandbox:
                 workspace.write(name, content)
         except OSError as error:
             raise SandboxDied(f"the workspace failed: {error}") from error
+
+    async def run_agent(
+        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
+    ) -> CommandResult:
+        """Execute a program whose only network is the gateway."""
+        workspace = self._alive()
+        if workspace.means not in HIDING:
+            raise SandboxError(
+                f"{KEY}.backend=confined: a command-line agent needs bubblewrap or mount namespaces, this machine "
+                f"allows {workspace.means}"
+            )
+        for name in (DOOR_PROGRAM, LOOPBACK):
+            shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
+        program = ["python3", "-I", "-B", f"{DOOR}/{DOOR_PROGRAM}", f"{DOOR}/{SOCKET}", str(port), command]
+        # A thread of its own: those of short commands are few, and an agent works for minutes.
+        threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent")
+        run = partial(workspace.run, quote(program), environment=variables, limits=limits)
+        try:
+            async with relay_to(*gateway, workspace.door):
+                return await asyncio.get_running_loop().run_in_executor(threads, run)
+        except OSError as error:
+            raise SandboxDied(f"the workspace failed: {error}") from error
+        finally:
+            threads.shutdown(wait=False)
 
     async def close(self) -> None:
         """Remove the directory."""
@@ -149,7 +209,7 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
             f"{KEY}.backend=docker (or modal, or remote with a server inside that image)"
         )
     if options.backend == "confined":
-        return ConfinedSandbox(options.limits)
+        return ConfinedSandbox(options.limits, options.readable)
     try:
         from tree_rl.rollout.environments.rex_sandbox import RexSandbox
     except ImportError as error:

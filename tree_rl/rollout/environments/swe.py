@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tree_rl.rollout.confinement import Limits
 from tree_rl.rollout.environment import SHELL_TOOL, Outcome, ToolCall, describe_result
 from tree_rl.rollout.environments.reports import TestReport, judge, passed_tests
 from tree_rl.rollout.environments.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, open_sandbox, quote
@@ -62,6 +63,19 @@ class SweEnvironment:
         """
         sandbox, task = self._running
         return await sandbox.run(f"{task.prelude}\n{command}" if task.prelude else command)
+
+    @property
+    def has_door(self) -> bool:
+        """Whether programs of `run_agent` reach the gateway through a door of the sandbox."""
+        return self._running[0].has_door
+
+    async def run_agent(
+        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
+    ) -> CommandResult:
+        """Execute an agent's program in the repository; see `Sandbox.run_agent`."""
+        sandbox, task = self._running
+        command = f"{task.prelude}\n{command}" if task.prelude else command
+        return await sandbox.run_agent(command, variables=variables, gateway=gateway, port=port, limits=limits)
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""

@@ -1,0 +1,149 @@
+"""A command-line agent that knows environment variables only: it works through its door, and there is no other."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_harness import CHATML, build_tokenizer, trained_text
+from small_swe import all_tasks, writing
+from test_agents_play_small_tasks import ScriptedModel, play, task_of
+from transformers import PreTrainedTokenizerFast
+
+from tree_rl.rollout.agents.agent import AgentError
+from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
+from tree_rl.rollout.confinement import HIDING, Limits, working_means
+from tree_rl.rollout.environment import ShellEnvironment
+from tree_rl.rollout.environments.sandbox import SandboxOptions
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.transcript import rows_of_calls
+
+PROGRAM = """
+import json, os, subprocess, sys, urllib.request
+
+def ask(messages):
+    body = json.dumps({"model": sys.argv[1], "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["message"]
+
+messages = [{"role": "user", "content": sys.argv[2]}]
+while True:
+    answer = ask(messages)
+    messages.append(answer)
+    if answer["content"].startswith("DONE"):
+        print("finished:", answer["content"])
+        break
+    ran = subprocess.run(answer["content"], shell=True, capture_output=True, text=True)
+    messages.append({"role": "user", "content": "output: " + ran.stdout + ran.stderr})
+"""
+WIDE = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=8 << 30, processes=64, output_bytes=1 << 20)
+
+
+@pytest.fixture(scope="module")
+def chatml() -> PreTrainedTokenizerFast:
+    return build_tokenizer(CHATML)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    (folder / "agent.py").write_text(PROGRAM)
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o005)
+    return folder
+
+
+def agent_of(program: Path, **options: Any) -> CommandLineAgent:
+    command = f"python3 {program}/agent.py {{model}} {{prompt}}"
+    return CommandLineAgent(CommandLineOptions(**{"command": command, "limits": WIDE, **options}))
+
+
+@pytest.mark.parametrize("means", [means for means in working_means() if means in HIDING])
+def test_it_solves_a_task_and_reaches_nothing_but_the_model(
+    means: Any, chatml: PreTrainedTokenizerFast, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tree_rl.rollout.workspace.strictest_means", lambda: means)
+    monkeypatch.setenv("SECRET_OF_THE_TRAINER", "trainers-secret")
+    task = all_tasks()["lru_cache"]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(0.1)
+        attack = (
+            "env; cat /proc/*/environ; ls /home /root; touch /run/model/x; "
+            f"python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {other.getsockname()[1]}), 1)'"
+        )
+
+        def script(prompt: str) -> str:
+            turns = prompt.count("<|im_start|>assistant")
+            return [writing(dict(task_of(prompt).solution_files)), attack, "DONE repaired"][turns - 1]
+
+        (session,) = play(
+            ScriptedModel(chatml, script),
+            [(agent_of(program), task)],
+            environment=lambda: SweEnvironment(SandboxOptions(readable=(str(program),))),
+        )
+        with pytest.raises(TimeoutError):
+            other.accept()
+    assert session.result == ("completed", 1.0), session.done
+    assert session.done.outcome.answer == "finished: DONE repaired\n"
+    (row,) = rows_of_calls(session.record.calls)
+    assert trained_text(chatml, row).endswith("DONE repaired<|im_end|>")
+    seen = chatml.decode(row.token_ids)
+    assert "trainers-secret" not in seen and "ConnectionRefusedError" in seen and "cannot touch" in seen
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8700/s/" in seen
+
+
+def test_sixteen_at_once_keep_their_sessions_apart(chatml: PreTrainedTokenizerFast, program: Path) -> None:
+    def script(prompt: str) -> str:
+        first = prompt.count("<|im_start|>assistant") == 1
+        return writing(dict(task_of(prompt).solution_files)) if first else "DONE"
+
+    names = sorted(all_tasks())[:16]
+    played = play(
+        ScriptedModel(chatml, script),
+        [(agent_of(program), all_tasks()[name]) for name in names],
+        environment=lambda: SweEnvironment(SandboxOptions(readable=(str(program),))),
+    )
+    assert [session.result for session in played] == [("completed", 1.0)] * 16
+    assert all(len(session.record.calls) == 2 for session in played)
+
+
+def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokenizerFast, program: Path) -> None:
+    task = all_tasks()["lru_cache"]
+    repair = writing(dict(task.solution_files))
+    backend = ScriptedModel(chatml, lambda prompt: "DONE")
+    crashing = CommandLineAgent(
+        CommandLineOptions(command=f"{repair}\necho {{prompt}} >/dev/null; exit 3", limits=WIDE)
+    )
+    hanging = CommandLineAgent(CommandLineOptions(command="echo {prompt} > /dev/null; sleep 61.83", limits=WIDE))
+    crashed, hung = play(backend, [(crashing, task), (hanging, task)], seconds=4)
+    assert crashed.result == ("agent_failed", 1.0) and "status 3" in crashed.done.detail
+    assert hung.result == ("timed_out", 0.0)
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            lines.append((entry / "cmdline").read_text(errors="replace"))
+        except OSError:
+            continue
+    assert not any("61.83" in line for line in lines)
+
+
+def test_options_are_checked(chatml: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="the place of the task"):
+        CommandLineOptions(command="claude --print")
+    backend = ScriptedModel(chatml, lambda prompt: "DONE")
+    agent = CommandLineAgent(CommandLineOptions(command="echo {prompt}"))
+    (session,) = play(backend, [(agent, all_tasks()["lru_cache"])], environment=Shell)
+    assert session.result[0] == "agent_failed" and "needs an environment with run_agent" in session.done.detail
+    assert AgentError.__doc__ and json.dumps(session.done.detail)
+
+
+class Shell(ShellEnvironment):
+    """An environment that runs no programs of agents."""
+
+    async def score(self, outcome: Any) -> float:
+        return 0.0

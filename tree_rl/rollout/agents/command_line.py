@@ -1,0 +1,98 @@
+"""Any command-line agent: a confined process that finds the model through environment variables.
+
+In a `confined` sandbox the agent and everything it starts reach the session's gateway and nothing else of the network;
+its HOME is the repository's directory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from tree_rl.rollout.agents.agent import AgentError
+from tree_rl.rollout.confinement import Limits
+from tree_rl.rollout.environment import Environment, Outcome
+from tree_rl.rollout.environments.sandbox import quote
+from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.workspace import CommandResult
+
+PORT = 8700
+"""Of the gateway, as a confined agent sees it: the same in every session."""
+
+
+class RunsAgents(Protocol):
+    """An environment that runs an agent's program, such as `SweEnvironment`."""
+
+    has_door: bool
+    """Whether the program reaches the gateway at `127.0.0.1:PORT`; otherwise at its own address."""
+
+    async def run_agent(
+        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
+    ) -> CommandResult:
+        """Execute a program that asks the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandLineOptions:
+    """Which program, and what it may use.
+
+    Raises:
+        ValueError: no command, or one that does not take the task.
+    """
+
+    command: str
+    """Shell command; `{prompt}` is replaced by the task, quoted, and `{model}` by the model's name. For example
+    `claude --print --dangerously-skip-permissions {prompt}`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables besides `OPENAI_BASE_URL, OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
+    ANTHROPIC_API_KEY`; a PATH here replaces the default one."""
+    limits: Limits = field(
+        default_factory=lambda: Limits(
+            # V8 and other runtimes reserve far more address space than they use.
+            timeout_seconds=1800,
+            cpu_seconds=1800,
+            output_bytes=1 << 20,
+            memory_bytes=64 << 30,
+            processes=256,
+        )
+    )
+    """Of the program and everything it starts."""
+
+    def __post_init__(self) -> None:
+        if "{prompt}" not in self.command:
+            raise ValueError(f"command={self.command!r}: expected the place of the task, {{prompt}}")
+
+
+class CommandLineAgent:
+    """Runs the program in the environment's sandbox.
+
+    Args:
+        options: command and limits.
+    """
+
+    def __init__(self, options: CommandLineOptions) -> None:
+        self.options = options
+
+    async def run(
+        self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint
+    ) -> Outcome:
+        """Work on the task: the text of all messages."""
+        if not hasattr(environment, "run_agent"):
+            raise AgentError(f"command_line needs an environment with run_agent, received {type(environment).__name__}")
+        runs = cast(RunsAgents, environment)
+        address = urlsplit(endpoint.url)
+        assert address.hostname is not None and address.port is not None
+        if runs.has_door:
+            endpoint = replace(endpoint, url=f"http://127.0.0.1:{PORT}{address.path}")
+        prompt = "\n\n".join(str(message["content"]) for message in messages)
+        command = self.options.command.replace("{model}", endpoint.model).replace("{prompt}", quote([prompt]))
+        result = await runs.run_agent(
+            command,
+            variables={**endpoint.environment(), **self.options.variables},
+            gateway=(address.hostname, address.port),
+            port=PORT,
+            limits=self.options.limits,
+        )
+        if result.exit_code != 0 and not result.timed_out:
+            raise AgentError(f"the command ended with status {result.exit_code}: {result.output[-2000:]}")
+        return Outcome(answer=result.output, turns=0, malformed_calls=0, is_complete=not result.timed_out)
