@@ -81,3 +81,17 @@ def test_no_rows_give_zeros():
 def test_a_shape_below_one_is_refused():
     with pytest.raises(ValueError, match=r"ModelShape.layers: expected at least 1, received 0"):
         ModelShape(hidden=8, layers=0, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)
+
+
+def test_experts_cost_what_a_token_visits() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    dense = ModelShape.from_config({**sizes, "intermediate_size": 16})
+    assert dense.intermediate == 16
+    mixtral = ModelShape.from_config({**sizes, "intermediate_size": 16, "num_experts_per_tok": 2})
+    assert mixtral.intermediate == 2 * 16
+    experts = {"num_experts_per_tok": 3, "moe_intermediate_size": 5}
+    assert ModelShape.from_config({**sizes, "intermediate_size": 16, **experts}).intermediate == 3 * 5
+    # Qwen3.5-MoE has no dense MLP, but a shared expert.
+    assert ModelShape.from_config({**sizes, **experts, "shared_expert_intermediate_size": 7}).intermediate == 3 * 5 + 7
+    with pytest.raises(ValueError, match="expected the sizes intermediate_size"):
+        ModelShape.from_config(sizes)

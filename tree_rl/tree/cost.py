@@ -28,7 +28,7 @@ class ModelShape:
     layers: int
     """Decoder layers."""
     intermediate: int
-    """Width of the gated MLP; for a mixture of experts, experts per token times the width of one."""
+    """Width of the gated MLP; with experts, experts per token times the width of one, plus the shared one's."""
     heads: int
     """Query heads."""
     kv_heads: int
@@ -53,14 +53,16 @@ class ModelShape:
         Raises:
             ValueError: names the sizes that are missing.
         """
-        needed = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
+        # A model whose every layer has experts may have no width of a dense MLP.
+        per_token = config.get("num_experts_per_tok") or 0
+        width = "moe_intermediate_size" if per_token and config.get("moe_intermediate_size") else "intermediate_size"
+        needed = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
         missing = [name for name in needed if not config.get(name)]
         if missing:
             raise ValueError(f"expected the sizes {', '.join(missing)}, received none")
         heads = config["num_attention_heads"]
-        intermediate = config["intermediate_size"]
-        if config.get("num_experts_per_tok"):
-            intermediate = config.get("moe_intermediate_size", intermediate) * config["num_experts_per_tok"]
+        shared = config.get("shared_expert_intermediate_size") or 0
+        intermediate = config[width] * max(per_token, 1) + shared
         return cls(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
