@@ -54,3 +54,22 @@ def test_a_wrong_mask_does_not_pass_the_gate() -> None:
     right, wrong = run("-c", WRONG_MASK, str(BENCHMARK)).splitlines()
     assert right == "True"
     assert wrong.startswith("refused: tree sdpa: expected errors of at most 1e-05")
+
+
+SAMPLED_GATE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from contenders import contenders_named, pairs_of_rows
+from shapes import stubs
+
+forest = stubs(4_000).forest()
+(whole,) = contenders_named("paths fa4", forest, torch.device("cpu"))
+(gated,) = contenders_named("paths fa4", forest, torch.device("cpu"), most_tokens=4_000)
+print(whole.tokens == forest.num_flat, whole.scale == 1.0, gated.tokens <= 4_000)
+print(round(gated.pairs * gated.scale) == pairs_of_rows(forest.row_index.lengths))
+"""
+
+
+def test_the_gate_of_rows_is_no_larger_than_that_of_their_tree() -> None:
+    assert run("-c", SAMPLED_GATE, str(BENCHMARK)).splitlines() == ["True True True", "True"]

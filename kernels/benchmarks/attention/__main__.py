@@ -46,7 +46,9 @@ def measure(case: Case, names: Sequence[str], timer: Timer, dtype: torch.dtype, 
         if reason is not None:
             yield about | {"contender": name, "not_run": reason}
             continue
-        pairs = zip(contenders_named(name, forest, device), contenders_named(name, small, device), strict=True)
+        # The reference holds all scores, so that of a tree's rows only as many as the tree has tokens fit.
+        gated = contenders_named(name, small, device, most_tokens=GATE_TOKENS)
+        pairs = zip(contenders_named(name, forest, device), gated, strict=True)
         for contender, small_contender in pairs:
             try:
                 errors = check(small_contender, heads, dtype)

@@ -51,13 +51,15 @@ class Contender:
     """int32 [tokens], the mask as the reference reads it."""
 
 
-def contenders_named(name: str, forest: Forest, device: torch.device) -> list[Contender]:
-    """The contenders of a forest behind one name of `DEFAULT`."""
+def contenders_named(
+    name: str, forest: Forest, device: torch.device, *, most_tokens: int = MOST_TOKENS
+) -> list[Contender]:
+    """The contenders of a forest behind one name of `DEFAULT`; of longer rows "paths" runs a sample."""
     kind, impl = name.split()
     if kind == "tree":
         return [tree_contender(impl, forest, device)]
     if kind == "paths":
-        return [path_contender(impl, forest, device)]
+        return [path_contender(impl, forest, device, most_tokens)]
     return causal_contenders(impl, forest, device)
 
 
@@ -80,10 +82,11 @@ def tree_contender(impl: str, forest: Forest, device: torch.device) -> Contender
     )
 
 
-def path_contender(impl: str, forest: Forest, device: torch.device) -> Contender:
+def path_contender(impl: str, forest: Forest, device: torch.device, most_tokens: int) -> Contender:
     """Every row on its own, packed without padding: the strongest a trainer of rows can do."""
     lengths = forest.row_index.lengths
-    chosen = _sample(lengths, MOST_CALLS if impl in ("cudnn", "flash", "sdpa") else len(lengths))
+    most_rows = MOST_CALLS if impl in ("cudnn", "flash", "sdpa") else len(lengths)
+    chosen = _sample(lengths, most_tokens, most_rows)
     layout = PackedLayout(lengths[chosen].tolist(), device)
     contender = _packed(f"paths {impl}", impl, layout, device)
     return Contender(
@@ -137,8 +140,8 @@ def _packed(name: str, impl: str, layout: PackedLayout, device: torch.device) ->
     )
 
 
-def _sample(lengths: np.ndarray, most_rows: int) -> np.ndarray:
+def _sample(lengths: np.ndarray, most_tokens: int, most_rows: int) -> np.ndarray:
     """Indices of evenly spaced rows: all of them where they fit."""
-    share = min(1.0, MOST_TOKENS / lengths.sum(), most_rows / len(lengths))
+    share = min(1.0, most_tokens / lengths.sum(), most_rows / len(lengths))
     count = max(1, int(len(lengths) * share))
     return np.unique(np.linspace(0, len(lengths) - 1, count).round().astype(int))
