@@ -3,11 +3,14 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tree_rl.benchmark.batch import recorded_batches
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
+from tree_rl.inspection.row import Row
 
 TINY = ["bench", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
 
@@ -52,6 +55,16 @@ def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:
     bench("--data", str(data), "--row-tokens", "2", "--por", "0.45", "--repeats", "1", "--out", str(tmp_path))
     (row,) = rows_of(tmp_path / "update_tiny_recorded.csv")
     assert (row["rows"], row["flat_tokens"], row["unique_tokens"]) == ("2", "100", "60")
+
+
+def test_a_recording_makes_batches_that_share_no_group() -> None:
+    rows = [
+        Row(name=f"row {n}", group=f"task {n // 2}", token_ids=np.arange(10) + n // 4, trained=None) for n in range(12)
+    ]
+    batches = recorded_batches(rows, name="airline", por=0.5, flat_tokens=30, max_tokens=100, count=9)
+    assert [len(batch.rows) for batch in batches] == [4, 4, 4]
+    assert sorted(group for batch in batches for group in batch.groups) == sorted(row.group for row in rows)
+    assert not any(trained[0] for batch in batches for trained in batch.trained)
 
 
 def test_two_training_runs_stay_together(tmp_path: Path) -> None:

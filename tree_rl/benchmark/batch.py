@@ -93,18 +93,21 @@ def agent_batch(
     )
 
 
-def recorded_batch(
-    rows: list[Row], *, name: str, por: float, flat_tokens: int, max_tokens: int, seed: int = 0
-) -> Batch:
-    """Groups of a recording, those whose overlap is nearest to `por` first, until there are enough tokens.
+def recorded_batches(
+    rows: list[Row], *, name: str, por: float, flat_tokens: int, max_tokens: int, count: int
+) -> list[Batch]:
+    """Whole groups of a recording, those whose overlap is nearest to `por` first, each in one batch only.
 
     Args:
         rows: from `read_row_file`; a row without a mask is trained everywhere.
         name: of the recording.
         por: overlap to look for.
-        flat_tokens: stop at the group that reaches it.
+        flat_tokens: a batch ends with the group that reaches it.
         max_tokens: groups of more unique tokens are left out.
-        seed: of the advantages.
+        count: most batches.
+
+    Returns:
+        At least one batch; fewer than `count` where the recording ends, and then the last may be small.
 
     Raises:
         RowFileError: no group is small enough.
@@ -113,22 +116,25 @@ def recorded_batch(
     for members in rows_by_group(rows).values():
         forest = Forest.from_rows([rows[index].token_ids for index in members])
         if forest.num_unique <= max_tokens:
-            candidates.append((abs(forest.por - por), members, forest.num_flat))
+            candidates.append((abs(forest.por - por), members))
     if not candidates:
         raise RowFileError(f"{name}: expected a group of at most {max_tokens} unique tokens; raise --max-tokens")
-    chosen: list[Row] = []
-    total = 0
-    for _, members, tokens in sorted(candidates, key=lambda candidate: candidate[0]):
-        if total < flat_tokens:
-            chosen += [rows[index] for index in members]
-            total += tokens
-    everywhere = (np.ones(len(row.token_ids), dtype=bool) if row.trained is None else row.trained for row in chosen)
+    batches: list[list[Row]] = [[]]
+    for _, members in sorted(candidates, key=lambda candidate: candidate[0]):
+        if sum(len(row.token_ids) for row in batches[-1]) >= flat_tokens:
+            batches.append([])
+        batches[-1] += [rows[index] for index in members]
+    return [_of_recorded(chosen, name, seed) for seed, chosen in enumerate(batches[:count])]
+
+
+def _of_recorded(rows: list[Row], name: str, seed: int) -> Batch:
+    everywhere = (np.ones(len(row.token_ids), dtype=bool) if row.trained is None else row.trained for row in rows)
     return Batch(
         name=name,
-        rows=tuple(row.token_ids for row in chosen),
+        rows=tuple(row.token_ids for row in rows),
         trained=tuple(_without_first(trained) for trained in everywhere),
-        groups=tuple(row.group for row in chosen),
-        advantage_B=np.random.default_rng(seed).standard_normal(len(chosen)).astype(np.float32),
+        groups=tuple(row.group for row in rows),
+        advantage_B=np.random.default_rng(seed).standard_normal(len(rows)).astype(np.float32),
     )
 
 

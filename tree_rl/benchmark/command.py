@@ -9,7 +9,7 @@ import torch
 
 import tree_kernels
 from tree_rl.benchmark import packed_attention
-from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
+from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.compare import PACKED, TREE, Comparison, compare
 from tree_rl.benchmark.deviation import deviation_curves
 from tree_rl.benchmark.figure import draw_deviation, draw_speed_up
@@ -127,7 +127,7 @@ def _run_times(
     optimizer = build_optimizer(model, lr=LEARNING_RATE)
     rows = []
     for number, por in enumerate(options.pors):
-        batch = _batch(options, size, por)
+        (batch,) = _batches(options, size, por, count=1)
 
         def trace_side(side: str, batch: Batch = batch) -> None:
             report = trace(model, lambda: update(model, optimizer, batch, planners[side]))
@@ -154,8 +154,9 @@ def _run_times(
 def _run_curves(
     options: BenchOptions, size: ModelSize, model: Any, planners: dict[str, Planner], say: Callable[[str], None]
 ) -> list[dict[str, object]]:
-    count = CURVE_BATCHES if options.data is None else 1
-    batches = [_batch(options, size, options.pors[0], seed=seed) for seed in range(count)]
+    # A recording is seen once where it is long enough; synthetic tokens can only be learnt by heart.
+    count = CURVE_BATCHES if options.data is None else options.steps
+    batches = _batches(options, size, options.pors[0], count=count)
     curves = deviation_curves(model, batches, planners, steps=options.steps, lr=CURVE_LEARNING_RATE)
     names = [name for name in curves[0] if name.startswith(("loss_", "gradient_"))]
     shown = [curves[step] for step in sorted({0, options.steps // 2, options.steps - 1})]
@@ -166,25 +167,28 @@ def _run_curves(
     return curves
 
 
-def _batch(options: BenchOptions, size: ModelSize, por: float, seed: int = 0) -> Batch:
+def _batches(options: BenchOptions, size: ModelSize, por: float, *, count: int) -> list[Batch]:
     if options.data is not None:
-        return recorded_batch(
+        return recorded_batches(
             options.data,
             name=options.data_name,
             por=por,
             flat_tokens=options.num_groups * options.num_rows * options.row_tokens,
             max_tokens=options.max_tokens,
+            count=count,
+        )
+    return [
+        agent_batch(
+            por=por,
+            num_rows=options.num_rows,
+            row_tokens=options.row_tokens,
+            num_groups=options.num_groups,
+            trained_share=options.trained_share,
+            vocab=size.shape.vocab,
             seed=seed,
         )
-    return agent_batch(
-        por=por,
-        num_rows=options.num_rows,
-        row_tokens=options.row_tokens,
-        num_groups=options.num_groups,
-        trained_share=options.trained_share,
-        vocab=size.shape.vocab,
-        seed=seed,
-    )
+        for seed in range(count)
+    ]
 
 
 def _setting(options: BenchOptions, size: ModelSize, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
