@@ -21,7 +21,8 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 
 Think = Literal["keep", "strip"]
 REASONING = re.compile(r"\A\s*(?:<think>)?.*?</think>\s*", re.DOTALL)
-MALFORMED = "error: the arguments of the call are no JSON object"
+TOOL_CALL = "<tool_call>"
+MALFORMED = "error: malformed tool call; its arguments are no JSON object"
 SUMMARISE = (
     "Your context is nearly full. Write down, for yourself, what you have found and done and what is left to do."
 )
@@ -134,23 +135,27 @@ class ReActAgent:
                 calls = list(message.tool_calls or ())
                 if choice.finish_reason == "length":
                     return text, turn, False
-                if not calls:
+                if not calls and TOOL_CALL not in text:
                     return text, turn, True
                 kept = calls if self.options.parallel_tools else calls[:1]
                 talk.messages.append(self._sent_back(message, kept))
                 results = await asyncio.gather(*[self._execute(call, environment, endpoint) for call in kept])
+                if not calls:
+                    # The server leaves a call that it cannot read in the text.
+                    self._malformed += 1
+                    talk.messages.append({"role": "user", "content": MALFORMED})
                 talk.messages += [
                     {"role": "tool", "tool_call_id": call.id, "content": result}
                     for call, result in zip(kept, results, strict=True)
                 ]
                 limit = self.options.compact_after_tokens
-                if limit is not None and num_tokens > limit:
+                if limit is not None and num_tokens > limit and turn < max_turns:
                     await self._compact(talk, endpoint.model)
         return text, max_turns, False
 
-    async def _ask(self, talk: _Conversation, model: str, *, with_tools: bool = True) -> tuple[Any, int] | None:
+    async def _ask(self, talk: _Conversation, model: str) -> tuple[Any, int] | None:
         """The answer's choice and the tokens of prompt and answer; None where the session's limits end it."""
-        tools: dict[str, Any] = {"tools": talk.tools} if talk.tools and with_tools else {}
+        tools: dict[str, Any] = {"tools": talk.tools} if talk.tools else {}
         try:
             answer = await talk.client.chat.completions.create(model=model, messages=talk.messages, **tools)  # type: ignore[arg-type]
         except openai.APIStatusError as error:
@@ -164,7 +169,8 @@ class ReActAgent:
     def _sent_back(self, message: Any, calls: Sequence[Any]) -> dict[str, Any]:
         """An assistant turn as it stands in the history."""
         sent: dict[str, Any] = message.model_dump(exclude_none=True)
-        sent["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
+        if calls:
+            sent["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
         if self.options.think == "strip":
             if sent.get("reasoning_content"):
                 raise AgentError("think=strip: the gateway keeps reasoning apart; set its option reasoning=inline")
@@ -193,7 +199,8 @@ class ReActAgent:
 
     async def _compact(self, talk: _Conversation, model: str) -> None:
         talk.messages.append({"role": "user", "content": SUMMARISE})
-        answer = await self._ask(talk, model, with_tools=False)
+        # The tools stay in the request: without them the prompt would begin differently and share nothing.
+        answer = await self._ask(talk, model)
         summary = "" if answer is None else REASONING.sub("", answer[0].message.content or "").strip()
         talk.messages = [*talk.start, {"role": "user", "content": GO_ON.format(summary=summary)}]
 
