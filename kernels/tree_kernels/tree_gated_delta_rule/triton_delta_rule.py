@@ -102,16 +102,11 @@ class _TritonDeltaRule(torch.autograd.Function):
         path, inverse = _prepare(problem)
         reads, written = _products(problem, path, inverse)
         entry, slots = _walk(problem, path, reads, written)
-        out = torch.empty_like(problem.v)
-        plan, launch = problem.plan, problem.launches.output
-        output_kernel[(plan.num_tiles, problem.v.shape[1])](
-            problem.q, problem.k, written, entry, path, plan.token, plan.row_end, out, *problem.counts, problem.scale,
-            **problem.constants(launch),
-        )  # fmt: skip
+        out = _outputs(problem, path, written, entry)
         tensors = (problem.q, problem.k, problem.v, problem.g, problem.beta, problem.initial_state)
         ctx.save_for_backward(*tensors, path, inverse)
         ctx.rest = arguments[6:]
-        return out, slots[plan.wanted_slot]
+        return out, slots[problem.plan.wanted_slot]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -124,11 +119,11 @@ class _TritonDeltaRule(torch.autograd.Function):
         entry, _ = _walk(problem, path, reads, written)
         d_written = _written_gradient(problem, path, d_out)
         d_main, d_side, d_source = _walk_back(problem, path, reads, d_out, d_written, d_states)
-        gradients = _tile_gradients(
-            problem, path, inverse, reads, own, written, entry, d_out, d_written, d_main, d_side
-        )
+        d_q, d_k, d_reads, d_path = _score_gradients(problem, path, written, entry, d_out, d_written, d_main, d_side)
+        d_v, d_g, d_beta = _inverse_gradients(problem, path, inverse, reads, own, d_written, d_reads, d_path, d_k)
+        d_q, d_k = _sum_groups(problem, d_q), _sum_groups(problem, d_k)
         d_initial = d_source[problem.plan.root_sources].sum(0) if ctx.needs_input_grad[5] else None
-        return (*gradients, d_initial, None, None, None)
+        return d_q, d_k, d_v, d_g, d_beta, d_initial, None, None, None
 
 
 def _problem(arguments: tuple[Any, ...]) -> _Problem:
@@ -194,6 +189,16 @@ def _walk(
     return entry, slots
 
 
+def _outputs(problem: _Problem, path: torch.Tensor, written: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+    """Outputs [N, H, V]."""
+    plan, out = problem.plan, torch.empty_like(problem.v)
+    output_kernel[(plan.num_tiles, problem.v.shape[1])](
+        problem.q, problem.k, written, entry, path, plan.token, plan.row_end, out, *problem.counts, problem.scale,
+        **problem.constants(problem.launches.output),
+    )  # fmt: skip
+    return out
+
+
 def _written_gradient(problem: _Problem, path: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
     """What outputs of each tile itself ask of its writes, [T, H, C, V]."""
     plan = problem.plan
@@ -238,23 +243,19 @@ def _walk_back(
     return d_main, d_side, d_source
 
 
-def _tile_gradients(
+def _score_gradients(
     problem: _Problem,
     path: torch.Tensor,
-    inverse: torch.Tensor,
-    reads: torch.Tensor,
-    own: torch.Tensor,
     written: torch.Tensor,
     entry: torch.Tensor,
     d_out: torch.Tensor,
     d_written: torch.Tensor,
     d_main: torch.Tensor,
     d_side: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    """Gradients of q, k, v, g, beta."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ and part of dK [N, H, K], gradients of what tiles read [T, H, C, K], part of those of path sums [T, H, C]."""
     plan, (tokens, heads, _), keys = problem.plan, problem.v.shape, problem.k.shape[2]
     d_q, d_k = (problem.v.new_empty(tokens, heads, keys) for _ in range(2))
-    d_v, d_g, d_beta = (torch.empty_like(t) for t in (problem.v, problem.g, problem.beta))
     d_reads = problem.of_tiles(problem.tile_tokens, keys)
     d_path = problem.of_tiles(problem.tile_tokens, dtype=torch.float32)
     score_gradients_kernel[(plan.num_tiles, heads)](
@@ -262,11 +263,33 @@ def _tile_gradients(
         plan.main_row, plan.side_start, plan.side_row, d_q, d_k, d_reads, d_path, *problem.counts, problem.scale,
         **problem.constants(problem.launches.score_gradients),
     )  # fmt: skip
+    return d_q, d_k, d_reads, d_path
+
+
+def _inverse_gradients(
+    problem: _Problem,
+    path: torch.Tensor,
+    inverse: torch.Tensor,
+    reads: torch.Tensor,
+    own: torch.Tensor,
+    d_written: torch.Tensor,
+    d_reads: torch.Tensor,
+    d_path: torch.Tensor,
+    d_k: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dV, dg, dbeta; `d_k` becomes whole."""
+    plan, heads = problem.plan, problem.v.shape[1]
+    d_v, d_g, d_beta = (torch.empty_like(t) for t in (problem.v, problem.g, problem.beta))
     inverse_gradients_kernel[(plan.num_tiles, heads)](
         problem.k, problem.v, problem.beta, inverse, reads, own, d_written, d_reads, d_path, path, plan.token,
         plan.row_end, d_k, d_v, d_g, d_beta, *problem.counts, **problem.constants(problem.launches.inverse_gradients),
     )  # fmt: skip
-    group = heads // problem.k.shape[1]
-    if group > 1:
-        d_q, d_k = (t.view(tokens, -1, group, keys).sum(2) for t in (d_q, d_k))
-    return d_q, d_k, d_v, d_g, d_beta
+    return d_v, d_g, d_beta
+
+
+def _sum_groups(problem: _Problem, of_value_heads: torch.Tensor) -> torch.Tensor:
+    """Gradients [N, H, K] summed over the value heads that share a key head, [N, Hk, K]."""
+    tokens, key_heads, keys = problem.k.shape
+    if of_value_heads.shape == problem.k.shape:
+        return of_value_heads
+    return of_value_heads.view(tokens, key_heads, -1, keys).sum(2)
