@@ -17,6 +17,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
@@ -41,12 +42,25 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+HYBRID: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
+    "num_experts": EXPERTS,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "initializer_range": 0.1,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, moe_intermediate_size=16),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS),
     "gpt_oss": GptOssConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=9, rope_parameters=ROPE),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID),
 }
-ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager"}
+ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager", "qwen3_5_moe": "sdpa"}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +68,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_model(tmp_path_factory.mktemp(name), config) for name, config in CONFIGS.items()}
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=["qwen3_moe", "mixtral", "gpt_oss"])
 def engines(request: pytest.FixtureRequest, paths: dict[str, Path]) -> tuple[Any, Any]:
     """Stock verl's engine and ours on one model."""
     path, attention = paths[request.param], ATTENTION[request.param]
@@ -89,7 +103,10 @@ def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, 
 
 @pytest.mark.parametrize("checkpointing", (False, True))
 @pytest.mark.parametrize("capacity", (5, 20, 1000))
-@pytest.mark.parametrize("family, name", (("qwen3_moe", "two_groups"), ("gpt_oss", "comb"), ("mixtral", "identical")))
+@pytest.mark.parametrize(
+    "family, name",
+    (("qwen3_moe", "two_groups"), ("gpt_oss", "comb"), ("mixtral", "identical"), ("qwen3_5_moe", "branches")),
+)
 def test_auxiliary_loss_over_all_rows(
     paths: dict[str, Path], family: str, name: str, capacity: int, checkpointing: bool
 ) -> None:
