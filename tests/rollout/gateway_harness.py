@@ -26,6 +26,10 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """A template that writes every message as it is."""
+PARAGRAPH = """\
+every unique token of the forest stands once; its segments are runs of tokens that the same rows share, and a position
+is the depth of a token on its path. the model answers a question, a tool returns files, the agent goes on: look, read,
+write, done. what the model wrote is trained where it was generated, what it was given is context."""
 SHELL = {
     "type": "function",
     "function": {
@@ -41,7 +45,7 @@ def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    corpus = sorted(path.read_text() for path in (HERE.parents[1] / "tree_rl" / "tree").glob("*.py"))
+    corpus = [(HERE.parents[1] / "LICENSE").read_text(), (HERE / "qwen3_chat.jinja").read_text(), *[PARAGRAPH] * 20]
     trainer = trainers.BpeTrainer(
         vocab_size=900, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )

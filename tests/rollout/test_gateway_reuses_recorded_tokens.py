@@ -10,6 +10,7 @@ from gateway_harness import CHATML, TinyModel, build_tokenizer, check_record
 from tree_rl.rollout.gateway.exchange import ChatRequest
 from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.recorder import Prompt
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.gateway.session import Session
 
@@ -57,16 +58,15 @@ def test_prompts_say_what_the_template_says_in_recorded_tokens(tiny: SimpleNames
     options = GatewayOptions(max_context_tokens=2000, max_turn_tokens=20, reasoning="inline")
     backend = TinyModel(tiny.model, tokenizer)
     session = Session(renderer=renderer, backend=backend, options=options, sampling={})
-    rendered: list[str] = []
-    render = renderer.render
+    texts: dict[tuple[int, ...], str] = {}
+    make_prompt = session._recorder.prompt
 
-    def noting(messages: list[ChatMessage], **kwargs: object) -> str:
-        text = render(messages, **kwargs)
-        if kwargs["is_prompt"]:
-            rendered.append(text)
-        return text
+    async def noting(request: ChatRequest) -> Prompt:
+        prompt = await make_prompt(request)
+        texts[prompt.ids] = prompt.text
+        return prompt
 
-    renderer.render = noting
+    session._recorder.prompt = noting  # type: ignore[method-assign]
 
     async def run() -> object:
         agent = WildAgent(session, seed)
@@ -76,7 +76,6 @@ def test_prompts_say_what_the_template_says_in_recorded_tokens(tiny: SimpleNames
 
     record = asyncio.run(run())
     check_record(backend, record)
-    texts = {tuple(prompt): text for prompt, text in zip(backend.prompts, rendered, strict=True)}
     reused = 0
     for index, call in enumerate(record.calls):
         text = texts[call.prompt_ids]

@@ -4,7 +4,7 @@ A node says two things: the text that it stands for in the chat template's rende
 agent wrote both agree. For a turn of the model the ids are the generated ones, whatever text the template makes of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tree_rl.rollout.gateway.rendering import Renderer
@@ -20,11 +20,14 @@ class GeneratedTurn:
     call: int
     """Index of the recorded call."""
     raw_text: str
-    """What the model wrote, whatever the template makes of it."""
+    """What the model wrote and the agent saw."""
     response_ids: tuple[int, ...]
     """All generated ids, the end token and a stop text included."""
-    closing: str
-    """What must follow the text for the turn to stand unchanged: the template's end of a turn."""
+    is_whole: bool
+    """Whether the node's ids spell `raw_text`; not so where a stop text begins within a token."""
+    in_template: Callable[[], tuple[str, str]]
+    """The turn as the template writes it at the end of a conversation, and what closes it there. Asked only where a
+    text differs from `raw_text`: it costs a rendering."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -32,8 +35,8 @@ class Node:
     """A piece of context."""
 
     parent: "Node | None"
-    text: str | None
-    """What it stands for in a rendering; None if no rendering contains it whole."""
+    text: str
+    """What it stands for in a rendering; empty for a turn, which has two forms."""
     ids: tuple[int, ...]
     depth: int
     """Tokens up to its end."""
@@ -54,7 +57,10 @@ class Node:
 
     def path_ids(self) -> list[int]:
         """Token ids from the start to the node's end."""
-        return [token for node in self.path() for token in node.ids]
+        ids: list[int] = []
+        for node in self.path():
+            ids.extend(node.ids)
+        return ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +69,32 @@ class Match:
 
     node: Node
     """The last node whose text is contained whole."""
+    turns: tuple[tuple[Node, str], ...]
+    """The generated turns on the way, from the last to the first, as the text writes them."""
     cut: tuple[str, tuple[int, ...]] | None
     """Text and ids of the part of a generated turn that follows, if the text leaves the turn in its middle."""
     rest: str
     """What no recorded token covers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """A node matched on the way through a text."""
+
+    node: Node
+    start: int
+    end: int
+    num_turns: int
+    before: "_Step | None"
+
+    def turns(self, text: str) -> tuple[tuple[Node, str], ...]:
+        found = []
+        step: _Step | None = self
+        while step is not None:
+            if step.node.turn is not None:
+                found.append((step.node, text[step.start : step.end]))
+            step = step.before
+        return tuple(found)
 
 
 class ContextTrie:
@@ -88,19 +116,25 @@ class ContextTrie:
         Args:
             text: a whole rendering.
         """
-        best_node, best_rank = self._root, (0, 0)
-        stack = [(self._root, 0, 0)]
+        best = _Step(node=self._root, start=0, end=0, num_turns=0, before=None)
+        stack = [best]
         while stack:
-            node, position, turns = stack.pop()
-            if (turns, position) > best_rank:  # of equals the first stays: the latest child lies on top of the stack
-                best_node, best_rank = node, (turns, position)
-            for child in node.children:
-                end = self._end_of_match(child, text, position)
+            step = stack.pop()
+            if (step.num_turns, step.end) > (best.num_turns, best.end):  # of equals the first, that is the latest child
+                best = step
+            for child in step.node.children:
+                end = self._end_of_match(child, text, step.end)
                 if end is not None:
-                    stack.append((child, end, turns + (child.turn is not None)))
-        rest = text[best_rank[1] :]
-        cut = self._cut_turn(best_node, rest)
-        return Match(node=best_node, cut=cut, rest=rest if cut is None else rest[len(cut[0]) :])
+                    num_turns = step.num_turns + (child.turn is not None)
+                    stack.append(_Step(node=child, start=step.end, end=end, num_turns=num_turns, before=step))
+        rest = text[best.end :]
+        cut = self._cut_turn(best.node, rest)
+        return Match(
+            node=best.node,
+            turns=best.turns(text),
+            cut=cut,
+            rest=rest if cut is None else rest[len(cut[0]) :],
+        )
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
         """Add what a match lacks.
@@ -122,37 +156,35 @@ class ContextTrie:
         node.is_open = True
         return node
 
-    def add_turn(self, prompt: Node, *, text: str | None, ids: tuple[int, ...], turn: GeneratedTurn) -> Node:
+    def add_turn(self, prompt: Node, *, ids: tuple[int, ...], turn: GeneratedTurn) -> Node:
         """Add a generated turn behind a prompt.
 
         Args:
             prompt: the node at the prompt's end.
-            text: the turn in the template's rendering; None if it never stands whole in one.
-            ids: the generated ids that later prompts contain for that text.
+            ids: the generated ids that later prompts contain for it.
             turn: everything else.
         """
-        node = Node(parent=prompt, text=text, ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
+        node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
         return node
 
-    def form_in(self, node: Node, text: str, position: int) -> str:
-        """What a matched node stands for at a position of a text: the template's writing or the model's own."""
-        end = self._end_of_match(node, text, position)
-        return (node.text or "") if end is None else text[position:end]
-
     def _end_of_match(self, node: Node, text: str, position: int) -> int | None:
-        if node.text is None:
-            return None
         if node.turn is not None:
-            for form in (node.text, node.turn.raw_text):
-                if text.startswith(form + node.turn.closing, position):
-                    return position + len(form)
-            return None
+            return self._end_of_turn(node.turn, text, position)
         if not text.startswith(node.text, position):
             return None
         end = position + len(node.text)
         ends_here = node.is_open or end == len(text) or text.startswith(self._renderer.specials, end)
         return end if ends_here else None
+
+    def _end_of_turn(self, turn: GeneratedTurn, text: str, position: int) -> int | None:
+        """A turn stands in a text as the model wrote it, or as the template writes it; and it ends there."""
+        if not turn.is_whole:
+            return None
+        if text.startswith(turn.raw_text + self._renderer.end_text, position):
+            return position + len(turn.raw_text)
+        written, closing = turn.in_template()
+        return position + len(written) if text.startswith(written + closing, position) else None
 
     def _cut_turn(self, node: Node, rest: str) -> tuple[str, tuple[int, ...]] | None:
         """The longest beginning of a turn behind `node` that a text shares as the model wrote it."""

@@ -1,11 +1,11 @@
-"""Chat messages in one form for both APIs, and fingerprints under which a message is recognised when it comes back.
+"""Chat messages in one form for both APIs, and keys by which a message is recognised when it comes back.
 
 Clients re-serialise what they received: extra fields appear, arguments are spaced differently, null becomes "", the
-reasoning field is dropped. A fingerprint covers role, text and tool calls, and nothing of that.
+reasoning field is dropped. Keys see nothing of that.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -40,15 +40,6 @@ class ChatMessage:
     """The call that a tool message answers."""
     name: str | None = None
 
-    def fingerprint(self) -> str:
-        """What stays the same when a client sends the message back."""
-        calls = [
-            (call.name, call.arguments if isinstance(call.arguments, str) else _sorted_json(call.arguments))
-            for call in self.tool_calls
-        ]
-        content = self.content.strip() if self.role == "assistant" else self.content
-        return repr((self.role, content, calls))
-
     def for_template(self, *, inline_reasoning: bool) -> dict[str, Any]:
         """The message as chat templates read it.
 
@@ -73,18 +64,35 @@ class ChatMessage:
         return message
 
 
-def history_keys(messages: Sequence[ChatMessage]) -> list[bytes]:
-    """A key for each message that stands for it and everything before it.
+class History:
+    """Keys of the messages of a conversation; each stands for its message and everything before it.
 
-    Args:
-        messages: a conversation from its start.
+    A key covers role, text and tool calls: what stays the same when a client sends a message back.
     """
-    digest = blake2b(digest_size=16)
-    keys = []
-    for message in messages:
-        digest.update(message.fingerprint().encode("utf-8", "surrogatepass") + b"\0")
-        keys.append(digest.digest())
-    return keys
+
+    def __init__(self) -> None:
+        self._digest = blake2b(digest_size=16)
+
+    def append(self, message: ChatMessage) -> bytes:
+        """Go on by a message and return its key."""
+        content = message.content.strip() if message.role == "assistant" else message.content
+        self._add(message.role)
+        self._add(content)
+        for call in message.tool_calls:
+            self._add(call.name)
+            self._add(call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, sort_keys=True))
+        return self._digest.digest()
+
+    def key_after(self, message: ChatMessage) -> bytes:
+        """The key that a message would have; the history stays as it is."""
+        ahead = History()
+        ahead._digest = self._digest.copy()
+        return ahead.append(message)
+
+    def _add(self, text: str) -> None:
+        encoded = text.encode("utf-8", "surrogatepass")
+        self._digest.update(b"%d:" % len(encoded))  # the length keeps neighbours apart
+        self._digest.update(encoded)
 
 
 def read_arguments(text: str) -> Mapping[str, Any] | str:
@@ -94,7 +102,3 @@ def read_arguments(text: str) -> Mapping[str, Any] | str:
     except (json.JSONDecodeError, RecursionError):
         return text
     return decoded if isinstance(decoded, dict) else text
-
-
-def _sorted_json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(arguments, sort_keys=True)

@@ -1,17 +1,18 @@
 """The memory of a session: prompts made of recorded tokens, and calls recorded behind them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cache, partial
+from typing import Any, TypeVar
 
 from tree_rl.rollout.chat import THINK_START
-from tree_rl.rollout.gateway.context_trie import ContextTrie, GeneratedTurn, Node
+from tree_rl.rollout.gateway.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.drift import DriftReport, ReturnedTurn, find_drifted_siblings, first_difference
 from tree_rl.rollout.gateway.exchange import ChatRequest
 from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.messages import ChatMessage, history_keys
+from tree_rl.rollout.gateway.messages import ChatMessage, History
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.gateway.turns import read_message
@@ -30,6 +31,8 @@ class Prompt:
     request: ChatRequest
     messages: tuple[ChatMessage, ...]
     """With the reasoning that clients drop."""
+    history: History
+    """Of the request's messages."""
     text: str
     """As the template writes it."""
     ids: tuple[int, ...]
@@ -69,7 +72,7 @@ class Recorder:
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        messages = self._with_reasoning(request.messages)
+        messages, history = self._with_reasoning(request.messages)
         text = await self._unblocked(
             sum(len(message.content) for message in messages),
             lambda: self._renderer.render(messages, tools=request.tools, is_prompt=True),
@@ -82,8 +85,8 @@ class Recorder:
         node = self._trie.extend(match, pieces, encoded)
         ids = tuple(node.path_ids() if self._options.on_drift == "reuse" else await self._spelled_anew(text))
         self._check_length(len(ids))
-        self._note_returned(node, text)
-        return Prompt(request=request, messages=messages, text=text, ids=ids, node=node)
+        self._note_returned(match)
+        return Prompt(request=request, messages=messages, history=history, text=text, ids=ids, node=node)
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
         """Record an answer.
@@ -115,58 +118,62 @@ class Recorder:
             reasoning=self._options.reasoning,
             key=f"{self._session}_{index}",
         )
-        text, closing = self._in_template(prompt, message, answer.text)
-        turn = GeneratedTurn(call=index, raw_text=answer.text, response_ids=answer.token_ids, closing=closing)
-        whole = answer.text_ids is not None
-        self._trie.add_turn(prompt.node, text=text if whole else None, ids=answer.text_ids or (), turn=turn)
-        key = history_keys([*prompt.messages, message])[-1]
-        self._answered.setdefault(key, []).append(message)
+        turn = GeneratedTurn(
+            call=index,
+            raw_text=answer.text,
+            response_ids=answer.token_ids,
+            is_whole=answer.text_ids is not None,
+            in_template=cache(partial(self._in_template, prompt.messages, message, prompt.request.tools, answer.text)),
+        )
+        self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
+        self._answered.setdefault(prompt.history.key_after(message), []).append(message)
         return message
 
-    def _in_template(self, prompt: Prompt, message: ChatMessage, raw_text: str) -> tuple[str, str]:
-        """A turn as the template writes it at the end of a conversation, and what closes it there."""
+    def _in_template(
+        self,
+        messages: tuple[ChatMessage, ...],
+        message: ChatMessage,
+        tools: tuple[Mapping[str, Any], ...],
+        raw_text: str,
+    ) -> tuple[str, str]:
         try:
-            whole = self._renderer.render([*prompt.messages, message], tools=prompt.request.tools, is_prompt=False)
+            before = self._renderer.render(messages, tools=tools, is_prompt=True)
+            whole = self._renderer.render([*messages, message], tools=tools, is_prompt=False)
         except RequestError:
             return raw_text, self._renderer.end_text
-        if not whole.startswith(prompt.text):
+        if not whole.startswith(before):
             return raw_text, self._renderer.end_text
-        written = whole[len(prompt.text) :]
-        text, closing, _ = written.rpartition(self._renderer.end_text)
-        return (text, closing) if closing else (written, "")
+        text, closing, _ = whole[len(before) :].rpartition(self._renderer.end_text)
+        return (text, closing) if closing else (whole[len(before) :], "")
 
-    def _with_reasoning(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    def _with_reasoning(self, messages: tuple[ChatMessage, ...]) -> tuple[tuple[ChatMessage, ...], History]:
         """Put back what the session's own turns have lost on their way through the client: the reasoning field."""
-        if not self._answered:
-            return messages
+        history = History()
         restored = []
-        for key, message in zip(history_keys(messages), messages, strict=True):
+        for message in messages:
+            key = history.append(message)
             candidates = self._answered.get(key, []) if message.role == "assistant" else []
             alike = [own for own in candidates if message.reasoning in (None, "", own.reasoning)]
             restored.append(alike[-1] if alike else message)
-        return tuple(restored)
+        return tuple(restored), history
 
-    def _note_returned(self, node: Node, text: str) -> None:
+    def _note_returned(self, match: Match) -> None:
         """Report the turns that a prompt brings back for the first time and that would have drifted."""
-        position = 0
-        for part in node.path():
-            written = self._trie.form_in(part, text, position)
-            position += len(written)
-            if part.turn is None or part.turn.call in self._returned:
+        for node, written in reversed(match.turns):
+            turn, prompt = node.turn, node.parent
+            if turn is None or prompt is None or turn.call in self._returned:
                 continue
-            again = [token for ids in self._renderer.encode(self._renderer.pieces(written)) for token in ids]
-            different = first_difference(part.ids, again, self._renderer.decode)
-            self._returned[part.turn.call] = (
-                None
-                if different is None
-                else ReturnedTurn(
-                    session=self._session,
-                    call=part.turn.call,
-                    position=len(self.calls[part.turn.call].prompt_ids) + different[0],
-                    text=different[1],
-                    kind="retokenized" if written == part.turn.raw_text else "rewritten",
-                    was_reused=self._options.on_drift == "reuse",
-                )
+            # From the prompt's last piece on: the turn's first characters may join its last ones.
+            text = prompt.text + written
+            again = [token for ids in self._renderer.encode(self._renderer.pieces(text)) for token in ids]
+            different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
+            self._returned[turn.call] = different and ReturnedTurn(
+                session=self._session,
+                call=turn.call,
+                position=len(self.calls[turn.call].prompt_ids) - len(prompt.ids) + different[0],
+                text=different[1],
+                kind="retokenized" if written == turn.raw_text else "rewritten",
+                was_reused=self._options.on_drift == "reuse",
             )
 
     async def _spelled_anew(self, text: str) -> list[int]:

@@ -21,9 +21,8 @@ from tree_rl.rollout.gateway.session import Session
 
 PREFIXES = ("", "/a/{agent}", "/s/{session}", "/s/{session}/a/{agent}")
 AGENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-DRAINED_BODIES = 8
-"""A body over the limit is read and thrown away up to so many times the limit: a client that still writes would never
-see the answer."""
+DRAINED_BYTES = 64 << 20
+"""A body over the limit is read to here and thrown away: a client that still writes would never see the answer."""
 BODY_TIMEOUT_S = 60.0
 STREAM_PING_S = 10.0
 """A stream begins after so long without an answer. Until then an error still has its own status."""
@@ -151,7 +150,7 @@ class Doors:
                     size += len(chunk)
                     if size <= limit:
                         chunks.append(chunk)
-                    elif size > limit * DRAINED_BODIES:
+                    elif size > limit + DRAINED_BYTES:
                         break
         except TimeoutError as error:
             raise RequestError(f"the body took longer than {BODY_TIMEOUT_S:.0f} s", status=408) from error
