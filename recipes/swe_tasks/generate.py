@@ -19,7 +19,7 @@ from tree_rl.rollout.environments.swe_task import SweTask
 
 REPOSITORIES = Path(__file__).parent / "repositories"
 DATA_SOURCE = "tree_rl/small_swe"
-AGENT = "swe_agent"
+AGENT = "tree_gateway_agent"
 TEST_COMMAND = "python3 -I -B {runner} {nonce} {tests}"
 # Everything that looks like a test goes before the task's own tests come: edited, added and linked ones.
 BEFORE_TESTS = "chmod -R u+rwX . 2>/dev/null; rm -rf tests hidden"
@@ -93,6 +93,12 @@ def build_tasks() -> list[SweTask]:
     return [build_task(path.parent) for path in sorted(REPOSITORIES.glob("*/task.toml"))]
 
 
+def split_of(tasks: list[SweTask], num_test: int = 6) -> list[tuple[SweTask, str]]:
+    """Every so many-th task is held out."""
+    stride = len(tasks) // num_test if num_test else len(tasks) + 1
+    return [(task, "test" if index % stride == stride - 1 else "train") for index, task in enumerate(tasks)]
+
+
 def to_row(task: SweTask, index: int, split: str) -> dict[str, Any]:
     """A task as verl's RL data set reads it."""
     return {
@@ -112,20 +118,21 @@ def main() -> None:
     """Write train.parquet, test.parquet and the same as tasks.jsonl."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--test-tasks", type=int, default=6, help="held out from training: every sixth task or so")
+    parser.add_argument("--test-tasks", type=int, default=6, help="held out from training")
+    parser.add_argument("--train-tasks", type=int, default=None, help="the first so many; all by default")
     arguments = parser.parse_args()
-    tasks = build_tasks()
-    stride = len(tasks) // arguments.test_tasks if arguments.test_tasks else len(tasks) + 1
-    splits = ["test" if index % stride == stride - 1 else "train" for index in range(len(tasks))]
-    rows = [to_row(task, index, split) for index, (task, split) in enumerate(zip(tasks, splits, strict=True))]
+    rows = [
+        to_row(task, index, split) for index, (task, split) in enumerate(split_of(build_tasks(), arguments.test_tasks))
+    ]
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         chosen = [row for row in rows if row["extra_info"]["split"] == split]
+        chosen = chosen[: arguments.train_tasks] if split == "train" else chosen
         if chosen:
             pd.DataFrame(chosen).to_parquet(arguments.directory / f"{split}.parquet")
     with (arguments.directory / "tasks.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    print(f"{len(tasks)} tasks, {splits.count('test')} of them held out, in {arguments.directory}")
+    print(f"{len(rows)} tasks in {arguments.directory}")
 
 
 if __name__ == "__main__":
