@@ -78,6 +78,13 @@ def test_two_training_runs_stay_together(tmp_path: Path) -> None:
         assert 0 < float(row["gradient_tree_to_exact"]) < 1e-5
 
 
+def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path) -> None:
+    arguments = ["--row-tokens", "64", "--por", "0.5", "--por", "0.95", "--repeats", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*TINY, *arguments])
+    assert result.exit_code == 2 and "--por: expected at least 0 and below 0.875 with 8 rows" in result.output
+    assert [float(row["por"]) for row in rows_of(tmp_path / "update_tiny_agents.csv")] == pytest.approx([0.5], abs=0.01)
+
+
 def test_an_unknown_model_is_refused_in_one_line() -> None:
     result = CliRunner().invoke(app, ["bench", "--model", "70b"])
     assert result.exit_code == 2

@@ -69,12 +69,14 @@ def agent_batch(
         seed: of everything drawn.
 
     Raises:
-        ValueError: so much overlap is not possible with so few rows.
+        RowFileError: so much overlap is not possible with so few rows.
     """
     draw = np.random.default_rng(seed)
     depth = por * row_tokens * num_rows / max(num_rows - 1, 1)
     if not 0 <= depth < row_tokens:
-        raise ValueError(f"por: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows, got {por}")
+        raise RowFileError(
+            f"--por: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows, got {por}"
+        )
     rows: list[np.ndarray] = []
     for _ in range(num_groups):
         group: list[np.ndarray] = []

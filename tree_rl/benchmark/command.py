@@ -1,6 +1,6 @@
 """What `tree-rl bench` does: build, gate, measure, print, write CSV and PNG."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,16 @@ def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[st
         PACKED: packed_planner(options.max_tokens, device, project_all=options.project_all),
     }
     run = _run_curves if options.steps else _run_times
-    rows = [row | about for row in run(options, size, model, planners, say)]
+    name = f"{'deviation' if options.steps else 'update'}_{options.model}_{options.data_name}"
+    rows: list[dict[str, object]] = []
+    for row in run(options, size, model, planners, say):
+        rows.append(row | about)
+        if options.out is not None:
+            # After every row: a run that is stopped leaves what it has measured.
+            write_csv(options.out / f"{name}.csv", rows)
+    say((_curves_text if options.steps else _times_text)(rows))
     if options.out is not None:
-        name = f"{'deviation' if options.steps else 'update'}_{options.model}_{options.data_name}"
         title = f"{about['model']}, {about['layers']} layers, {about['device']}"
-        write_csv(options.out / f"{name}.csv", rows)
         draw = draw_deviation if options.steps else draw_speed_up
         draw(rows, options.out / f"{name}.png", title=title)
         say(f"Written to {options.out / name}.csv and .png")
@@ -123,9 +128,8 @@ def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[st
 
 def _run_times(
     options: BenchOptions, size: ModelSize, model: Any, planners: dict[str, Planner], say: Callable[[str], None]
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     optimizer = build_optimizer(model, lr=LEARNING_RATE)
-    rows = []
     for number, por in enumerate(options.pors):
         (batch,) = _batches(options, size, por, count=1)
 
@@ -145,26 +149,31 @@ def _run_times(
             after_warm_up=trace_side if options.trace else None,
         )
         row = comparison.row(size.shape)
-        rows.append(row)
         say(_text(comparison, row))
-    say("\n" + format_table(HEADER, [_cells(row) for row in rows]))
-    return rows
+        yield row
 
 
 def _run_curves(
     options: BenchOptions, size: ModelSize, model: Any, planners: dict[str, Planner], say: Callable[[str], None]
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     # A recording is seen once where it is long enough; synthetic tokens can only be learnt by heart.
     count = CURVE_BATCHES if options.data is None else options.steps
     batches = _batches(options, size, options.pors[0], count=count)
-    curves = deviation_curves(model, batches, planners, steps=options.steps, lr=CURVE_LEARNING_RATE)
-    names = [name for name in curves[0] if name.startswith(("loss_", "gradient_"))]
-    shown = [curves[step] for step in sorted({0, options.steps // 2, options.steps - 1})]
-    say(format_table(("step", *names), [(str(row["step"]), *(f"{row[name]:.3g}" for name in names)) for row in shown]))
-    for name in names:
-        if "_to_" in name:
-            say(f"largest {name}: {max(float(str(row[name])) for row in curves):.3g}")
-    return curves
+    yield from deviation_curves(model, batches, planners, steps=options.steps, lr=CURVE_LEARNING_RATE)
+
+
+def _times_text(rows: list[dict[str, object]]) -> str:
+    return "\n" + format_table(HEADER, [_cells(row) for row in rows])
+
+
+def _curves_text(rows: list[dict[str, object]]) -> str:
+    """First, middle and last step, and the largest deviations."""
+    names = [name for name in rows[0] if name.startswith(("loss_", "gradient_"))]
+    shown = [rows[step] for step in sorted({0, len(rows) // 2, len(rows) - 1})]
+    lines = [(str(row["step"]), *(f"{row[name]:.3g}" for name in names)) for row in shown]
+    deviations = [name for name in names if "_to_" in name]
+    largest = [f"largest {name}: {max(float(str(row[name])) for row in rows):.3g}" for name in deviations]
+    return "\n".join([format_table(("step", *names), lines), *largest])
 
 
 def _batches(options: BenchOptions, size: ModelSize, por: float, *, count: int) -> list[Batch]:

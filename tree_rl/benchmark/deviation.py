@@ -5,7 +5,7 @@ precision as the yardstick. Weights are kept in the yardstick's precision, so on
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class Replica:
 
 def deviation_curves(
     model: Any, batches: Sequence[Batch], planners: dict[str, Planner], *, steps: int, lr: float
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """Train the replicas side by side.
 
     Args:
@@ -72,32 +72,28 @@ def deviation_curves(
         steps: optimizer steps.
         lr: of AdamW.
 
-    Returns:
-        One row of columns per step: losses, and relative differences of losses and gradients.
+    Yields:
+        The columns of each step: losses, and relative differences of losses and gradients.
     """
     replicas = {
         TREE: Replica.of(copy.deepcopy(model), planners[TREE], lr=lr),
         PACKED: Replica.of(model, planners[PACKED], lr=lr),
         EXACT: Replica.of(in_higher_precision(model), planners[PACKED], lr=lr),
     }
-    curves: list[dict[str, object]] = []
     for step in range(steps):
         results = {name: replica.step(batches[step % len(batches)]) for name, replica in replicas.items()}
         losses = {name: loss for name, (loss, _) in results.items()}
         gradients = {name: gradient for name, (_, gradient) in results.items()}
-        curves.append(
-            {
-                "step": step,
-                **{f"loss_{name}": loss for name, loss in losses.items()},
-                "loss_tree_to_packed": abs(losses[TREE] / losses[PACKED] - 1),
-                "loss_tree_to_exact": abs(losses[TREE] / losses[EXACT] - 1),
-                "loss_packed_to_exact": abs(losses[PACKED] / losses[EXACT] - 1),
-                "gradient_tree_to_packed": _relative(gradients[TREE], gradients[PACKED]),
-                "gradient_tree_to_exact": _relative(gradients[TREE], gradients[EXACT]),
-                "gradient_packed_to_exact": _relative(gradients[PACKED], gradients[EXACT]),
-            }
-        )
-    return curves
+        yield {
+            "step": step,
+            **{f"loss_{name}": loss for name, loss in losses.items()},
+            "loss_tree_to_packed": abs(losses[TREE] / losses[PACKED] - 1),
+            "loss_tree_to_exact": abs(losses[TREE] / losses[EXACT] - 1),
+            "loss_packed_to_exact": abs(losses[PACKED] / losses[EXACT] - 1),
+            "gradient_tree_to_packed": _relative(gradients[TREE], gradients[PACKED]),
+            "gradient_tree_to_exact": _relative(gradients[TREE], gradients[EXACT]),
+            "gradient_packed_to_exact": _relative(gradients[PACKED], gradients[EXACT]),
+        }
 
 
 def _relative(got: torch.Tensor, truth: torch.Tensor) -> float:
