@@ -14,6 +14,7 @@ from tree_kernels.edge_log_probs import (
     edge_log_probs_of_rows,
     logits_edge_log_probs,
     rows_of_edges,
+    unavailable_reason,
 )
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -247,6 +248,9 @@ def test_what_triton_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(triton_edges, "INTERPRETED", False)
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
         edge_log_probs(*torch.zeros(2, 3, 4).unbind(), edges, edges, impl="triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    reason = unavailable_reason("triton", device=torch.device("cuda"), dtype=torch.float16)
+    assert reason is not None and "the device has 7.5" in reason
 
 
 def test_auto_is_triton_on_cuda_and_chunked_elsewhere() -> None:

@@ -22,17 +22,22 @@ from tree_kernels.edge_log_probs.triton_rows import (
 )
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LEAST_CAPABILITY = (8, 0)
 COLUMN_STEP, ROW_STEP = 256, 128
 
 
 def triton_unavailable_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the Triton kernels cannot run, or None if they can."""
-    if INTERPRETED and dtype == torch.bfloat16:
-        return "Triton's CPU interpreter (TRITON_INTERPRET=1) is wrong in bfloat16"
-    if not INTERPRETED and device.type != "cuda":
-        return f"Triton needs a CUDA device (or TRITON_INTERPRET=1 in tests), received {device.type}"
     if dtype not in DTYPES:
         return f"it computes bfloat16, float16 and float32, received {dtype}"
+    if INTERPRETED:
+        is_wrong = dtype == torch.bfloat16
+        return "Triton's CPU interpreter (TRITON_INTERPRET=1) is wrong in bfloat16" if is_wrong else None
+    if device.type != "cuda":
+        return f"Triton needs a CUDA device (or TRITON_INTERPRET=1 in tests), received {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        return f"it needs compute capability 8.0 (Ampere), the device has {capability[0]}.{capability[1]}"
     return None
 
 
