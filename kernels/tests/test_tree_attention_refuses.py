@@ -81,6 +81,19 @@ def test_auto_says_what_it_picks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert chosen(cuda, torch.bfloat16, False) == "flex"
     assert chosen(cuda, torch.bfloat16, True) == "sdpa"
+
+
+def test_auto_prefers_what_was_tuned_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, expected in (((8, 0), "flex"), ((9, 0), "triton"), ((12, 0), "flex")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert chosen(torch.device("cuda"), torch.float32, False) == expected
+        assert chosen(torch.device("cuda"), torch.float32, True) == "triton"
+
+
+def test_what_runs_everywhere_is_never_refused() -> None:
+    cuda = torch.device("cuda")
     assert unavailable_reason("sdpa", device=CPU, dtype=torch.float64, head_size=64) is None
     assert "float64" in str(unavailable_reason("flex", device=cuda, dtype=torch.float64, head_size=64))
 

@@ -13,12 +13,14 @@ from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree, fa4_unavailab
 from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
-from tree_kernels.tree_attention.triton_tiles import triton_unavailable_reason
+from tree_kernels.tree_attention.triton_tiles import measured_on, triton_unavailable_reason
 
 OP = "tree_attention"
 IMPLEMENTATIONS = ("reference", "sdpa", "flex", "triton", "fa4")
 FASTEST_FIRST = ("fa4", "triton", "flex")
-"""What `impl="auto"` tries on CUDA before sdpa."""
+"""What `impl="auto"` tries on Hopper before sdpa, as measured there."""
+BEST_KNOWN_FIRST = ("flex", "triton")
+"""What it tries on other CUDA devices, for which our kernels have not been tuned."""
 
 
 def unavailable_reason(
@@ -55,7 +57,10 @@ def chosen_implementation(
     deterministic: bool = False,
 ) -> str:
     """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere."""
-    for impl in FASTEST_FIRST if device.type == "cuda" else ():
+    order: tuple[str, ...] = ()
+    if device.type == "cuda":
+        order = FASTEST_FIRST if measured_on(device) else BEST_KNOWN_FIRST
+    for impl in order:
         reason = unavailable_reason(
             impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
         )

@@ -33,7 +33,7 @@ def triton_attention(
         sinks_H: [Hq] logits that join the denominator, or None.
         layout: the forest.
         rule: scale, window, soft cap.
-        tiles: tile sizes; None picks by head size and dtype.
+        tiles: tile sizes; None picks by head size, dtype and architecture.
 
     Returns:
         output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in float32.
@@ -45,7 +45,7 @@ def triton_attention(
     if q_NHD.shape[0] == 0:
         nothing = q_NHD + (k_MKD.sum() + v_MKD.sum()) * 0
         return nothing, nothing.sum(-1).float()
-    tiles = tiles or tiles_for(q_NHD.shape[-1], q_NHD.dtype)
+    tiles = tiles or tiles_for(q_NHD.shape[-1], q_NHD.dtype, q_NHD.device)
     return _TritonAttention.apply(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, tiles)
 
 

@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
 OLDEST_CAPABILITY = (8, 0)
+HOPPER = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,24 +71,57 @@ def padded_size(head_size: int) -> int:
     return max(16, 1 << (head_size - 1).bit_length())
 
 
-def tiles_for(head_size: int, dtype: torch.dtype) -> Tiles:
-    """Tiles by head size and dtype."""
+def measured_on(device: torch.device) -> bool:
+    """Whether the tiles were measured on this kind of device: Hopper. Elsewhere they are merely sure to fit."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] == HOPPER
+
+
+def tiles_for(head_size: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Tiles by head size, dtype and architecture; those of Hopper are the fastest of a sweep on an H200."""
     size = padded_size(head_size)
     if dtype == torch.float32:
-        tile = Tile(rows=32, keys=32, warps=4, stages=1)
-        return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
-    if size <= 128:
+        return _float32_tiles(size)
+    if not measured_on(device):
+        return _portable_tiles(size)
+    if size <= 64:
         tile = Tile(rows=64, keys=64, warps=4, stages=2)
         return Tiles(
-            forward=Tile(rows=128, keys=128, warps=8, stages=2, packed=True),
+            forward=replace(tile, packed=True),
+            query_gradient=tile,
+            key_gradients=(replace(tile, rows=128),),
+        )
+    if size == 128:
+        tile = Tile(rows=64, keys=64, warps=4, stages=2)
+        # Tiles of 128 x 128 are 2 to 10 % faster forward on trees of large segments, 20 % slower on small ones.
+        return Tiles(
+            forward=replace(tile, stages=5, packed=True),
             query_gradient=tile,
             key_gradients=(tile,),
         )
     return Tiles(
         forward=Tile(rows=128, keys=64, warps=8, stages=2, packed=True),
         query_gradient=Tile(rows=128, keys=32, warps=8, stages=2, packed=True),
-        key_gradients=(
-            Tile(rows=32, keys=128, warps=8, stages=2),
-            Tile(rows=64, keys=128, warps=8, stages=2),
-        ),
+        # Two accumulators of this size do not fit the registers.
+        key_gradients=(Tile(rows=64, keys=64, warps=4, stages=2), Tile(rows=64, keys=128, warps=8, stages=2)),
     )
+
+
+def _portable_tiles(size: int) -> Tiles:
+    """At most 75 KiB of shared memory on every architecture, and registers spilled little on Ampere and Ada."""
+    if size <= 128:
+        tile = Tile(rows=64, keys=32, warps=8, stages=2)
+        return Tiles(forward=replace(tile, packed=True), query_gradient=tile, key_gradients=(tile,))
+    tile = Tile(rows=32, keys=32, warps=8, stages=1)
+    return Tiles(forward=replace(tile, packed=True), query_gradient=tile, key_gradients=(tile, tile))
+
+
+def _float32_tiles(size: int) -> Tiles:
+    """Products of three tf32 products each: as exact as float32 products, and 7 times as fast (both measured)."""
+    small = Tile(rows=32, keys=32, warps=4, stages=1, precision="tf32x3")
+    if size <= 64:
+        tile = replace(small, rows=64)
+        return Tiles(forward=replace(tile, keys=64, packed=True), query_gradient=tile, key_gradients=(tile,))
+    if size == 128:
+        return Tiles(forward=replace(small, packed=True), query_gradient=small, key_gradients=(small,))
+    wide = replace(small, warps=8)
+    return Tiles(forward=replace(wide, rows=64, packed=True), query_gradient=wide, key_gradients=(wide,))

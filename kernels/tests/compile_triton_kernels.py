@@ -1,0 +1,92 @@
+"""Compiles the kernels of tree attention in bfloat16 with every option: python -m compile_triton_kernels 90 128.
+
+Prints the shared memory of each, in bytes.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tree_kernels.tree_attention import triton_tiles
+from tree_kernels.tree_attention.triton_forward import forward_kernel
+from tree_kernels.tree_attention.triton_key_gradient import key_gradient_kernel
+from tree_kernels.tree_attention.triton_query_gradient import query_gradient_kernel, row_term_kernel
+from tree_kernels.tree_attention.triton_tiles import Tile, padded_size, tiles_for
+
+GROUP = 4
+INTEGER_VECTORS = (
+    "full_",
+    "partial_",
+    "key_end",
+    "key_depth",
+    "piece_block",
+    "piece_first",
+    "piece_stop",
+    "piece_slot",
+)
+FLOAT_VECTORS = ("lse_", "row_term_", "grad_lse_", "piece_sum")
+
+
+def signature_of(kernel: Any, constants: dict[str, Any]) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]:
+    """Types of a kernel's arguments as a launch finds them, and which are multiples of 16."""
+    types, aligned = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            types[name] = "constexpr"
+        elif name.endswith("_blocks"):
+            rows = constants["KEYS" if name in ("k_blocks", "v_blocks") else "ROWS"]
+            types[name] = f"tensordesc<bf16[{rows}, 1, {constants['PADDED_SIZE']}]>"
+        elif name.endswith("_pointer"):
+            types[name] = "*i32" if name.startswith(INTEGER_VECTORS) else "*bf16"
+            types[name] = "*fp32" if name.startswith(FLOAT_VECTORS) else types[name]
+            aligned[(index,)] = [["tt.divisibility", 16]]
+        else:
+            types[name] = "fp32" if name in ("scale", "scale_log2", "cap_log2") else "i32"
+    return types, aligned
+
+
+def shared_memory(kernel: Any, tile: Tile, capability: int, constants: dict[str, Any]) -> int:
+    types, aligned = signature_of(kernel, constants)
+    source = ASTSource(kernel, types, constants, aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+
+
+def main(capability: int, head_size: int) -> None:
+    triton_tiles.measured_on = lambda device: capability == 90
+    tiles = tiles_for(head_size, torch.bfloat16, torch.device("cuda"))
+    sizes = {"HEAD_SIZE": head_size, "PADDED_SIZE": padded_size(head_size)}
+
+    def constants(tile: Tile) -> dict[str, Any]:
+        options = {"CAPPED": True, "WINDOWED": True, "PRECISION": tile.precision, "IN_REGISTERS": tile.in_registers}
+        return {"GROUP": GROUP, "ROWS": tile.rows, "KEYS": tile.keys} | options | sizes
+
+    def packed(tile: Tile) -> dict[str, Any]:
+        pack = GROUP if tile.packed else 1
+        return constants(tile) | {"PACK": pack, "TOKENS": tile.rows // pack}
+
+    forward, queries = tiles.forward, tiles.query_gradient
+    shared = {
+        "forward": shared_memory(forward_kernel, forward, capability, packed(forward) | {"SINKS": True}),
+        "query_gradient": shared_memory(query_gradient_kernel, queries, capability, packed(queries)),
+        "row_term": shared_memory(
+            row_term_kernel,
+            Tile(rows=64, keys=0, warps=4, stages=3),
+            capability,
+            {"ROWS": 64, "LSE_GRADIENT": True} | sizes,
+        ),
+    }
+    together = len(tiles.key_gradients) == 1
+    for index, tile in enumerate(tiles.key_gradients):
+        of = {"OF_KEYS": index == 0, "OF_VALUES": together or index == 1}
+        shared[f"key_gradient {index}"] = shared_memory(key_gradient_kernel, tile, capability, constants(tile) | of)
+    print(json.dumps(shared))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
