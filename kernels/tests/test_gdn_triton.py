@@ -59,9 +59,15 @@ def check(parent: list[int], dtype: torch.dtype, **options: Any) -> None:
         assert error < ERROR[dtype], (name, error)
 
 
-@pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize(
-    ("shape", "size"), [("chain", 35), ("comb", 40), ("random_trie", 50), ("bushy_trie", 33), ("forest", 40)]
+    ("shape", "size", "dtype"),
+    [
+        ("chain", 35, torch.float32),
+        ("comb", 40, torch.float16),
+        ("random_trie", 40, torch.float32),
+        ("random_trie", 40, torch.float16),
+        ("forest", 40, torch.float32),
+    ],
 )
 def test_forests_in_small_tiles(shape: str, size: int, dtype: torch.dtype) -> None:
     check(SHAPES[shape](size), dtype, states_at=(size - 1, size // 2), **SMALL)
@@ -73,9 +79,9 @@ def test_a_single_token() -> None:
 
 def test_tiles_that_several_chains_leave_in_several_places() -> None:
     # Branches off both ends and the middle of the same tile, long enough to be chains of their own.
-    parent = fork(16, [20, 20])
+    parent = fork(16, [18, 18])
     for joint in (3, 7, 7):
-        parent += [joint, *range(len(parent), len(parent) + 17)]
+        parent += [joint, *range(len(parent), len(parent) + 16)]
     check(parent, torch.float32, states_at=(7, 15), **SMALL)
 
 
@@ -88,7 +94,7 @@ def test_two_value_heads_share_a_key_head_of_another_size() -> None:
 
 
 def test_two_runs_are_bitwise_equal() -> None:
-    parent = SHAPES["random_trie"](40)
+    parent = SHAPES["random_trie"](25)
     first, second = (outputs_and_gradients(parent, torch.float32, **SMALL)[0] for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -81,8 +81,7 @@ def test_every_budget_in_float64(capacity: int) -> None:
         assert_same(partitioned_gradients(model, rows, capacity, preview=capacity == 5), expected)
 
 
-@pytest.mark.parametrize("capacity", (3, 40))
-@pytest.mark.parametrize("family", ("qwen3_5", "qwen3_5_moe"))
+@pytest.mark.parametrize(("family", "capacity"), (("qwen3_5", 3), ("qwen3_5_moe", 40)))
 def test_other_families_with_checkpointing_and_offloading(family: str, capacity: int) -> None:
     rows = rows_with_prefix(30)
     with float64_throughout():

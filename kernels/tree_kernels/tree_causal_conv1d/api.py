@@ -40,7 +40,7 @@ def tree_causal_conv1d(
         activation: None, "silu" or "swish" (the same), applied to the sum.
         initial_context: [K - 1, C] inputs before the roots, oldest first; None: zeros.
         return_contexts_at: tokens after which the last K - 1 inputs are returned, as `initial_context` takes them.
-        impl: "auto" (triton on CUDA where it can run, shifted elsewhere), "reference", "shifted" or "triton".
+        impl: "auto" (shifted), "reference", "shifted" or "triton".
 
     Returns:
         output [N, C] in x's dtype, summed in float32 (float64 for float64), and the contexts [S, K - 1, C] in the
@@ -61,7 +61,7 @@ def tree_causal_conv1d(
     if impl == "triton" and reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)
     with torch.autocast(x_NC.device.type, enabled=False):
-        if len(x_NC) and (impl == "triton" or (impl == "auto" and x_NC.device.type == "cuda" and reason is None)):
+        if len(x_NC) and impl == "triton":
             out_NC = triton_conv1d(x_NC, weight_CK, bias_C, layout, context_KC, activation is not None)
         else:
             if len(x_NC) and impl == "reference":

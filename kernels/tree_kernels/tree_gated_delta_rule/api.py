@@ -12,7 +12,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_gated_delta_rule.chunked import chunked_delta_rule
 from tree_kernels.tree_gated_delta_rule.reference import reference_delta_rule
-from tree_kernels.tree_gated_delta_rule.triton_sizes import triton_unavailable_reason
+from tree_kernels.tree_gated_delta_rule.triton_sizes import PROVEN_SIZES, triton_unavailable_reason
 
 OP = "tree_gated_delta_rule"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
@@ -32,10 +32,9 @@ def unavailable_reason(
 
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str:
-    """The implementation that `impl="auto"` runs: triton where it can run on CUDA, chunked elsewhere."""
-    if device.type != "cuda" or triton_unavailable_reason(device, dtype, key_size, value_size):
-        return "chunked"
-    return "triton"
+    """The implementation that `impl="auto"` runs: triton on CUDA at proven state sizes, chunked elsewhere."""
+    is_proven = device.type == "cuda" and (key_size, value_size) in PROVEN_SIZES
+    return "triton" if is_proven and not triton_unavailable_reason(device, dtype, key_size, value_size) else "chunked"
 
 
 def tree_gated_delta_rule(

@@ -1,0 +1,71 @@
+"""The compiled Triton kernels at the sizes of models, against the chunked form in float64, and bitwise repeatable."""
+
+import pytest
+import torch
+from delta_rows import NAMES, delta_leaves, fork
+from tree_shapes import SHAPES, subtree_end_of
+
+from tree_kernels import TreeLayout, tree_causal_conv1d, tree_gated_delta_rule
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+# Relative errors in norm: twice what an H200 showed at size 64 (7e-3, 1e-3, 1e-6 allow for more roundings at 128).
+ERROR = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
+FORESTS = {
+    "chain": SHAPES["chain"](900),
+    "forest": SHAPES["forest"](900),
+    "comb": SHAPES["comb"](600),
+    "star": fork(30, [20] * 30),
+    "prefix_65": fork(65, [129, 64, 1, 200]),
+}
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.isfinite().all()
+    return float((actual.double() - expected).detach().norm() / expected.detach().norm())
+
+
+@pytest.mark.parametrize("size", (64, 128))
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("forest", FORESTS)
+def test_delta_rule_equals_float64(forest: str, dtype: torch.dtype, size: int) -> None:
+    parent = FORESTS[forest]
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
+    leaves = delta_leaves(len(parent), key_size=size, value_size=size, decay=(1e-3, 20.0))
+    rounded = {n: t.detach().cuda().to(dtype if n in "qkv" else torch.float32) for n, t in leaves.items()}
+    states_at = (len(parent) - 1, 5)
+    results = []
+    for impl in ("chunked", "triton", "triton"):
+        inputs = [(t.double() if impl == "chunked" else t.clone()).requires_grad_() for t in rounded.values()]
+        out, states = tree_gated_delta_rule(
+            *inputs[:5], layout, initial_state=inputs[5], return_states_at=states_at, impl=impl
+        )
+        assert states is not None
+        torch.manual_seed(0)
+        weight = torch.randn(out.shape, device="cuda").to(dtype).double()
+        loss = (out.double() * weight).sum() + states.double().square().sum()
+        results.append([out, states, *torch.autograd.grad(loss, inputs)])
+    truth, first, second = results
+    for name, actual, expected in zip(("out", "states", *NAMES), first, truth, strict=True):
+        assert relative_error(actual, expected) < ERROR[dtype], name
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+def test_convolution_equals_float64(dtype: torch.dtype) -> None:
+    parent = FORESTS["forest"]
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
+    torch.manual_seed(0)
+    rounded = [torch.randn(*shape, device="cuda").to(dtype) for shape in ((len(parent), 192), (192, 4), (3, 192))]
+    results = []
+    for impl in ("shifted", "triton"):
+        x, weight, context = inputs = [
+            (t.double() if impl == "shifted" else t.clone()).requires_grad_() for t in rounded
+        ]
+        out, _ = tree_causal_conv1d(x, weight, None, layout, activation="silu", initial_context=context, impl=impl)
+        results.append([out, *torch.autograd.grad((out.double() * rounded[0].double()).sum(), inputs)])
+    for actual, expected in zip(results[1], results[0], strict=True):
+        assert relative_error(actual, expected) < ERROR[dtype]
