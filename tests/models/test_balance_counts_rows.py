@@ -74,6 +74,17 @@ def test_auxiliary_loss_is_that_of_the_padded_rows(family: str, checkpointing: b
     assert_equal_gradients(gradients(model, got), gradients(stock, expected))
 
 
+def test_a_recomputation_leaves_no_graph_behind() -> None:
+    model = prepared("mixtral").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    routing, trace = tree_forward(model, ROWS)
+    routing.weight_LE = torch.ones(LAYERS, EXPERTS)
+    share = routing.close(trace)
+    assert share is not None
+    share.backward()
+    assert [logits.grad_fn for logits in trace.take_logits()] == [None] * LAYERS
+
+
 @pytest.mark.parametrize("form", ("pooled", "per_layer"))
 def test_both_forms_in_float64_are_exact_to_rounding(form: BalanceForm) -> None:
     stock, model = (build(FAMILIES["qwen3_moe"], attention="sdpa", dtype=torch.float64) for _ in range(2))
