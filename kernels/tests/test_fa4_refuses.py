@@ -22,6 +22,7 @@ CUDA = torch.device("cuda")
         ({"head_size": 96}, r"head size of \(64, 128, 256\), received 96"),
         ({"deterministic": True}, "deterministic=True"),
         ({"softcap": 30.0}, "soft cap's tanh to 11 bits, received softcap=30.0"),
+        ({"needs_lse": True}, "log-sum-exp are unproven, received sinks or return_lse=True"),
     ],
 )
 def test_what_it_cannot_do_is_named(changes: dict[str, Any], complaint: str) -> None:
@@ -54,7 +55,8 @@ def test_only_the_pinned_version_is_used(
 
 
 @pytest.mark.parametrize(
-    "options", [{"softcap": 30.0}, {"deterministic": True}, {"head_size": 80}, {"dtype": torch.float32}]
+    "options",
+    [{"softcap": 30.0}, {"needs_lse": True}, {"deterministic": True}, {"head_size": 80}, {"dtype": torch.float32}],
 )
 def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # By name the module is hidden behind the function of the same name as its package.

@@ -4,6 +4,8 @@ Token i sees token j iff j <= i < subtree_end[j], and the whole past. See kernel
 Legend: N unique tokens, P past tokens, M = P + N keys, H heads, D head size.
 """
 
+from typing import Any
+
 import torch
 
 from tree_kernels.implementation import UnsupportedImplementation
@@ -30,9 +32,12 @@ def unavailable_reason(
     dtype: torch.dtype,
     head_size: int,
     softcap: float | None = None,
+    needs_lse: bool = False,
     deterministic: bool = False,
 ) -> str | None:
     """Why `impl` cannot run on this device, dtype and head size with these options, or None if it can.
+
+    `needs_lse`: sinks are given or the log-sum-exp is returned.
 
     Raises:
         ValueError: there is no implementation of that name.
@@ -40,7 +45,9 @@ def unavailable_reason(
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
     if impl == "fa4":
-        return fa4_unavailable_reason(device, dtype, head_size, softcap=softcap, deterministic=deterministic)
+        return fa4_unavailable_reason(
+            device, dtype, head_size, softcap=softcap, needs_lse=needs_lse, deterministic=deterministic
+        )
     if impl == "flex":
         return flex_unavailable_reason(device, dtype, head_size, deterministic=deterministic)
     if impl == "triton":
@@ -54,6 +61,7 @@ def chosen_implementation(
     dtype: torch.dtype,
     head_size: int,
     softcap: float | None = None,
+    needs_lse: bool = False,
     deterministic: bool = False,
 ) -> str:
     """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere."""
@@ -62,7 +70,13 @@ def chosen_implementation(
         order = FASTEST_FIRST if measured_on(device) else BEST_KNOWN_FIRST
     for impl in order:
         reason = unavailable_reason(
-            impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
+            impl,
+            device=device,
+            dtype=dtype,
+            head_size=head_size,
+            softcap=softcap,
+            needs_lse=needs_lse,
+            deterministic=deterministic,
         )
         if reason is None:
             return impl
@@ -117,7 +131,7 @@ def tree_attention(
     past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
-    impl = _usable(impl, q_NHD, softcap, deterministic)
+    impl = _usable(impl, q_NHD, softcap, return_lse or sinks is not None, deterministic)
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
     rule = ScoreRule(scale=q_NHD.shape[-1] ** -0.5 if scale is None else float(scale), window=window, softcap=softcap)
@@ -125,7 +139,7 @@ def tree_attention(
         if impl == "reference":
             out_NHD, lse_NH = reference_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "fa4":
-            out_NHD, lse_NH = fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
+            return fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, layout, rule)
         elif impl == "flex":
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "triton":
@@ -140,16 +154,13 @@ def tree_attention(
     return (out_NHD, lse_NH) if return_lse else out_NHD
 
 
-def _usable(impl: str, q: torch.Tensor, softcap: float | None, deterministic: bool) -> str:
+def _usable(impl: str, q: torch.Tensor, softcap: float | None, needs_lse: bool, deterministic: bool) -> str:
     """The implementation that runs: `impl`, or what "auto" stands for."""
-    device, dtype, head_size = q.device, q.dtype, q.shape[-1]
+    wanted: dict[str, Any] = {"device": q.device, "dtype": q.dtype, "head_size": q.shape[-1]}
+    wanted |= {"softcap": softcap, "needs_lse": needs_lse, "deterministic": deterministic}
     if impl == "auto":
-        return chosen_implementation(
-            device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
-        )
-    reason = unavailable_reason(
-        impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, deterministic=deterministic
-    )
+        return chosen_implementation(**wanted)
+    reason = unavailable_reason(impl, **wanted)
     if reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)
     return impl

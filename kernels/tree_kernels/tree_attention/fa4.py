@@ -27,6 +27,7 @@ def fa4_unavailable_reason(
     head_size: int,
     *,
     softcap: float | None = None,
+    needs_lse: bool = False,
     deterministic: bool = False,
 ) -> str | None:
     """Why flash-attn-4 cannot run, or None if it can."""
@@ -40,6 +41,8 @@ def fa4_unavailable_reason(
         return f"{PACKAGE} sums dQ in the order in which blocks finish, received deterministic=True"
     if softcap is not None:
         return f"{PACKAGE} approximates the soft cap's tanh to 11 bits, received softcap={softcap}"
+    if needs_lse:
+        return f"{PACKAGE}: gradients through the log-sum-exp are unproven, received sinks or return_lse=True"
     return package_reason() or _device_reason(device)
 
 
@@ -47,37 +50,29 @@ def fa4_attention_of_tree(
     q_NHD: torch.Tensor,
     k_MKD: torch.Tensor,
     v_MKD: torch.Tensor,
-    sinks_H: torch.Tensor | None,
     layout: TreeLayout,
     rule: ScoreRule,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Attention of any N and P; gradients of q, k and v in their dtype, accumulated in float32.
 
     Args:
         q_NHD: [N, H, D].
         k_MKD: [P + N, K, D], past first.
         v_MKD: [P + N, K, D].
-        sinks_H: [H] logits that join the denominator, or None.
         layout: the forest.
         rule: scale and window; a soft cap is refused before.
 
     Returns:
-        output [N, H, D] in q's dtype and log-sum-exp [N, H] (sinks included) in float32.
+        output [N, H, D] in q's dtype.
     """
     num_tokens, heads, head_size = q_NHD.shape
     if num_tokens == 0:
-        return q_NHD.clone(), q_NHD.new_zeros(q_NHD.shape[:2], dtype=torch.float32)
+        return q_NHD.clone()
     plan = fa4_plan(layout, head_size=head_size, heads=heads, window=rule.window)
     inputs = [_padded(t, plan.padding) for t in (q_NHD, k_MKD, v_MKD)]
-    out_NHD, lse_HN = _Fa4Attention.apply(*inputs, plan, rule.scale)
-    lse_NH = lse_HN.transpose(0, 1)
-    if plan.padding:
-        # Only then: the gradient of a slice is a copy.
-        out_NHD, lse_NH = out_NHD[:num_tokens], lse_NH[:num_tokens]
-    if sinks_H is not None:
-        plain_lse_NH, lse_NH = lse_NH, torch.logaddexp(lse_NH, sinks_H.float())
-        out_NHD = (out_NHD * torch.exp(plain_lse_NH - lse_NH)[..., None]).to(q_NHD.dtype)
-    return out_NHD, lse_NH
+    out_NHD: torch.Tensor = _Fa4Attention.apply(*inputs, plan, rule.scale)
+    # Only where there is padding: the gradient of a slice is a copy.
+    return out_NHD[:num_tokens] if plan.padding else out_NHD
 
 
 class _Fa4Attention(torch.autograd.Function):
@@ -86,7 +81,7 @@ class _Fa4Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         # The package is optional, and importing it takes seconds.
         from tree_kernels.tree_attention import fa4_kernels
 
@@ -94,19 +89,16 @@ class _Fa4Attention(torch.autograd.Function):
         out_NHD, lse_HN = fa4_kernels.forward(q_NHD, k_MKD, v_MKD, plan, scale)
         ctx.save_for_backward(q_NHD, k_MKD, v_MKD, out_NHD, lse_HN)
         ctx.plan, ctx.scale = plan, scale
-        # An unused log-sum-exp keeps its gradient None, and its own preprocessing kernel is not launched.
-        ctx.set_materialize_grads(False)
-        return out_NHD, lse_HN
+        return out_NHD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out_NHD: torch.Tensor | None, grad_lse_HN: torch.Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_out_NHD: torch.Tensor) -> tuple[Any, ...]:
         from tree_kernels.tree_attention import fa4_kernels
 
         q_NHD, k_MKD, v_MKD, out_NHD, lse_HN = ctx.saved_tensors
-        grad_out = torch.zeros_like(out_NHD) if grad_out_NHD is None else grad_out_NHD.contiguous()
-        grad_lse = None if grad_lse_HN is None else grad_lse_HN.float().contiguous()
-        grads = fa4_kernels.backward(q_NHD, k_MKD, v_MKD, out_NHD, lse_HN, grad_out, grad_lse, ctx.plan, ctx.scale)
+        grad_out = grad_out_NHD.contiguous()
+        grads = fa4_kernels.backward(q_NHD, k_MKD, v_MKD, out_NHD, lse_HN, grad_out, ctx.plan, ctx.scale)
         return (*grads, None, None)
 
 

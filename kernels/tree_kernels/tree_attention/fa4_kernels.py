@@ -38,7 +38,6 @@ def backward(
     out_NHD: torch.Tensor,
     lse_HN: torch.Tensor,
     grad_out_NHD: torch.Tensor,
-    grad_lse_HN: torch.Tensor | None,
     plan: Fa4Plan,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -52,7 +51,6 @@ def backward(
         lse_HN.unsqueeze(0),
         softmax_scale=scale,
         block_sparse_tensors=_sparse_tensors(plan.backward),
-        dlse=None if grad_lse_HN is None else grad_lse_HN.unsqueeze(0),
         **_mask(plan),
     )
     return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)

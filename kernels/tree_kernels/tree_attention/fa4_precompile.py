@@ -106,10 +106,7 @@ def compiled_kernels(cache: Path) -> Iterator[Path]:
 
 
 def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> None:
-    """One forward and both backwards (with and without a gradient of the log-sum-exp), of two key heads.
-
-    Autograd is left out: it would start a device.
-    """
+    """One forward and one backward of two key heads; without autograd, which would start a device."""
     # Reads the settings above when first imported.
     from tree_kernels.tree_attention import fa4_kernels
 
@@ -126,10 +123,9 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
         )
         q, out, grad_out = (torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda") for _ in range(3))
         k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in range(2))
-        lse, grad_lse = (torch.empty(2 * ratio, TOKENS, device="cuda") for _ in range(2))
+        lse = torch.empty(2 * ratio, TOKENS, device="cuda")
         fa4_kernels.forward(q, k, v, plan, 1.0)
-        for used_grad_lse in (None, grad_lse):
-            fa4_kernels.backward(q, k, v, out, lse, grad_out, used_grad_lse, plan, 1.0)
+        fa4_kernels.backward(q, k, v, out, lse, grad_out, plan, 1.0)
 
 
 def _without_data(lists: HeadBlockLists) -> HeadBlockLists:

@@ -1,0 +1,68 @@
+"""Around flash-attn-4's kernels nothing is lost: padding, window, past and gradients reach the caller as they should.
+
+The package runs on Hopper only; here the plan's own dense mask stands in for its kernels, in float64.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tree_shapes import SHAPES, subtree_end_of
+
+from tree_kernels import TreeLayout
+from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree
+from tree_kernels.tree_attention.fa4_plan import Fa4Plan
+from tree_kernels.tree_attention.reference import reference_attention
+from tree_kernels.tree_attention.score_rule import ScoreRule
+
+
+def dense_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Fa4Plan, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    queries, keys = q.shape[0], k.shape[0]
+    own_key, key = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    seen = (key <= own_key) & (own_key < plan.ends[:keys])
+    if plan.window is not None:
+        assert plan.key_depths is not None and plan.query_depths is not None
+        seen &= plan.query_depths[:queries, None] - plan.key_depths[:keys] < plan.window
+    group = q.shape[1] // k.shape[1]
+    scores = scale * torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1))
+    scores = scores.masked_fill(~seen, float("-inf"))
+    out = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v.repeat_interleave(group, 1))
+    return out, scores.logsumexp(-1)
+
+
+def dense_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    q, k, v, _, _, grad_out, plan, scale = arguments
+    assert grad_out.is_contiguous() and not any(0 in t.stride() for t in (q, k, v))
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    with torch.enable_grad():
+        return torch.autograd.grad(dense_forward(*leaves, plan, scale)[0], leaves, grad_out)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("size", "past"), [(1, 0), (1, 5), (192, 0), (193, 77), (260, 1)])
+def test_outputs_and_gradients_are_those_of_the_reference(
+    size: int, past: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = ModuleType("tree_kernels.tree_attention.fa4_kernels")
+    kernels.forward, kernels.backward = dense_forward, dense_backward  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr(sys.modules["tree_kernels.tree_attention"], "fa4_kernels", kernels, raising=False)
+    torch.manual_seed(size)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)), past_length=past)
+    q = torch.randn(size, 4, 64, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(past + size, 1, 64, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(past + size, 2, 64, dtype=torch.float64, requires_grad=True)
+    rule = ScoreRule(scale=0.2, window=window)
+    wide_k = k.expand_as(v)
+    own = fa4_attention_of_tree(q, wide_k, v, layout, rule)
+    expected, _ = reference_attention(q, wide_k, v, None, layout, rule)
+    torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+    weight = torch.randn(4, 64, dtype=torch.float64).expand_as(own)
+    for mine, theirs in zip(
+        torch.autograd.grad(own, (q, k, v), weight), torch.autograd.grad(expected, (q, k, v), weight), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
