@@ -29,6 +29,26 @@ from tree_kernels.tree_gated_delta_rule.triton_tile import (
 
 
 @triton.jit
+def _both_scores(
+    q_pointer: tl.tensor,
+    k_pointer: tl.tensor,
+    key_rows: tl.tensor,
+    exists: tl.tensor,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Q K^T and K Q^T, [C, C]."""
+    scores, scores_ji = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    for block in tl.static_range(K // BK):
+        q = load_rows(q_pointer, key_rows, exists, block * BK, BK)
+        k = load_rows(k_pointer, key_rows, exists, block * BK, BK)
+        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
+        scores_ji = tl.dot(k, tl.trans(q), scores_ji, input_precision="ieee")
+    return scores, scores_ji
+
+
+@triton.jit
 def _exit_keys(
     d_state_pointer: tl.tensor,
     entry_pointer: tl.tensor,
@@ -97,12 +117,7 @@ def score_gradients_kernel(
     out_rows = token_offsets(token, head, HEADS, V)
     own_key_rows = token_offsets(token, head, HEADS, K)
     written_rows = row_offsets(tile, head, HEADS, C, V)
-    scores, scores_ji = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-    for block in tl.static_range(K // BK):
-        q = load_rows(q_pointer, key_rows, exists, block * BK, BK)
-        k = load_rows(k_pointer, key_rows, exists, block * BK, BK)
-        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
-        scores_ji = tl.dot(k, tl.trans(q), scores_ji, input_precision="ieee")
+    scores, scores_ji = _both_scores(q_pointer, k_pointer, key_rows, exists, K, BK, C)
     d_scores, d_scores_ji = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     for block in tl.static_range(V // BV):
         d_out = load_rows(d_out_pointer, out_rows, exists, block * BV, BV)
