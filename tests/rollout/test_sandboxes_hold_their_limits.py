@@ -16,14 +16,8 @@ from typing import Any
 import pytest
 
 from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environments.sandbox import (
-    Backend,
-    Sandbox,
-    SandboxDied,
-    SandboxError,
-    SandboxOptions,
-    open_sandbox,
-)
+from tree_rl.rollout.environments.open_sandbox import open_sandbox
+from tree_rl.rollout.environments.sandbox import Backend, Sandbox, SandboxDied, SandboxError, SandboxOptions
 from tree_rl.rollout.workspace import CommandResult
 
 LIMITS = Limits(

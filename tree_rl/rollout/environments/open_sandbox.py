@@ -1,0 +1,30 @@
+"""Which sandbox a task runs in: our own confined workspace, or SWE-ReX, imported only where it is asked for."""
+
+from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, ConfinedSandbox, Sandbox, SandboxError, SandboxOptions
+
+
+def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str | None) -> Sandbox:
+    """Choose the sandbox for a task; it still has to be started.
+
+    Args:
+        options: of the sandbox.
+        image: container image that the task needs; None where its files are written.
+        directory: working directory in the image.
+
+    Raises:
+        SandboxError: the task needs an image and the back end runs none, or SWE-ReX is missing.
+    """
+    if image is not None and options.backend not in (*WITH_IMAGE, "remote"):
+        raise SandboxError(
+            f"{KEY}.backend={options.backend} runs no container, but the task needs the image {image}; set "
+            f"{KEY}.backend=docker (or modal, or remote with a server inside that image)"
+        )
+    if options.backend == "confined":
+        return ConfinedSandbox(options.limits, options.readable)
+    try:
+        from tree_rl.rollout.environments.rex_sandbox import RexSandbox
+    except ImportError as error:
+        raise SandboxError(
+            f"{KEY}.backend={options.backend} needs SWE-ReX ({error}); install it with pip install 'tree_rl[agents]'"
+        ) from error
+    return RexSandbox(options, image=image, directory=directory)
