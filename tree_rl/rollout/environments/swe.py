@@ -8,8 +8,8 @@ from typing import Any
 
 from tree_rl.rollout.confinement import Limits
 from tree_rl.rollout.environment import SHELL_TOOL, Outcome, ToolCall, describe_result
-from tree_rl.rollout.environments.reports import TestReport, judge, passed_tests
 from tree_rl.rollout.environments.open_sandbox import open_sandbox
+from tree_rl.rollout.environments.reports import TestReport, judge, passed_tests
 from tree_rl.rollout.environments.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, quote
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.workspace import CommandResult
