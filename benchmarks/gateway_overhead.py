@@ -93,7 +93,9 @@ async def serve(tokenizer: Any, sessions: int, turns: int, pause_s: float) -> di
         client = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--client", str(turns), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        cpu = time.process_time()
         out, _ = await client.communicate(json.dumps(endpoints).encode())
+        cpu = time.process_time() - cpu
         latencies = json.loads(out)
         records = [await gateway.close_session(session) for session in opened]
     assert all(len(record.calls) == turns and len(rows_of_calls(record.calls)) == 1 for record in records)
@@ -111,6 +113,7 @@ async def serve(tokenizer: Any, sessions: int, turns: int, pause_s: float) -> di
             for total, pause in zip(totals, pauses, strict=True)
         ],
         "tokens": [float(longest)],
+        "cpu": [1e3 * cpu / (sessions * turns)],
     }
 
 
@@ -155,13 +158,20 @@ def main() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     tokenizer.chat_template = TEMPLATE.read_text()
-    print("| sessions | calls | longest prompt | calls/s | gateway ms: median | p99 | round trip ms: median | p99 |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("sessions", "calls", "longest prompt", "calls/s", "CPU ms", "gateway ms", "p99", "round trip ms", "p99")
+    print(f"| {' | '.join(columns)} |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for sessions, turns, pause_s in ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2.0)):
         started = time.perf_counter()
         figures = asyncio.run(serve(tokenizer, sessions, turns, pause_s))
         rate = sessions * turns / (time.perf_counter() - started)
-        cells = [f"{sessions}", f"{sessions * turns}", f"{figures['tokens'][0]:,.0f}", f"{rate:.0f}"]
+        cells = [
+            f"{sessions}",
+            f"{sessions * turns}",
+            f"{figures['tokens'][0]:,.0f}",
+            f"{rate:.0f}",
+            f"{figures['cpu'][0]:.2f}",
+        ]
         for name in ("gateway", "round trip"):
             ordered = statistics.quantiles(figures[name], n=100, method="inclusive")
             cells += [f"{ordered[49]:.2f}", f"{ordered[98]:.2f}"]

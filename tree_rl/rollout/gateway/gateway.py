@@ -17,6 +17,8 @@ from tree_rl.rollout.gateway.server import Doors
 from tree_rl.rollout.gateway.session import RecordedSession, Session
 
 SHUTDOWN_S = 5
+KEEP_ALIVE_S = 600
+"""Agents run tools between calls: a connection closed under a request that just left is an error at the client."""
 
 
 class Gateway:
@@ -59,6 +61,8 @@ class Gateway:
         """
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
         self._socket = socket.create_server((self.options.host, self.options.port), family=family)
+        # asyncio does this only for sockets that name their protocol; without it every answer waits 40 ms for an ACK.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._doors.app(),
             lifespan="off",
@@ -67,6 +71,7 @@ class Gateway:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))

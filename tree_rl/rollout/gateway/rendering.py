@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
+from tree_rl.rollout.gateway.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.messages import ChatMessage
 
@@ -41,12 +42,13 @@ class Renderer:
         template_options: passed to the template.
 
     Raises:
-        ValueError: the tokenizer does not tokenize piece by piece, or has no special end token.
+        ValueError: the tokenizer does not tokenize piece by piece, has no special end token or no chat template, or
+            its template renders otherwise in transformers.
     """
 
     def __init__(self, tokenizer: Tokenizer, template_options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
-        self._options = dict(template_options)
+        self._template = ChatTemplate(tokenizer, template_options)
         special = {number: token for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special)
         # One that swallows the white space around it cannot be cut off from it.
@@ -61,12 +63,8 @@ class Renderer:
         # A look-ahead cuts in front of a special token and keeps it; longer ones come first in the alternation.
         self._cut = re.compile(f"(?={'|'.join(re.escape(token) for token in self.specials)})")
         self._check_pieces()
-        probe = [
-            ChatMessage(role="user", content="x"),
-            ChatMessage(role="assistant", content="y", reasoning=PROBE),
-        ]
         self._inline_reasoning = False
-        self._inline_reasoning = PROBE not in self.render(probe, tools=(), is_prompt=False)
+        self._probe_template(template_options)
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
         """Write a conversation as the template does.
@@ -81,15 +79,7 @@ class Renderer:
         """
         conversation = [message.for_template(inline_reasoning=self._inline_reasoning) for message in messages]
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    conversation,
-                    tools=list(tools) or None,
-                    add_generation_prompt=is_prompt,
-                    tokenize=False,
-                    **self._options,
-                )
-            )
+            return self._template.render(conversation, tools=list(tools) or None, is_prompt=is_prompt)
         except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", field="messages"
@@ -147,6 +137,18 @@ class Renderer:
         while low and not text.startswith(self.decode(token_ids[:low])):
             low -= 1
         return low
+
+    def _probe_template(self, options: Mapping[str, Any]) -> None:
+        probe = [
+            ChatMessage(role="user", content="x"),
+            ChatMessage(role="assistant", content="y", reasoning=PROBE),
+        ]
+        written = self.render(probe, tools=(), is_prompt=False)
+        conversation = [message.for_template(inline_reasoning=False) for message in probe]
+        expected = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+        if written != expected:
+            raise ValueError(f"chat template: expected what transformers renders, {expected!r}, received {written!r}")
+        self._inline_reasoning = PROBE not in written
 
     def _check_pieces(self) -> None:
         whole = f"{self.end_text}\nuser: a  b\n\n{self.end_text} c{self.end_text}"
