@@ -129,10 +129,9 @@ def key_gradient_kernel(
 
     Grid: (pieces, key heads). Early keys have the most descendants and start first.
     """
-    piece = tl.program_id(0)
-    key_head = tl.program_id(1).to(tl.int64)
-    key_C = tl.load(piece_block_pointer + piece) * KEYS + tl.arange(0, KEYS)
+    piece, key_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     block = tl.load(piece_block_pointer + piece)
+    key_C = block * KEYS + tl.arange(0, KEYS)
     if block * KEYS >= num_keys:
         return
     first, stop = tl.load(piece_first_pointer + piece), tl.load(piece_stop_pointer + piece)
