@@ -197,14 +197,8 @@ def test_a_tokenizer_that_treats_the_start_of_text_apart_still_goes_on_exactly()
 
 def test_a_tokenizer_that_cannot_be_cut_is_refused() -> None:
     tokenizer = build_tokenizer()
-    call = type(tokenizer).__call__
-
-    class Merging(type(tokenizer)):
-        def __call__(self, texts: Any, **kwargs: Any) -> Any:
-            made = call(self, texts, **kwargs)
-            return {"input_ids": [ids if len(ids) < 12 else ids[1:] for ids in made["input_ids"]]}
-
-    tokenizer.__class__ = Merging
+    encode = tokenizer.encode
+    tokenizer.encode = lambda text, **kwargs: encode(text.replace("<|im_end|> c", "<|im_end|>c"), **kwargs)
     with pytest.raises(ValueError, match="to tokenize piece by piece"):
         Renderer(tokenizer, {})
 

@@ -238,6 +238,10 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) 
 def test_a_tokenizer_whose_end_token_is_ordinary_text_is_refused(tiny: SimpleNamespace) -> None:
     class Other:
         eos_token, eos_token_id, added_tokens_decoder = "</s>", 5, tiny.tokenizer.added_tokens_decoder
+        is_fast, backend_tokenizer = True, tiny.tokenizer.backend_tokenizer
 
     with pytest.raises(ValueError, match="expected its eos_token '</s>' among its special tokens"):
+        Renderer(Other(), {})
+    Other.is_fast = False
+    with pytest.raises(ValueError, match=r"expected one with a tokenizer\.json \(fast\), received Other"):
         Renderer(Other(), {})

@@ -56,12 +56,13 @@ class Recorder:
         self._trie = ContextTrie(renderer)
         self._answered: dict[bytes, list[ChatMessage]] = {}
         self._pieces: dict[str, tuple[int, ...]] = {}
-        self._returned: dict[int, ReturnedTurn | None] = {}
+        self._returned: dict[int, tuple[Node, str]] = {}
 
     def drift_report(self) -> DriftReport:
         """What drift there was so far."""
         siblings = find_drifted_siblings(self._session, self.calls, self._renderer.decode)
-        return DriftReport(returned=tuple(turn for turn in self._returned.values() if turn), siblings=siblings)
+        returned = [self._drift_of(node, written) for node, written in self._returned.values()]
+        return DriftReport(returned=tuple(turn for turn in returned if turn is not None), siblings=siblings)
 
     async def prompt(self, request: ChatRequest) -> Prompt:
         """Make the prompt of a request.
@@ -158,23 +159,26 @@ class Recorder:
         return tuple(restored), history
 
     def _note_returned(self, match: Match) -> None:
-        """Report the turns that a prompt brings back for the first time and that would have drifted."""
+        """Remember the turns that a prompt brings back for the first time."""
         for node, written in reversed(match.turns):
-            turn, prompt = node.turn, node.parent
-            if turn is None or prompt is None or turn.call in self._returned:
-                continue
-            # From the prompt's last piece on: the turn's first characters may join its last ones.
-            text = prompt.text + written
-            again = [token for ids in self._renderer.encode(self._renderer.pieces(text)) for token in ids]
-            different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
-            self._returned[turn.call] = different and ReturnedTurn(
-                session=self._session,
-                call=turn.call,
-                position=len(self.calls[turn.call].prompt_ids) - len(prompt.ids) + different[0],
-                text=different[1],
-                kind="retokenized" if written == turn.raw_text else "rewritten",
-                was_reused=self._options.on_drift == "reuse",
-            )
+            if node.turn is not None:
+                self._returned.setdefault(node.turn.call, (node, written))
+
+    def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
+        turn, prompt = node.turn, node.parent
+        if turn is None or prompt is None:
+            return None
+        # From the prompt's last piece on: the turn's first characters may join its last ones.
+        again = [token for ids in self._renderer.encode(self._renderer.pieces(prompt.text + written)) for token in ids]
+        different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
+        return different and ReturnedTurn(
+            session=self._session,
+            call=turn.call,
+            position=len(self.calls[turn.call].prompt_ids) - len(prompt.ids) + different[0],
+            text=different[1],
+            kind="retokenized" if written == turn.raw_text else "rewritten",
+            was_reused=self._options.on_drift == "reuse",
+        )
 
     async def _spelled_anew(self, text: str) -> list[int]:
         pieces = self._renderer.pieces(text)
