@@ -143,6 +143,28 @@ def test_all_sessions_of_a_worker_share_a_gateway_that_ends_with_the_last(model_
     assert lent == {0, 1} and loop.gateways._lent == {}
 
 
+def test_with_a_seed_a_session_draws_the_same_whoever_else_asks(model_path: Path) -> None:
+    def rows(seed: int | None, sessions: Sequence[int], step: int = 1) -> dict[int, Any]:
+        loop = build_loop(model_path, {"agent": AGENT, "seed": seed})
+
+        async def run() -> list[Any]:
+            places = {"global_steps": step, "index": 3}
+            played = [loop.run(dict(SAMPLING), **SAMPLE, **places, session_id=session) for session in sessions]
+            return await asyncio.gather(*played)
+
+        return {
+            session: [output.response_ids for output in outputs]
+            for session, outputs in zip(sessions, asyncio.run(run()), strict=True)
+        }
+
+    together = rows(5, (0, 1, 2))
+    assert rows(5, (2, 0)) == {2: together[2], 0: together[0]}, "alone, in another order"
+    assert rows(5, (1,)) == {1: together[1]}
+    assert len({str(row) for row in together.values()}) == 3, "sessions of a prompt differ"
+    assert rows(5, (0,), step=2)[0] != together[0] != rows(6, (0,))[0]
+    assert rows(None, (2, 0))[2] != rows(None, (0, 2))[2], "the server's own stream depends on the order"
+
+
 @pytest.mark.parametrize(("fail", "status"), [("error", "agent broke"), ("hang", "session_timeout_s=1.5")])
 def test_a_failed_agent_is_dropped_or_rewarded_as_the_config_says(model_path: Path, fail: str, status: str) -> None:
     options: dict[str, Any] = {"agent": AGENT, "agent_options": {"fail": fail}, "session_timeout_s": 1.5}

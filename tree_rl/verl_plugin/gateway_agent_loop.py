@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from tree_rl.rollout.gateway.agent import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 from tree_rl.verl_plugin.gateway_shared import SharedGateways
 
@@ -42,6 +43,9 @@ class GatewayAgentOptions:
     """An agent that takes longer is cancelled."""
     failed_reward: float | None = None
     """Reward of a session whose agent failed or was cancelled; None drops the session, its siblings stay."""
+    seed: int | None = None
+    """Makes rollouts repeatable: every call draws its own random numbers, decided by this, the step, the prompt's index
+    in the data set, the session and the call's prompt. None leaves them to the server, where who asks first counts."""
     gateway: GatewayOptions
 
     def __post_init__(self) -> None:
@@ -80,6 +84,9 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             max_turn_tokens=self.rollout_config.response_length,
             template_options=self.apply_chat_template_kwargs,
         )
+        if options.seed is not None:
+            places = [str(kwargs.get(name)) for name in ("global_steps", "index", "session_id")]
+            sampling_params = {**sampling_params, "seed": derived_seed(options.seed, *places)}
         agent = _agent_class(options.agent)(**options.agent_options)
         started = time.monotonic()
         async with self.gateways.lend(self.server_manager, self.tokenizer, options.gateway) as gateway:

@@ -18,6 +18,7 @@ from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.recorder import Prompt, Recorder
 from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.transcript import ModelCall
 
 
@@ -43,7 +44,8 @@ class Session:
         renderer: of the model's tokenizer.
         backend: the model.
         options: of the gateway.
-        sampling: the trainer's sampling parameters.
+        sampling: the trainer's sampling parameters; a `seed` among them seeds the session, of which each call gets a
+            seed of its own, from its prompt and from how often the prompt was asked before.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Session:
         self._sampling = dict(sampling)
         self._recorder = Recorder(self.id, renderer=renderer, options=options)
         self._running: set[asyncio.Task[Completion]] = set()
+        self._asked: Counter[tuple[int, ...]] = Counter()
         self._admitted = 0
         self._cancelled = 0
         self._model_seconds = 0.0
@@ -142,6 +145,10 @@ class Session:
     async def _choice(self, prompt: Prompt, agent: str, number: int) -> Choice:
         request = prompt.request
         sampling = dict(self._sampling)
+        if sampling.get("seed") is not None:
+            asked = tuple(prompt.ids)
+            sampling["seed"] = derived_seed(sampling["seed"], asked, self._asked[asked])
+            self._asked[asked] += 1
         if self._options.sampling_from == "agent":
             sampling |= request.sampling
             if number and sampling.get("seed") is not None:
