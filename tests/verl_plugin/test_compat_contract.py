@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 import tree_rl.verl_plugin
-from tree_rl.verl_plugin import agent_loop, agent_loop_manager, compat, engine, hf_replica, sft, trainer, worker
+from tree_rl.verl_plugin import (
+    agent_loop,
+    agent_loop_manager,
+    compat,
+    detach_worker,
+    engine,
+    hf_replica,
+    sft,
+    trainer,
+    trainer_mixin,
+    worker,
+)
 from tree_rl.verl_plugin.hf_server import HFServer
 
 CALLED = """
@@ -85,7 +96,8 @@ OVERRIDDEN: dict[type, str] = {
         SFTTrainer._build_dataloader()
     """,
     worker.TreeActorRolloutRefWorker: "ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)",
-    trainer.TreeTrainerMixin: """
+    detach_worker.TreeDetachActorWorker: "DetachActorWorker.restore_model_from_cpu(n)",
+    trainer_mixin.TreeTrainerMixin: """
         PPOTrainer.__init__(config)
         PPOTrainer._init_resource_pool_mgr()
         PPOTrainer.on_init_end()
@@ -107,7 +119,9 @@ ATTRIBUTES: dict[str, str] = {
     "FSDPEngineWithLMHead": """
         _autocast_dtype _is_offload_optimizer _is_offload_param device_mesh engine_config model_config module scaler
     """,
-    "PPOTrainer": "actor_rollout_wg critic_wg config kl_ctrl_in_reward role_worker_mapping tokenizer use_critic",
+    "PPOTrainer": """
+        actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward role_worker_mapping tokenizer use_critic
+    """,
     "SFTTrainer": """
         checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config
         train_batch_size_per_dp train_dataloader train_dataset train_sampler training_client val_dataloader val_dataset
@@ -204,6 +218,8 @@ def test_verls_worker_group_knows_its_data_parallel_ranks() -> None:
 def test_registries_hold_what_we_registered() -> None:
     assert {engine.LANGUAGE_MODEL, engine.VALUE_MODEL} <= set(compat.EngineRegistry._engines)
     assert compat.TRAINER_REGISTRY["tree_sync"] is trainer.PPOTrainerTreeSync
+    assert compat.TRAINER_REGISTRY["tree_colocate_async"] is trainer.PPOTrainerTreeColocateAsync
+    assert compat.TRAINER_REGISTRY["tree_separate_async"] is trainer.PPOTrainerTreeSeparateAsync
     assert compat._ROLLOUT_REGISTRY[("hf", "async")].endswith("hf_replica.HFServerAdapter")
     assert worker.TreeActorRolloutRefWorker.actor_worker_cls is not compat.ActorRolloutRefWorker.actor_worker_cls
     assert {compat.Role.Critic, compat.Role.ActorRollout} <= set(compat.Role)

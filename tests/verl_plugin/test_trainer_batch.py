@@ -14,8 +14,9 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-import tree_rl.verl_plugin.trainer as tree_trainer
-from tree_rl.verl_plugin.trainer import PPOTrainerTreeSync, check_workers
+from tree_rl.verl_plugin import trainer_mixin, trainer_rows
+from tree_rl.verl_plugin.trainer import PPOTrainerTreeSync
+from tree_rl.verl_plugin.trainer_mixin import check_workers
 from tree_rl.verl_plugin.worker import PluginNotLiveError, plugin_report
 
 
@@ -51,8 +52,8 @@ def _entry(column: Any, index: int) -> Any:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     local = LocalQueue()
-    monkeypatch.setattr(tree_trainer, "tq", local)
-    monkeypatch.setattr(padding_utils, "tq", local)
+    for module in (trainer_mixin, trainer_rows, padding_utils):
+        monkeypatch.setattr(module, "tq", local)
     return local
 
 
@@ -120,6 +121,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
         }
     )
     trainer.use_critic = critic
+    trainer.global_steps = 5
     trainer.tokenizer = SimpleNamespace(eos_token_id=2)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     trainer.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: seen.append(n_steps))

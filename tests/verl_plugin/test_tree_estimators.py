@@ -8,7 +8,7 @@ from test_advantages_sessions import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-import tree_rl.verl_plugin.trainer as trainer_module
+import tree_rl.verl_plugin.trainer_mixin as trainer_module
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.estimator_names import ON_PATHS, TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights

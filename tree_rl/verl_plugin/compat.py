@@ -45,9 +45,12 @@ PRIVATE_NAMES: dict[str, str] = {
     "get_device_name": "verl.utils.device",
     # Workers.
     "ActorRolloutRefWorker": "verl.workers.engine_workers",
+    "DetachActorWorker": "verl.experimental.separation.engine_workers",
     "TrainingWorker": "verl.workers.engine_workers",
     # Trainers.
     "PPOTrainer": "verl.trainer.ppo.v1.trainer_base",
+    "PPOTrainerColocateAsync": "verl.trainer.ppo.v1.trainer_colocate_async",
+    "PPOTrainerSeparateAsync": "verl.trainer.ppo.v1.trainer_separate_async",
     "PPOTrainerSync": "verl.trainer.ppo.v1.trainer_sync",
     "TRAINER_REGISTRY": "verl.trainer.ppo.v1.trainer_base",
     "Role": "verl.trainer.ppo.utils",
