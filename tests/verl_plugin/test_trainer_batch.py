@@ -16,8 +16,6 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tree_rl.verl_plugin import trainer_mixin, trainer_rows
 from tree_rl.verl_plugin.trainer import PPOTrainerTreeSync
-from tree_rl.verl_plugin.trainer_mixin import check_workers
-from tree_rl.verl_plugin.worker import PluginNotLiveError, plugin_report
 
 
 class LocalQueue:
@@ -231,9 +229,3 @@ def test_a_missing_reward_component_is_named(queue: LocalQueue) -> None:
 
 def test_verl_finds_the_trainer_by_name() -> None:
     assert get_trainer_cls("tree_sync") is PPOTrainerTreeSync
-
-
-def test_a_worker_with_another_version_is_named() -> None:
-    check_workers([plugin_report()])
-    with pytest.raises(PluginNotLiveError, match="worker rank 3 on far"):
-        check_workers([plugin_report(), plugin_report() | {"worker": "rank 3 on far (pid 1)", "tree_rl": "0.0.0"}])

@@ -22,7 +22,8 @@ from verl.workers.config import (
 from verl.workers.utils.losses import ppo_loss, value_loss
 
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.worker import PluginNotLiveError, TreeTrainingWorker, shuffled_rows
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
+from tree_rl.verl_plugin.worker import TreeTrainingWorker, shuffled_rows
 
 PAD = Row(tokens=[1] * 128, prompt=127, mask=[0], uid="pad")
 METRICS = ("actor/pg_loss", "actor/ppo_kl", "loss", "grad_norm")

@@ -3,6 +3,7 @@
 Everything registers when verl imports the part it belongs to, so a process pays only for what it uses.
 """
 
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -12,8 +13,10 @@ from wrapt import when_imported
 from tree_rl.verl_plugin.compat import check_verl_version
 from tree_rl.verl_plugin.drop_in import accept_model_type
 from tree_rl.verl_plugin.platform_cpu import register_cpu_platform
+from tree_rl.verl_plugin.plugin_presence import check_job_version
 
 VERL_VERSION = check_verl_version()
+check_job_version(os.environ)
 
 REGISTRATIONS = {
     "verl.workers.engine": "tree_rl.verl_plugin.engine",
@@ -21,6 +24,7 @@ REGISTRATIONS = {
     "verl.workers.rollout.base": "tree_rl.verl_plugin.hf_registration",
     "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loop",
     "verl.experimental.agent_loop.agent_loop": "tree_rl.verl_plugin.gateway_agent_loop",
+    "verl.trainer.constants_ppo": "tree_rl.verl_plugin.runtime_env",
     "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.estimator_names",
     "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer",
 }

@@ -79,6 +79,7 @@ PRIVATE_NAMES: dict[str, str] = {
 """Private or semi-public names -> the module that defines them."""
 
 PRIVATE_MODULES: dict[str, str] = {
+    "constants_ppo": "verl.trainer.constants_ppo",
     "tensordict_utils": "verl.utils.tensordict_utils",
     "transfer_queue": "transfer_queue",
 }

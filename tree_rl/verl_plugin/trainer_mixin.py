@@ -8,7 +8,6 @@ import torch
 from omegaconf import DictConfig
 from verl.protocol import DataProto
 
-from tree_rl import __version__
 from tree_rl.verl_plugin.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.compat import (
@@ -25,6 +24,7 @@ from tree_rl.verl_plugin.compat import (
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.metrics import overlap_metrics, update_metrics
+from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.staleness import staleness_metrics
 from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config
@@ -36,7 +36,7 @@ from tree_rl.verl_plugin.trainer_rows import (
     reward_components,
 )
 from tree_rl.verl_plugin.tree_estimators import longest_paths, tree_loo
-from tree_rl.verl_plugin.worker import PluginNotLiveError, TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
+from tree_rl.verl_plugin.worker import TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
 
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 
@@ -59,11 +59,10 @@ class TreeTrainerMixin(PPOTrainer):
             worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
             self.role_worker_mapping[role] = as_ray_class(worker)
 
-    def on_init_end(self) -> None:
-        """Check the workers, then load the first weights into the rollout as verl does."""
-        groups = [self.actor_rollout_wg] + ([self.critic_wg] if self.use_critic else [])
-        check_workers([report for group in groups for report in group.tree_plugin_report()])
-        super().on_init_end()
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train as verl does, once every worker of the job has the plugin."""
+        require_plugin_everywhere(self.get_reward_handles())
+        super().fit(agent_loop_manager)
 
     def _mini_batch_counts(self, num_groups: int) -> tuple[int, int]:
         """Optimizer steps per epoch of the actor and of the critic; a missing critic has one."""
@@ -212,17 +211,3 @@ class TreeTrainerMixin(PPOTrainer):
     ) -> None:
         real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
-
-
-def check_workers(reports: list[dict[str, str]]) -> None:
-    """Compare what the workers run with this process.
-
-    Raises:
-        PluginNotLiveError: a worker with another tree_rl; it is named.
-    """
-    for report in reports:
-        if report["tree_rl"] != __version__:
-            raise PluginNotLiveError(
-                f"worker {report['worker']} runs tree_rl {report['tree_rl']}, the driver {__version__}; install the "
-                "same version on every node"
-            )

@@ -1,4 +1,4 @@
-"""verl's workers for a tree run: mini-batches keep groups whole, and a report proves that the plugin is live."""
+"""verl's workers for a tree run: mini-batches keep groups whole, and none starts without the tree engines."""
 
 import dataclasses
 import os
@@ -8,17 +8,13 @@ from typing import Any
 import ray
 import torch
 from tensordict import TensorDict
-from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
 
-from tree_rl import __version__
 from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, EngineRegistry, TrainingWorker
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import VALUE_MODEL
-
-
-class PluginNotLiveError(RuntimeError):
-    """A worker process that would train without trees although the config asks for them."""
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 
 
 def describe_process() -> str:
@@ -37,11 +33,6 @@ def require_live_plugin(model_type: str) -> None:
             f"worker {describe_process()}: verl has no engine for model_type={model_type!r}; install tree_rl in this "
             "worker's environment and leave VERL_USE_EXTERNAL_PLUGINS unset or auto (tree-rl doctor shows the cause)"
         )
-
-
-def plugin_report() -> dict[str, str]:
-    """What the driver compares over all workers: who this is and which tree_rl it runs."""
-    return {"worker": describe_process(), "tree_rl": __version__, "engines": ",".join(sorted(EngineRegistry._engines))}
 
 
 class TreeTrainingWorker(TrainingWorker):
@@ -79,11 +70,6 @@ class TreeTrainingWorker(TrainingWorker):
             tu.assign_non_tensor(data, num_mini_batch=num_mini_batch * epochs, epochs=1)
         return super().train_mini_batch(data)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def tree_plugin_report(self) -> dict[str, str]:
-        """See `plugin_report`."""
-        return plugin_report()
-
 
 def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) -> torch.Tensor:
     """int64 [epochs * num_rows], row order in which every epoch visits the mini-batches in an order of its own."""
@@ -103,11 +89,6 @@ class TreeActorRolloutRefWorker(ActorRolloutRefWorker):
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
         require_live_plugin(config.model.get("model_type", "language_model"))
         super().__init__(config, role, distillation_config, **kwargs)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def tree_plugin_report(self) -> dict[str, str]:
-        """See `plugin_report`."""
-        return plugin_report()
 
 
 def as_ray_class(worker: type) -> Any:

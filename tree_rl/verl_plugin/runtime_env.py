@@ -1,0 +1,62 @@
+"""What verl's driver hands every process of a job that asks for trees: load the plugin, in the driver's version.
+
+verl finds an installed plugin by its entry point and hides one that fails to load. Code that travels by Ray's
+`working_dir` or `py_modules` has no entry point. `VERL_USE_EXTERNAL_MODULES` covers both, and a failure shows.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from os import environ
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from tree_rl import __version__
+from tree_rl.verl_plugin.compat import constants_ppo
+from tree_rl.verl_plugin.plugin_presence import JOB_VERSION, PLUGIN
+
+MODULES = "VERL_USE_EXTERNAL_MODULES"
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Where Ray leaves the runtime environment of a submitted job; it refuses a second value for a variable in there."""
+CHOICES = {
+    "trainer.v1.trainer_mode": "tree_",
+    "actor_rollout_ref.model.model_type": "tree_",
+    "critic.model.model_type": "tree_",
+    "actor_rollout_ref.rollout.name": "hf",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "tree_rl.",
+}
+"""Config key -> how its value begins where it needs the plugin."""
+
+
+def asks_for_trees(config: Any) -> bool:
+    """Whether a config of verl names something that only the plugin brings."""
+    return any(str(OmegaConf.select(config, key, default="")).startswith(start) for key, start in CHOICES.items())
+
+
+def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables for the job's processes.
+
+    Args:
+        own: environment of the driver; modules it names in `VERL_USE_EXTERNAL_MODULES` are kept.
+    """
+    modules = [name for name in own.get(MODULES, "").split(",") if name]
+    wanted = {MODULES: ",".join(modules if PLUGIN in modules else [*modules, PLUGIN]), JOB_VERSION: __version__}
+    submitted = json.loads(own.get(SUBMITTED, "{}")).get("runtime_env") or {}
+    return {name: value for name, value in wanted.items() if name not in (submitted.get("env_vars") or {})}
+
+
+def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Extend verl's function by the plugin's variables; the user's `ray_init.runtime_env` has the last word."""
+
+    @functools.wraps(get_runtime_env)
+    def with_plugin(config: Any = None) -> dict[str, Any]:
+        runtime_env = get_runtime_env(config)
+        if config is not None and asks_for_trees(config):
+            runtime_env["env_vars"] |= plugin_variables(environ)
+        return runtime_env
+
+    return with_plugin
+
+
+constants_ppo.get_ppo_ray_runtime_env = forwarding(constants_ppo.get_ppo_ray_runtime_env)
