@@ -22,16 +22,27 @@ class TreeLayout:
         position: int32 [N], depth of each token inside the forest (0 at a root); its depth on the whole path is
             `past_length + position`.
         past_length: P, number of ancestor tokens in front of the forest, visible to every token.
+        partial_share: partly visible among visited blocks of 128 x 128 tokens, as the planner counted them; None if
+            nobody did.
     """
 
-    def __init__(self, subtree_end: torch.Tensor, position: torch.Tensor, past_length: int) -> None:
+    def __init__(
+        self,
+        subtree_end: torch.Tensor,
+        position: torch.Tensor,
+        past_length: int,
+        partial_share: float | None = None,
+    ) -> None:
         self.subtree_end = subtree_end
         self.position = position
         self.past_length = past_length
+        self.partial_share = partial_share
         self._metadata: dict[Hashable, Any] = {}
 
     @classmethod
-    def from_subtree_end(cls, subtree_end: torch.Tensor, *, past_length: int = 0) -> "TreeLayout":
+    def from_subtree_end(
+        cls, subtree_end: torch.Tensor, *, past_length: int = 0, partial_share: float | None = None
+    ) -> "TreeLayout":
         """Build the layout of a forest.
 
         Data on the CPU is checked for being a forest; data on an accelerator is trusted, because a check would
@@ -40,10 +51,13 @@ class TreeLayout:
         Args:
             subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
             past_length: number P of ancestor tokens whose keys and values precede the forest.
+            partial_share: partly visible among visited blocks of 128 x 128 tokens, counted on the host because a count
+                on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
-            ValueError: `subtree_end` is no forest in DFS order, or `past_length` is negative.
+            ValueError: `subtree_end` is no forest in DFS order, `past_length` is negative, or `partial_share` is no
+                share.
         """
         if subtree_end.is_floating_point() or subtree_end.dtype == torch.bool:
             raise TypeError(f"subtree_end: expected an integer tensor [N], received {subtree_end.dtype}")
@@ -51,10 +65,12 @@ class TreeLayout:
             raise ValueError(f"subtree_end: expected shape [N], received {tuple(subtree_end.shape)}")
         if past_length < 0:
             raise ValueError(f"past_length: expected >= 0, received {past_length}")
+        if partial_share is not None and not 0 <= partial_share <= 1:
+            raise ValueError(f"partial_share: expected a value in [0, 1] or None, received {partial_share}")
         end = subtree_end.detach().to(torch.int32).contiguous()
         if end.device.type == "cpu":
             _check_forest(end.numpy())
-        return cls(end, _positions(end), int(past_length))
+        return cls(end, _positions(end), int(past_length), partial_share)
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +92,8 @@ class TreeLayout:
         target = torch.device(device)
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
-        return TreeLayout(_copied(self.subtree_end, target), _copied(self.position, target), self.past_length)
+        subtree_end, position = (_copied(t, target) for t in (self.subtree_end, self.position))
+        return TreeLayout(subtree_end, position, self.past_length, self.partial_share)
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
         """What `build` makes of this layout, built at the first call with `key` and kept."""

@@ -77,6 +77,9 @@ def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
     cut = CliRunner().invoke(app, ["plan", path, "--max-tokens", "6"]).output
     assert cut.splitlines()[2].split()[:4] == ["tree", "2", "3", "13"]
     assert "partitioned" in cut and "partitioned" not in planned.output
+    # Two forwards of less than a block each; a cut adds one.
+    assert "visits 2 blocks of 128 x 128 tokens: 0 full, 2 partial (100%)" in planned.output
+    assert "visits 3 blocks of 128 x 128 tokens: 0 full, 3 partial (100%)" in cut
 
 
 def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:

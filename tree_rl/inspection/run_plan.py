@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tree_rl.inspection.report import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest
+from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks
 from tree_rl.tree.packing import Packing, pack_groups
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
@@ -37,6 +38,8 @@ class RunPlan:
     """Micro-batches of the rows that fit, by all tokens, nothing shared."""
     oversized_rows: tuple[Row, ...]
     """Rows that alone exceed the budget. Without trees each is a micro-batch, and does not keep to the budget."""
+    attention: AttentionBlocks
+    """Blocks that attention visits in all forwards over trees."""
 
     @property
     def partitioned(self) -> list[PartitionPlan]:
@@ -72,10 +75,21 @@ def plan_run(rows: list[Row], max_tokens: int) -> RunPlan:
         groups.append(group)
     alone = Forest.from_rows([row.token_ids for row in rows], merge_key=list(range(len(rows))))
     fitting = [[index] for index, row in enumerate(rows) if len(row.token_ids) <= max_tokens]
+    packed = pack_groups(forest, whole, max_tokens=max_tokens)
     return RunPlan(
         max_tokens=max_tokens,
         groups=tuple(groups),
-        whole=pack_groups(forest, whole, max_tokens=max_tokens),
+        whole=packed,
         flat=pack_groups(alone, fitting, max_tokens=max_tokens),
         oversized_rows=tuple(row for row in rows if len(row.token_ids) > max_tokens),
+        attention=_attention_blocks(forest, packed, [group.partitions for group in groups if group.partitions]),
     )
+
+
+def _attention_blocks(forest: Forest, whole: Packing, partitioned: list[PartitionPlan]) -> AttentionBlocks:
+    counts = [count_attention_blocks(forest.select_rows(batch.rows).subtree_end) for batch in whole.micro_batches]
+    for plan in partitioned:
+        counts += [
+            count_attention_blocks(part.local_subtree_end, past_length=part.past_length) for part in plan.partitions
+        ]
+    return sum(counts, start=AttentionBlocks(full=0, partial=0))

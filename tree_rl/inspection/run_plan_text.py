@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.inspection.text import format_table
+from tree_rl.tree.attention_blocks import BLOCK
 
 TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
 GROUPS = ("group", "rows", "unique", "runs", "partitions", "utilisation", "relayed", "depth", "peak live", "solver")
@@ -36,6 +37,11 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
         lines += ["", format_table(GROUPS, [_cells(group) for group in ordered[:at_most]])]
     if num_groups > at_most:
         lines.append(f"({num_groups - at_most} more groups; list them with --groups {num_groups})")
+    blocks = plan.attention
+    lines.append(
+        f"\nAttention visits {blocks.full + blocks.partial:,} blocks of {BLOCK} x {BLOCK} tokens: "
+        f"{blocks.full:,} full, {blocks.partial:,} partial ({blocks.partial_share:.0%})."
+    )
     if long:
         lines.append(
             f"\n{len(long)} rows alone exceed {plan.max_tokens:,} tokens ({plan.oversized_rows[0].name}, ...): without "

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from tree_kernels.layout import TreeLayout
 from tree_rl.training.gateway import CutPath, Gateway
 from tree_rl.training.host_copy import to_device
 from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
-from tree_rl.training.tree_step import tree_kwargs
+from tree_rl.training.tree_step import planned_layout, tree_kwargs
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import Partition, PartitionPlan
 
@@ -123,8 +122,7 @@ class PartitionedRun:
         return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
 
     def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
-        subtree_end = to_device(partition.local_subtree_end, self.readout.device)
-        layout = TreeLayout.from_subtree_end(subtree_end, past_length=partition.past_length)
+        layout = planned_layout(partition.local_subtree_end, self.readout.device, past_length=partition.past_length)
         input_ids_1N = self._index(self.forest.input_ids[partition.tokens]).unsqueeze(0)
         position_ids_1N = self._index(partition.position).unsqueeze(0)
         kwargs = tree_kwargs(input_ids_1N, position_ids_1N, layout)

@@ -16,6 +16,7 @@ from tree_rl.models.edge_head import edge_values
 from tree_rl.models.router_trace import KEYWORD, RouterTrace
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
 from tree_rl.training.host_copy import to_device
+from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest
 
 
@@ -53,8 +54,7 @@ class TreeInputs:
         return cls(
             input_ids_1N=tensor(forest.input_ids).unsqueeze(0),
             position_ids_1N=tensor(forest.position).unsqueeze(0),
-            # Moved first: a forest that was planned needs no check, which only data on the host gets.
-            layout=TreeLayout.from_subtree_end(to_device(forest.subtree_end, device)),
+            layout=planned_layout(forest.subtree_end, device),
             row_index_F=tensor(forest.row_index.values),
             router_trace=router_trace,
         )
@@ -63,6 +63,13 @@ class TreeInputs:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
         kwargs = tree_kwargs(self.input_ids_1N, self.position_ids_1N, self.layout)
         return kwargs if self.router_trace is None else {**kwargs, KEYWORD: self.router_trace}
+
+
+def planned_layout(subtree_end: np.ndarray, device: torch.device | str, *, past_length: int = 0) -> TreeLayout:
+    """The mask of a forest or a partition that was planned, with what the host knows about its attention."""
+    share = count_attention_blocks(subtree_end, past_length=past_length).partial_share
+    # Moved first: a forest that was planned needs no check, which only data on the host gets.
+    return TreeLayout.from_subtree_end(to_device(subtree_end, device), past_length=past_length, partial_share=share)
 
 
 def tree_kwargs(input_ids_1N: torch.Tensor, position_ids_1N: torch.Tensor, layout: TreeLayout) -> dict[str, object]:

@@ -10,6 +10,7 @@ import torch
 
 from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
 from tree_kernels.tree_attention.blocked import blocked_attention, explicit_blocked_attention
 from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree, fa4_unavailable_reason
 from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
@@ -19,10 +20,6 @@ from tree_kernels.tree_attention.triton_tiles import measured_on, triton_unavail
 
 OP = "tree_attention"
 IMPLEMENTATIONS = ("reference", "sdpa", "flex", "triton", "fa4")
-FASTEST_FIRST = ("fa4", "triton", "flex")
-"""What `impl="auto"` tries on Hopper before sdpa, as measured there."""
-BEST_KNOWN_FIRST = ("flex", "triton")
-"""What it tries on other CUDA devices, for which our kernels have not been tuned."""
 
 
 def unavailable_reason(
@@ -63,11 +60,16 @@ def chosen_implementation(
     softcap: float | None = None,
     needs_lse: bool = False,
     deterministic: bool = False,
+    partial_share: float | None = None,
 ) -> str:
-    """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere."""
+    """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere.
+
+    `partial_share`: that of the forest's layout; None stands for forests of large segments, which are the rule.
+    """
     order: tuple[str, ...] = ()
     if device.type == "cuda":
-        order = FASTEST_FIRST if measured_on(device) else BEST_KNOWN_FIRST
+        on_hopper = order_on_hopper(head_size=head_size, partial_share=partial_share)
+        order = on_hopper if measured_on(device) else BEST_KNOWN_FIRST
     for impl in order:
         reason = unavailable_reason(
             impl,
@@ -131,7 +133,9 @@ def tree_attention(
     past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
-    impl = _usable(impl, q_NHD, softcap, return_lse or sinks is not None, deterministic)
+    # Blocks are counted without a window.
+    partial_share = layout.partial_share if window is None else None
+    impl = _usable(impl, q_NHD, softcap, return_lse or sinks is not None, deterministic, partial_share)
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
     rule = ScoreRule(scale=q_NHD.shape[-1] ** -0.5 if scale is None else float(scale), window=window, softcap=softcap)
@@ -154,12 +158,19 @@ def tree_attention(
     return (out_NHD, lse_NH) if return_lse else out_NHD
 
 
-def _usable(impl: str, q: torch.Tensor, softcap: float | None, needs_lse: bool, deterministic: bool) -> str:
+def _usable(
+    impl: str,
+    q: torch.Tensor,
+    softcap: float | None,
+    needs_lse: bool,
+    deterministic: bool,
+    partial_share: float | None,
+) -> str:
     """The implementation that runs: `impl`, or what "auto" stands for."""
     wanted: dict[str, Any] = {"device": q.device, "dtype": q.dtype, "head_size": q.shape[-1]}
     wanted |= {"softcap": softcap, "needs_lse": needs_lse, "deterministic": deterministic}
     if impl == "auto":
-        return chosen_implementation(**wanted)
+        return chosen_implementation(**wanted, partial_share=partial_share)
     reason = unavailable_reason(impl, **wanted)
     if reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)

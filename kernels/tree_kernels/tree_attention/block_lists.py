@@ -58,17 +58,6 @@ def block_lists(
     return layout.metadata(key, lambda own: _build(own, query_block, key_block, by, window))
 
 
-def predicted_blocks(
-    layout: TreeLayout, *, query_block: int = 128, key_block: int = 128, window: int | None = None
-) -> tuple[int, int]:
-    """Numbers of fully and of partly visible blocks, the two terms of what a forward costs.
-
-    Meant for planning on the host: it waits for the layout's device.
-    """
-    full, partial = _relations(layout, query_block, key_block, window)
-    return int(full.sum()), int(partial.sum())
-
-
 def key_ends(layout: TreeLayout) -> torch.Tensor:
     """int32 [M rounded up to KEY_PADDING]: key j is visible to the queries of key coordinates j .. end[j] - 1.
 

@@ -1,0 +1,113 @@
+"""On Hopper `auto` takes what was measured to be fastest there, as far as the plan can tell forests apart."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tree_kernels import TreeLayout
+from tree_kernels.tree_attention import api
+from tree_kernels.tree_attention.auto_order import PARTIAL_SHARE, order_on_hopper
+from tree_kernels.tree_attention.block_lists import block_lists
+
+ROOT = Path(__file__).parents[2]
+CUDA = torch.device("cuda")
+BF16 = {"device": CUDA, "dtype": torch.bfloat16, "head_size": 128}
+
+
+def measured() -> dict[tuple[str, int], dict[str, float]]:
+    """(shape, unique tokens) -> milliseconds forward and backward of each implementation, one H200."""
+    table: dict[tuple[str, int], dict[str, float]] = {}
+    with (ROOT / "docs" / "benchmarks" / "attention.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["contender"].startswith("tree ") and row["total_ms"] and row["heads"] == "qwen3-8b":
+                case = table.setdefault((row["shape"], int(row["unique_tokens"])), {})
+                case[row["contender"].removeprefix("tree ")] = float(row["total_ms"])
+    return table
+
+
+def partial_share_of(shape: str, tokens: int) -> float:
+    """Counted by the kernels' own block lists."""
+    sys.path.insert(0, str(ROOT / "kernels" / "benchmarks" / "attention"))
+    try:
+        from shapes import SHAPES
+    finally:
+        sys.path.pop(0)
+    end = torch.from_numpy(SHAPES[shape](tokens).forest().subtree_end)
+    lists = block_lists(TreeLayout.from_subtree_end(end), query_block=128, key_block=128, by="query")
+    partial = int(lists.partial_count.sum())
+    return partial / (partial + int(lists.full_count.sum()))
+
+
+@pytest.mark.parametrize("case", measured(), ids=str)
+def test_auto_is_the_fastest_that_was_measured(case: tuple[str, int]) -> None:
+    milliseconds = measured()[case]
+    order = order_on_hopper(head_size=128, partial_share=partial_share_of(*case))
+    assert order[0] == min(milliseconds, key=lambda impl: milliseconds[impl])
+
+
+def test_both_answers_of_the_rule_were_measured() -> None:
+    fastest = {min(case, key=lambda impl: case[impl]) for case in measured().values()}
+    assert fastest == {"fa4", "triton"}
+
+
+@pytest.mark.parametrize("share", [None, 0.0, PARTIAL_SHARE - 0.01])
+def test_forests_of_large_or_unknown_segments_run_flash_attention(share: float | None) -> None:
+    assert order_on_hopper(head_size=128, partial_share=share)[0] == "fa4"
+
+
+@pytest.mark.parametrize("head_size", [64, 256])
+def test_head_sizes_that_were_not_measured_keep_the_order(head_size: int) -> None:
+    assert order_on_hopper(head_size=head_size, partial_share=1.0)[0] == "fa4"
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Selection as on Hopper; the set names what cannot run there."""
+    absent: set[str] = set()
+    monkeypatch.setattr(api, "measured_on", lambda device: True)
+    monkeypatch.setattr(
+        api, "unavailable_reason", lambda impl, *, deterministic=False, **wanted: "absent" if impl in absent else None
+    )
+    return absent
+
+
+def test_what_cannot_run_is_passed_over(hopper: set[str]) -> None:
+    assert api.chosen_implementation(**BF16, partial_share=0.9) == "triton"
+    assert api.chosen_implementation(**BF16, partial_share=0.1) == "fa4"
+    hopper.add("triton")
+    assert api.chosen_implementation(**BF16, partial_share=0.9) == "fa4"
+    hopper.add("fa4")
+    assert api.chosen_implementation(**BF16, partial_share=0.9) == "flex"
+
+
+def test_other_devices_do_not_follow_hopper(hopper: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "measured_on", lambda device: False)
+    assert api.chosen_implementation(**BF16, partial_share=0.9) == "flex"
+    assert api.chosen_implementation(device=torch.device("cpu"), dtype=torch.float32, head_size=128) == "sdpa"
+
+
+def test_a_layout_keeps_its_share_on_the_way_to_a_device() -> None:
+    layout = TreeLayout.from_subtree_end(torch.tensor([3, 2, 3]), partial_share=0.75)
+    assert layout.to("meta").partial_share == 0.75
+    assert TreeLayout.from_subtree_end(torch.tensor([1])).partial_share is None
+    with pytest.raises(ValueError, match=r"partial_share: expected a value in \[0, 1\]"):
+        TreeLayout.from_subtree_end(torch.tensor([1]), partial_share=12.0)
+
+
+def test_attention_tells_auto_what_the_layout_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float | None] = []
+
+    def chosen(*, partial_share: float | None, **wanted: object) -> str:
+        asked.append(partial_share)
+        return "sdpa"
+
+    monkeypatch.setattr(api, "chosen_implementation", chosen)
+    q = torch.zeros(3, 2, 16)
+    layout = TreeLayout.from_subtree_end(torch.tensor([3, 2, 3]), partial_share=0.75)
+    api.tree_attention(q, q, q, layout)
+    # Blocks are counted without a window.
+    api.tree_attention(q, q, q, layout, window=2)
+    assert asked == [0.75, None]
