@@ -1,0 +1,232 @@
+"""Rows of one tree drawn by different weights train exactly as rows alone: every rollout correction of verl, 1e-5.
+
+Weights enter an update through old log-probs, rollout log-probs, correction weights and masks alone, and those stay per
+row also on a token that rows share.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_harness import Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from equivalence import assert_equal_runs, run, wanted_positions
+from hostile_rows import row, tokens
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.workers.config import FSDPActorConfig
+from verl.workers.config.actor import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin.options import TreeConfig
+
+TRUNK = tokens(1, 14)
+ROWS = [
+    row(TRUNK + tokens(80, 9), advantage=1.0),
+    row(TRUNK + tokens(81, 5), advantage=-1.5),
+    # Context in this row, trained in its siblings; then the same tokens as the first row for a while.
+    row(TRUNK + tokens(80, 9)[:4] + tokens(82, 6), mask=[0] * 6 + [1] * 16, advantage=0.7),
+    row(TRUNK[:9] + tokens(83, 7), advantage=-0.4),
+    row(TRUNK + tokens(80, 9), advantage=-0.8),
+]
+VERSION_OF_ROW = (0, 1, 2, 1, 3)
+CONTINUED_ROW = 3
+"""Its generation was interrupted: the first tokens come from version 0, the rest from its own."""
+BUDGETS = {"one forward": None, "partitions": 7}
+FLAGS = {"calculate_entropy": True, "return_model_output": True}
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """Settings of `algorithm.rollout_correction`, and the loss that they go with."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    loss_mode: str = "vanilla"
+    agg_mode: str = "token-mean"
+    alone: bool = True
+    """False: the loss itself normalises over the rows of a micro-batch, so all rows go through one."""
+
+
+CORRECTIONS = {
+    "none": Correction(),
+    "token IS": Correction(settings={"rollout_is": "token"}),
+    "token IS that drops tokens": Correction(settings={"rollout_is": "token", "rollout_is_threshold": "0.6_1.6"}),
+    "sequence IS": Correction(settings={"rollout_is": "sequence", "rollout_is_threshold": 5.0}),
+    "normalised sequence IS": Correction(
+        settings={"rollout_is": "sequence", "rollout_is_batch_normalize": True}, agg_mode="seq-mean-token-mean"
+    ),
+    "token rejection": Correction(settings={"rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"}),
+    "sequence rejection": Correction(settings={"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}),
+    "sequence rejection, seq-mean": Correction(
+        settings={"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}, agg_mode="seq-mean-token-sum"
+    ),
+    "IS and rejection": Correction(
+        settings={"rollout_is": "token", "rollout_rs": "token_k3,seq_max_k2", "rollout_rs_threshold": "0.4,0.9"}
+    ),
+    "token IS, gspo": Correction(settings={"rollout_is": "token"}, loss_mode="gspo", agg_mode="seq-mean-token-mean"),
+    "sequence IS, cispo": Correction(settings={"rollout_is": "sequence"}, loss_mode="cispo"),
+    "token IS, geo_mean": Correction(settings={"rollout_is": "token"}, loss_mode="geo_mean", alone=False),
+    "bypass": Correction(settings={"bypass_mode": True}),
+    "bypass, clip and rejection": Correction(
+        settings={"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"},
+        loss_mode="bypass_mode",
+    ),
+    "bypass, reinforce and token IS": Correction(
+        settings={"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token"}, loss_mode="bypass_mode"
+    ),
+    "bypass, reinforce and sequence IS": Correction(
+        settings={
+            "bypass_mode": True,
+            "loss_type": "reinforce",
+            "rollout_is": "sequence",
+            "rollout_is_threshold": 50.0,
+        },
+        loss_mode="bypass_mode",
+    ),
+    "bypass, reinforce, normalised IS": Correction(
+        settings={
+            "bypass_mode": True,
+            "loss_type": "reinforce",
+            "rollout_is": "sequence",
+            "rollout_is_threshold": 50.0,
+            "rollout_is_batch_normalize": True,
+        },
+        loss_mode="bypass_mode",
+        alone=False,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
+
+
+@pytest.fixture(scope="module")
+def stock(model_path: Path) -> Any:
+    return build_engine(model_path, tree=None)
+
+
+@pytest.fixture(scope="module")
+def tree_engines(model_path: Path) -> dict[str, Any]:
+    return {
+        name: build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=capacity, self_check=False))
+        for name, capacity in BUDGETS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def current_log_probs(stock: Any) -> list[torch.Tensor]:
+    """The trainer's log-probs of every response token, by stock verl."""
+    data = ppo_batch(ROWS)
+    with stock.eval_mode(disable_auto_offload=True):
+        output = stock.infer_batch(data)["model_output"]["log_probs"]
+    return list(response_from_nested(output, data["response_mask"]).unbind())
+
+
+def drawn_by_versions(current: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Rollout log-probs: those of the trainer, moved by what separates its weights from the row's version."""
+    drift = np.random.default_rng(5).normal(0, 0.5, (4, max(len(values) for values in current))).astype(np.float32)
+    drawn = []
+    for index, (values, version) in enumerate(zip(current, VERSION_OF_ROW, strict=True)):
+        moved = drift[version, : len(values)].copy()
+        if index == CONTINUED_ROW:
+            moved[:4] = drift[0, :4]
+        drawn.append(values + torch.from_numpy(moved))
+    return drawn
+
+
+def corrected_batch(current: list[torch.Tensor], correction: Correction, **flags: Any) -> TensorDict:
+    """The rows as verl's trainer hands them to `update_actor`: its own rollout correction, then columns per row."""
+    data = ppo_batch(ROWS, **flags)
+    settings = RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **correction.settings})
+    drawn = nested(drawn_by_versions(current))
+    if settings.bypass_mode:
+        data["old_log_probs"] = drawn
+        return data
+    # Rows differ here too, as they do where old log-probs are those of other weights than the update's.
+    noise = torch.Generator().manual_seed(6)
+    data["old_log_probs"] = nested([v + 0.15 * torch.randn(v.shape, generator=noise) for v in current])
+    mask = data["response_mask"]
+    columns = {"old_log_probs": data["old_log_probs"], "rollout_log_probs": drawn, "response_mask": mask}
+    padded = DataProto(batch=TensorDict({k: v.to_padded_tensor(0) for k, v in columns.items()}, batch_size=len(ROWS)))
+    padded, _ = compute_rollout_correction_and_add_to_batch(padded, settings)
+    for name in ("rollout_is_weights", "response_mask"):
+        if name in padded.batch:
+            data[name] = response_to_nested(padded.batch[name], mask)
+    return data
+
+
+def loss_of(correction: Correction) -> Any:
+    settings = RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **correction.settings})
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=correction.agg_mode,
+        entropy_coeff=0.01,
+        use_kl_loss=True,
+        kl_loss_coef=0.1,
+        policy_loss=PolicyLossConfig(loss_mode=correction.loss_mode, rollout_correction=settings),
+    )
+    return partial(ppo_loss, config=config)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_update_equals_rows_alone(
+    stock: Any, tree_engines: dict[str, Any], current_log_probs: list[torch.Tensor], name: str, budget: str
+) -> None:
+    correction, current = CORRECTIONS[name], current_log_probs
+    flags = ALONE if correction.alone else {}
+    expected = run(stock, corrected_batch(current, correction, **FLAGS, **flags), loss_of(correction))
+    got = run(tree_engines[budget], corrected_batch(current, correction, **FLAGS), loss_of(correction))
+    assert got["metrics"]["tree/unique_tokens"].aggregate() < sum(len(r.tokens) for r in ROWS)
+    assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (budget == "partitions")
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+
+
+def shared_trained(rows: list[Row], values: list[torch.Tensor], masks: list[torch.Tensor]) -> list[set[float]]:
+    """For every unique token that several rows train: the distinct values that those rows hold for it."""
+    forest = Forest.from_rows([np.asarray(r.tokens) for r in rows])
+    found: dict[int, list[float]] = {}
+    for index, (r, value, mask) in enumerate(zip(rows, values, masks, strict=True)):
+        for at in range(len(r.mask)):
+            if mask[at]:
+                found.setdefault(int(forest.row_index[index][r.prompt + at]), []).append(round(value[at].item(), 5))
+    return [set(held) for held in found.values() if len(held) > 1]
+
+
+def test_the_rows_do_disagree_on_tokens_they_share(current_log_probs: list[torch.Tensor]) -> None:
+    data = corrected_batch(current_log_probs, CORRECTIONS["token IS"])
+    masks = list(data["response_mask"].unbind())
+    columns = {
+        "old_log_probs": list(data["old_log_probs"].unbind()),
+        "rollout_is_weights": list(data["rollout_is_weights"].unbind()),
+        "rollout_log_probs": drawn_by_versions(current_log_probs),
+    }
+    for name, values in columns.items():
+        disagreeing = [held for held in shared_trained(ROWS, values, masks) if len(held) > 1]
+        assert len(disagreeing) >= 10, name
+
+
+@pytest.mark.parametrize(
+    ("name", "whole_rows"), [("token rejection", False), ("sequence rejection", True), ("IS and rejection", True)]
+)
+def test_rejection_trains_a_shared_token_in_one_row_and_not_in_another(
+    current_log_probs: list[torch.Tensor], name: str, whole_rows: bool
+) -> None:
+    data = corrected_batch(current_log_probs, CORRECTIONS[name])
+    kept = list(data["response_mask"].unbind())
+    given = list(data["loss_mask"].unbind())
+    assert any(len(held) == 2 for held in shared_trained(ROWS, [mask.float() for mask in kept], given))
+    gone = [bool(before.any()) and not bool(after.any()) for before, after in zip(given, kept, strict=True)]
+    assert any(gone) == whole_rows and not all(gone)
