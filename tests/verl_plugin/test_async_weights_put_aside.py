@@ -1,0 +1,69 @@
+"""`tree_separate_async` puts its weights aside and back within a step: nothing computed with others may be used after."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_gradients, run
+from hostile_rows import shapes
+from omegaconf import OmegaConf
+from test_trainer_worker import build_worker, parameters
+
+from tree_rl.verl_plugin.detach_worker import TreeDetachActorWorker
+
+ROWS = shapes()["branches"]
+# Coupled over a row's tokens: in partitions it needs all log-probs before the first backward.
+LOSS = actor_loss("gspo", "token-mean")
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Any:
+    """verl's worker around a real actor, without the Ray processes that would call it; its trees run in partitions."""
+    detached = TreeDetachActorWorker.__new__(TreeDetachActorWorker)
+    detached.actor = build_worker(save_model(tmp_path, tiny_qwen3()))
+    detached.config = OmegaConf.create({"actor": {"strategy": "fsdp2"}})
+    detached._strategy_handlers = None
+    return detached
+
+
+def log_probs(engine: Any) -> torch.Tensor:
+    with engine.eval_mode(disable_auto_offload=True):
+        return engine.infer_batch(ppo_batch(ROWS, max_tokens=7))["model_output"]["log_probs"].values()
+
+
+def update(engine: Any) -> None:
+    with engine.train_mode(disable_auto_offload=True):
+        engine.train_batch(ppo_batch(ROWS, max_tokens=7), LOSS)
+
+
+def test_put_aside_weights_stay_as_they_were_while_training_goes_on(worker: Any) -> None:
+    engine, before = worker.actor.engine, parameters(worker.actor)
+    worker.save_model_to_cpu(0)
+    update(engine)
+    after = parameters(worker.actor)
+    worker.save_model_to_cpu(1)
+    worker.restore_model_from_cpu(0)
+    assert all(torch.equal(value, before[name]) for name, value in parameters(worker.actor).items())
+    worker.restore_model_from_cpu(1)
+    assert all(torch.equal(value, after[name]) for name, value in parameters(worker.actor).items())
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+
+
+def test_an_update_does_not_take_old_log_probs_of_other_weights_for_its_own(worker: Any) -> None:
+    engine = worker.actor.engine
+    worker.save_model_to_cpu(0)
+    update(engine)
+    # The second update of a step, as verl's trainer runs it: old log-probs with the step's first weights.
+    worker.save_model_to_cpu(1)
+    worker.restore_model_from_cpu(0)
+    old = log_probs(engine)
+    worker.restore_model_from_cpu(1)
+    worker.clear_cpu_model(1)
+    got = run(engine, ppo_batch(ROWS, max_tokens=7), LOSS)
+    assert got["metrics"]["tree/partitions"].aggregate() > 1
+    engine.forget()
+    expected = run(engine, ppo_batch(ROWS, max_tokens=7), LOSS)
+    assert_equal_gradients(expected["gradients"], got["gradients"])
+    assert (log_probs(engine) - old).abs().max() > 1e-2
