@@ -27,8 +27,9 @@ REGISTRATIONS = {
     "verl.trainer.constants_ppo": "tree_rl.verl_plugin.runtime_env",
     "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.estimator_names",
     "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer",
+    "vllm.model_executor.layers.utils": "tree_rl.verl_plugin.vllm_cpu",
 }
-"""Module of verl -> our module that registers with it when it is imported."""
+"""Module of verl or vLLM -> our module that registers with it when it is imported."""
 
 
 def _register_with(verl_module: str, our_module: str) -> None:
