@@ -1,4 +1,4 @@
-"""`tree_separate_async` puts its weights aside and back within a step: nothing computed with others may be used after."""
+"""`tree_separate_async` puts its weights aside and back within a step: no log-prob of other weights survives that."""
 
 from pathlib import Path
 from typing import Any

@@ -14,6 +14,7 @@ SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
 
 DOCUMENTED: dict[str, tuple[str, ...]] = {
     "verl.base_config": ("BaseConfig",),
+    "verl.checkpoint_engine": ("CheckpointEngine", "CheckpointEngineRegistry"),
     "verl.experimental.agent_loop.agent_loop": ("AgentLoopBase", "AgentLoopMetrics", "AgentLoopOutput", "register"),
     "verl.plugin.platform": ("PlatformBase", "PlatformRegistry", "get_platform"),
     "verl.protocol": ("DataProto",),

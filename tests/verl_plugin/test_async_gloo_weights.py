@@ -1,0 +1,83 @@
+"""Weights that travel through verl's checkpoint backend `gloo` arrive as they were sent, at every rollout worker."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from verl.checkpoint_engine import CheckpointEngineRegistry
+
+from tree_rl.verl_plugin.gloo_checkpoint_engine import BACKEND, GlooCheckpointEngine
+
+
+def weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "embed": torch.randn(97, 32, generator=generator),
+        "half": torch.randn(33, 5, generator=generator).to(torch.bfloat16),
+        "transposed": torch.randn(8, 16, generator=generator).t(),
+        "odd bytes": torch.arange(7, dtype=torch.uint8),
+        "behind odd bytes": torch.randn(64, generator=generator),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+    }
+
+
+def together(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Run the calls at once, as verl does in its processes, and return what they return."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        results[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a process of the synchronisation waits for ever"
+    return results
+
+
+def synchronise(trainers: list[GlooCheckpointEngine], rollouts: list[GlooCheckpointEngine]) -> list[dict[str, Any]]:
+    """One synchronisation as verl's CheckpointEngineManager runs it; what each rollout worker received."""
+    everyone = trainers + rollouts
+    metadata = [engine.prepare() for engine in everyone]
+    actor_arguments, rollout_arguments = GlooCheckpointEngine.build_topology(len(trainers), len(rollouts), metadata)
+    arguments = [{k: v[i] for k, v in actor_arguments.items()} for i in range(len(trainers))]
+    arguments += [{k: v[i] for k, v in rollout_arguments.items()} for i in range(len(rollouts))]
+    together([lambda e=e, a=a: e.init_process_group(**a) for e, a in zip(everyone, arguments, strict=True)])
+    consumed: list[int] = []
+
+    def produce() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from weights().items()
+        consumed.append(1)
+
+    async def receive(engine: GlooCheckpointEngine) -> dict[str, torch.Tensor]:
+        return {name: tensor async for name, tensor in engine.receive_weights()}
+
+    senders = [lambda e=e: asyncio.run(e.send_weights(produce())) for e in trainers]
+    results = together(senders + [lambda e=e: asyncio.run(receive(e)) for e in rollouts])
+    # Gathering weights is collective: a trainer process that sends nothing must still read them all.
+    assert len(consumed) == len(trainers)
+    for engine in everyone:
+        engine.finalize()
+    return results[len(trainers) :]
+
+
+@pytest.mark.parametrize("bucket_size", [1, 600, 1 << 20])
+def test_every_rollout_worker_receives_what_the_trainer_holds(
+    bucket_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    build = CheckpointEngineRegistry.get(BACKEND)
+    trainers = [build(bucket_size=bucket_size, is_master=rank == 0) for rank in range(2)]
+    rollouts = [build(bucket_size=bucket_size) for _ in range(3)]
+    for _ in range(2):
+        for received in synchronise(trainers, rollouts):
+            assert received.keys() == weights().keys()
+            for name, sent in weights().items():
+                assert received[name].dtype == sent.dtype
+                assert torch.equal(received[name], sent)

@@ -1,0 +1,105 @@
+"""verl's stock `main_ppo` with the two asynchronous tree trainers on two CPU cores.
+
+python -m pytest -m slow tests/verl_plugin/test_async_trainers_ray.py
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toy_qwen
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPTS, SESSIONS = 4, 3
+STEPS = 4
+
+
+def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, float]]:
+    """Run `main_ppo` on branching sessions and return the metrics of every step, each of so many updates."""
+    data = toy_qwen.save_prompts(
+        tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_tool_agent"
+    )
+    model, reward = toy_qwen.save_model(tmp_path / "model"), toy_qwen.save_reward(tmp_path / "reward.py")
+    given = [
+        *toy_qwen.ppo_overrides(model, data, reward, tmp_path / "out"),
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        "algorithm.rollout_correction.rollout_is=token",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.total_epochs=100",
+        "trainer.n_gpus_per_node=1",
+        *overrides,
+    ]
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "disabled",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    finished = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *given],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    log = finished.stdout + finished.stderr
+    (tmp_path / "log.txt").write_text(log)
+    assert finished.returncode == 0, log[-6000:]
+    lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
+    pattern = r"([\w/]+):(?:np\.\w+\()?(-?[\d.]+(?:e[+-]?\d+)?)"
+    steps = [{name: float(value) for name, value in re.findall(pattern, line)} for line in lines]
+    assert len(steps) == STEPS
+    for figures in steps:
+        # A torn group would bring fewer sessions than its prompt has.
+        assert figures["tree/sessions"] * updates == PROMPTS * SESSIONS
+        assert figures["tree/por"] > 0
+        assert figures["actor/grad_norm"] > 0
+    return steps
+
+
+def test_colocated_rollouts_lag_behind_and_continue_exactly_with_the_next_weights(tmp_path: Path) -> None:
+    # A learning rate of zero gives every step a new version of the same weights: then rows of any versions, continued
+    # ones too, have the trainer's log-probs, unless a token or its log-prob was misplaced on the way.
+    steps = train(
+        tmp_path,
+        "trainer.v1.trainer_mode=tree_colocate_async",
+        "trainer.v1.colocate_async.num_warmup_batches=1",
+        "actor_rollout_ref.actor.optim.lr=0",
+        "+ray_kwargs.ray_init.num_gpus=1",
+    )
+    assert max(figures["training/rollout_probs_diff_max"] for figures in steps) < 1e-5
+    assert steps[0]["tree/staleness/oldest/max"] == 0
+    assert max(figures["tree/staleness/oldest/max"] for figures in steps) >= 1
+    for figures in steps:
+        assert figures["tree/staleness/oldest/mean"] >= figures["tree/staleness/newest/mean"] >= 0
+        assert figures["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_separate_rollouts_receive_the_weights_that_the_old_log_probs_come_from(tmp_path: Path) -> None:
+    # Without warm-up batches every row of a step is drawn by the weights that the step before it sent. Both updates of
+    # a step take their old log-probs from those weights, so they equal the rollout's only if all of this is exact.
+    steps = train(
+        tmp_path,
+        "trainer.v1.trainer_mode=tree_separate_async",
+        "trainer.v1.separate_async.num_warmup_batches=0",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.gloo_checkpoint_engine",
+        "+ray_kwargs.ray_init.num_gpus=2",
+        updates=2,
+    )
+    assert max(figures["training/rollout_probs_diff_max"] for figures in steps) < 1e-5
+    assert max(figures["tree/staleness/oldest/max"] for figures in steps) == 0
+    assert steps[-1]["actor/ppo_kl"] != 0

@@ -1,0 +1,147 @@
+"""verl's checkpoint backend `gloo`: weights from the trainer to separate rollout servers through host memory.
+
+verl's own backends need GPUs, so this is what `tree_separate_async` runs on without any. Choose it with
+`rollout.checkpoint_engine.backend=gloo` and `.custom_backend_module=tree_rl.verl_plugin.gloo_checkpoint_engine`.
+"""
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
+from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+
+from tree_rl.verl_plugin.hf_weights import PackedTensor, pack
+
+BACKEND = "gloo"
+SENDER = 0
+OUTSIDE = -1
+"""Rank of a trainer process that sends nothing: it only takes part in gathering the weights."""
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """Where the processes of one synchronisation find each other."""
+
+    host: str
+    port: int
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class GlooCheckpointEngine(CheckpointEngine):
+    """The trainer's first process broadcasts buckets of weights; every rollout worker receives them.
+
+    Args:
+        bucket_size: bytes of a bucket (`update_weights_bucket_megabytes`).
+        is_master: whether this is the trainer's first process.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self.bucket_bytes = bucket_size
+        self.is_master = is_master
+        self._rank = OUTSIDE
+        self._store: TCPStore | None = None
+        self._group: ProcessGroupGloo | None = None
+
+    def prepare(self) -> Meeting | None:
+        """Open the meeting on the trainer's first process."""
+        if not self.is_master:
+            return None
+        host = ray.util.get_node_ip_address().strip("[]")
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        return Meeting(host=host, port=self._store.port)
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Meeting | None]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Number the processes: the trainer's first is the sender, its others stay outside, then rollout workers."""
+        world_size = 1 + rollout_world_size
+
+        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            return {"rank": ranks, "world_size": [world_size] * len(ranks), "meeting": [metadata[0]] * len(ranks)}
+
+        actors = arguments([SENDER] + [OUTSIDE] * (actor_wg_world_size - 1))
+        return actors, arguments(list(range(1, world_size)))
+
+    def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
+        """Join the others.
+
+        Args:
+            rank: this process's number, OUTSIDE for one that does not take part.
+            world_size: processes that do.
+            meeting: what the sender's `prepare` returned.
+        """
+        self._rank = rank
+        if rank == OUTSIDE:
+            return
+        if self._store is None:
+            self._store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=TIMEOUT)
+        self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
+
+    def finalize(self) -> None:
+        """Leave; the next synchronisation meets anew, so servers may come and go between."""
+        self._group = None
+        self._store = None
+
+    @torch.no_grad()
+    async def send_weights(
+        self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
+    ) -> None:
+        """Send the weights; every trainer process reads them to the end, as gathering them is collective.
+
+        Args:
+            weights: (name, full tensor) pairs by Hugging Face names.
+            global_steps: unused; the receivers are told the version by verl.
+        """
+        for bucket in pack(weights, self.bucket_bytes):
+            if self._rank == SENDER:
+                await asyncio.to_thread(self._send, bucket)
+        if self._rank == SENDER:
+            await asyncio.to_thread(self._send, [])
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        """Receive the weights.
+
+        Args:
+            global_steps: unused.
+
+        Yields:
+            (name, tensor) pairs in host memory of their own.
+        """
+        while bucket := await asyncio.to_thread(self._receive):
+            for packed in bucket:
+                yield packed.name, packed.unpack()
+
+    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._group is not None, "weights are sent between init_process_group and finalize"
+        options = BroadcastOptions()
+        options.rootRank = SENDER
+        if tensor.numel():
+            self._group.broadcast([tensor], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
+        return tensor
+
+    def _send(self, bucket: list[PackedTensor]) -> None:
+        """One bucket: two lengths, names with shapes, and the bytes of all tensors; an empty one ends the weights."""
+        labels = pickle.dumps([(packed.name, packed.dtype, packed.shape, packed.data.nbytes) for packed in bucket])
+        data = np.concatenate([packed.data for packed in bucket]) if bucket else np.zeros(0, dtype=np.uint8)
+        self._broadcast(torch.tensor([len(labels), len(data)]))
+        self._broadcast(torch.frombuffer(bytearray(labels), dtype=torch.uint8))
+        self._broadcast(torch.from_numpy(data))
+
+    def _receive(self) -> list[PackedTensor]:
+        label_bytes, data_bytes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
+        labels = pickle.loads(self._broadcast(torch.empty(label_bytes, dtype=torch.uint8)).numpy().tobytes())
+        data = self._broadcast(torch.empty(data_bytes, dtype=torch.uint8)).numpy()
+        starts = np.cumsum([0] + [size for *_, size in labels])
+        return [
+            PackedTensor(name=name, data=data[start : start + size], dtype=dtype, shape=shape)
+            for (name, dtype, shape, size), start in zip(labels, starts.tolist(), strict=False)
+        ]
