@@ -3,10 +3,10 @@
 `inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.run_plan_text import format_run_plan
 from tree_rl.inspection.text import format_report
+
+if TYPE_CHECKING:
+    from tree_rl.verl_plugin.doctor import Finding
 
 INPUT_ERROR = 2
 """Exit code when the input cannot be used."""
@@ -38,7 +41,18 @@ DrawGroup = Annotated[
     str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
-NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
+
+
+class DoctorOption:
+    """Options of `doctor`, which no other command has."""
+
+    NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
+    Cluster = Annotated[
+        bool, typer.Option("--cluster", help="Compare every node of a running cluster with this process.")
+    ]
+    Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes that the cluster must have.")]
+    Address = Annotated[str | None, typer.Option(help="HOST:PORT of the head; default RAY_ADDRESS or this machine's.")]
+    WaitSeconds = Annotated[float, typer.Option(min=0, help="How long to wait for the nodes.")]
 
 
 class BenchOption:
@@ -116,20 +130,27 @@ def plan_file(
 
 
 @app.command("doctor")
-def check_installation(no_ray: NoRay = False) -> None:
-    """Check versions, the plugin, devices, kernels and one tree against its rows; exit code 1 if anything fails."""
-    # torch, verl and ray: twenty seconds that inspect and plan do not pay.
-    from tree_rl.verl_plugin.doctor import Status, diagnose
+def check_installation(
+    no_ray: DoctorOption.NoRay = False,
+    cluster: DoctorOption.Cluster = False,
+    nodes: DoctorOption.Nodes = None,
+    address: DoctorOption.Address = None,
+    wait_seconds: DoctorOption.WaitSeconds = 60.0,
+) -> None:
+    """Check versions, the plugin, devices, kernels and one tree against its rows; exit code 1 if anything fails.
 
-    failed = []
-    for finding in diagnose(start_ray=not no_ray):
-        typer.echo(f"{finding.subject:<26}  {finding.status:<6}  {finding.detail}")
-        if finding.status is Status.FAILED:
-            failed.append(finding.subject)
-    if failed:
-        typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
-        raise typer.Exit(1)
-    typer.echo("\nReady.")
+    With --cluster: compare versions, code and plugin of every node of a running Ray cluster with this process.
+    """
+    if cluster:
+        _report(_examine_cluster(address, nodes, wait_seconds))
+        return
+    if nodes is not None or address is not None:
+        typer.echo("tree-rl doctor: --nodes and --address belong to --cluster, which is missing", err=True)
+        raise typer.Exit(INPUT_ERROR)
+    # torch, verl and ray: twenty seconds that inspect and plan do not pay.
+    from tree_rl.verl_plugin.doctor import diagnose
+
+    _report(diagnose(start_ray=not no_ray))
 
 
 @app.command("precompile")
@@ -223,6 +244,40 @@ def bench_update(
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float) -> Iterator["Finding"]:
+    # ray and verl: seconds that other commands do not pay.
+    from tree_rl.verl_plugin.cluster_check import (
+        ClusterError,
+        examine_cluster,
+        examine_here,
+        format_table,
+        judge_cluster,
+    )
+
+    try:
+        found = examine_cluster(address=address, nodes=nodes, wait_seconds=wait_seconds)
+    except ClusterError as error:
+        typer.echo(f"tree-rl doctor: {error}", err=True)
+        raise typer.Exit(1) from error
+    here = examine_here()
+    typer.echo(format_table(found.nodes, here) + "\n")
+    typer.echo(f"dashboard  {found.dashboard}\nlogs       {found.logs} on every node\n")
+    return judge_cluster(found.nodes, here)
+
+
+def _report(findings: Iterable["Finding"]) -> None:
+    """Print findings as they come; exit code 1 if any failed."""
+    failed = []
+    for finding in findings:
+        typer.echo(f"{finding.subject:<26}  {finding.status:<6}  {finding.detail}")
+        if finding.status == "failed":
+            failed.append(finding.subject)
+    if failed:
+        typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+    typer.echo("\nReady.")
 
 
 def _read(file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None) -> list[Row]:

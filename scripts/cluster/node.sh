@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# What the scripts of this folder share: the Python environment, Ray's token, refusals. Use: source it.
+
+cluster_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+cluster_refuse() {
+    echo "${0##*/}: $*" >&2
+    exit 2
+}
+
+# Puts one Python and its `ray` on PATH: PYTHON, else the active environment, else ./.venv, else python3.
+cluster_find_python() {
+    if [[ -z ${PYTHON:-} && -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -x $cluster_root/.venv/bin/python ]]; then
+        PYTHON=$cluster_root/.venv/bin/python
+    fi
+    PYTHON=$(command -v "${PYTHON:-python3}") || cluster_refuse "no Python found; install python3 or set PYTHON=/path/to/python"
+    PATH="$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
+    command -v ray >/dev/null || cluster_refuse "no ray beside $PYTHON; install tree_rl there (README.md) or set PYTHON to another one"
+    export PYTHON PATH PYTHONSAFEPATH=1 # the latter keeps the folder kernels/ from posing as the package of that name
+    if ! nvidia-smi -L >/dev/null 2>&1; then
+        export VERL_PLATFORM=${VERL_PLATFORM:-cpu}
+    fi
+}
+
+# Nodes that share a network always run with Ray's token, whatever the calling shell has switched off.
+cluster_use_token() {
+    export RAY_AUTH_MODE=token
+    if [[ -n ${RAY_AUTH_TOKEN:-} ]]; then
+        cluster_token="from RAY_AUTH_TOKEN"
+        return
+    fi
+    export RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
+    cluster_token="in $RAY_AUTH_TOKEN_PATH"
+    if [[ ${1:-} == create && ! -e $RAY_AUTH_TOKEN_PATH ]]; then
+        # Ray would create the file readable for everybody. O_EXCL: two heads that start at once agree on one token.
+        "$PYTHON" - "$RAY_AUTH_TOKEN_PATH" <<'CREATE'
+import os, secrets, sys
+path = sys.argv[1]
+os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+try:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+except FileExistsError:
+    pass
+CREATE
+    fi
+    [[ -s $RAY_AUTH_TOKEN_PATH ]] || cluster_refuse "no token in $RAY_AUTH_TOKEN_PATH; copy the head's file here (scp -p HEAD:.ray/auth_token ~/.ray/auth_token), or set RAY_AUTH_TOKEN_PATH to a disk that the nodes share"
+    local mode
+    mode=$(stat -L -c %a "$RAY_AUTH_TOKEN_PATH")
+    [[ ${mode: -2} == 00 ]] || cluster_refuse "others can read the token in $RAY_AUTH_TOKEN_PATH (mode $mode, expected 600); who reads it runs code on every node: chmod 600 $RAY_AUTH_TOKEN_PATH"
+}
+
+# Leaves the number of nodes in NNODES and the command in cluster_command.
+cluster_read_command() {
+    [[ ${1:-} =~ ^[1-9][0-9]*$ ]] || cluster_refuse "expected the number of nodes first, received '${1:-nothing}'; for example: ${0##*/} 2 -- bash recipes/grpo/run_qwen3_fsdp2.sh"
+    export NNODES=$1
+    shift
+    [[ ${1:-} == -- ]] && shift
+    (($#)) || cluster_refuse "expected a command after the number of nodes; for example: ${0##*/} $NNODES -- bash recipes/grpo/run_qwen3_fsdp2.sh"
+    cluster_command=("$@")
+}

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Joins this node to a Ray cluster and stays: Ctrl-C, or SIGTERM, stops what it started and nothing else.
+# Use: bash scripts/cluster/ray_worker.sh HEAD:PORT [options of `ray start`, such as --num-gpus 8]
+set -euo pipefail
+
+# ---- user-adjustable ----
+NODE_IP=${NODE_IP:-}                 # address by which other nodes reach this one; empty: Ray finds it
+WAIT_SECONDS=${WAIT_SECONDS:-300}    # for the head to appear
+# RAY_AUTH_TOKEN_PATH                # the head's token; default ~/.ray/auth_token
+# -------------------------
+
+# shellcheck source=scripts/cluster/node.sh
+source "$(dirname "${BASH_SOURCE[0]}")/node.sh"
+head=${1:-}
+[[ $head =~ ^[^:[:space:]]+:[0-9]+$ ]] || cluster_refuse "expected the head's HOST:PORT first, received '${head:-nothing}'; ray_head.sh prints it"
+shift
+cluster_find_python
+cluster_use_token
+
+SECONDS=0
+until (exec 3<>"/dev/tcp/${head%:*}/${head##*:}") 2>/dev/null; do
+    ((SECONDS < WAIT_SECONDS)) || cluster_refuse "no answer from the head at $head after $WAIT_SECONDS s; is ray_head.sh running there, and is port ${head##*:} open between the nodes?"
+    sleep 1
+done
+
+echo "worker     of $head; this script stays, Ctrl-C stops this node"
+echo "token      $cluster_token"
+echo "logs       in session_latest/logs of the head's RAY_TEMP_DIR, on this node"
+exec ray start --address="$head" --block --disable-usage-stats ${NODE_IP:+--node-ip-address="$NODE_IP"} "$@"
