@@ -1,17 +1,18 @@
-"""`tree_separate_async` puts its weights aside and back within a step: no log-prob of other weights survives that."""
+"""Log-probs found with other weights, put aside in a step or without the adapter, never pass for the trained ones."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_harness import ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients, run
 from hostile_rows import shapes
 from omegaconf import OmegaConf
 from test_trainer_worker import build_worker, parameters
 
 from tree_rl.verl_plugin.detach_worker import TreeDetachActorWorker
+from tree_rl.verl_plugin.options import TreeConfig
 
 ROWS = shapes()["branches"]
 # Coupled over a row's tokens: in partitions it needs all log-probs before the first backward.
@@ -67,3 +68,20 @@ def test_an_update_does_not_take_old_log_probs_of_other_weights_for_its_own(work
     expected = run(engine, ppo_batch(ROWS, max_tokens=7), LOSS)
     assert_equal_gradients(expected["gradients"], got["gradients"])
     assert (log_probs(engine) - old).abs().max() > 1e-2
+
+
+def test_an_update_does_not_take_the_log_probs_without_adapter_for_its_own(tmp_path: Path) -> None:
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    torch.manual_seed(11)
+    engine = build_engine(
+        save_model(tmp_path, tiny_qwen3()), tree=TreeConfig(mode="tree", max_tokens=7, self_check=False), model=lora
+    )
+    for _ in range(3):  # the first step moves only one of an adapter's two matrices
+        update(engine)
+    with engine.disable_adapter():
+        without = log_probs(engine)
+    got = run(engine, ppo_batch(ROWS), LOSS)
+    engine.forget()
+    expected = run(engine, ppo_batch(ROWS), LOSS)
+    assert_equal_gradients(expected["gradients"], got["gradients"])
+    assert (log_probs(engine) - without).abs().max() > 1e-3

@@ -4,6 +4,8 @@ Every unique token runs once; log-probs, entropies and values are scattered back
 functions, metrics, checkpoints and weight sync follow unchanged.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +62,13 @@ class TreeFSDPEngineWithLMHead(TreeRunningEngine):
         wanted_F = rows.wanted_F[rows.flat_positions(members)]
         edges = plan_edges(forest, wanted_F, rows.temperature_B[members], device)
         return EdgeReadout(plan, edges, names=wanted_outputs(selected), device=device)
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """verl's reference policy under LoRA; the log-probs that it finds are not those of the policy that trains."""
+        with super().disable_adapter():
+            yield
+        self.forget()
 
 
 def wanted_outputs(selected: TensorDict) -> tuple[str, ...]:
