@@ -8,6 +8,8 @@ from engine_harness import build_engine, save_model
 from equivalence import actor_loss, assert_equal_gradients
 from test_engine_experts import COEF, CONFIGS, auxiliary_gradients
 from test_engine_ranks import DEALS, join, one_rank, share_of, spawn, update
+from test_engine_router_replay import move_weights, stock_run
+from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -27,6 +29,19 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
                 key: float(m.aggregate()) for key, m in got["output"]["metrics"].items() if key.startswith("moe/")
             }
             torch.save({"gradients": got["gradients"], "metrics": metrics}, f"{out}/{deal}_{budget}_{rank}.pt")
+    replaying = build_engine(
+        Path(model),
+        tree=TreeConfig(max_tokens=20),
+        engine={"router_replay": EngineRouterReplayConfig(mode="R2")},
+    )
+    with replaying.eval_mode(disable_auto_offload=True):
+        recorded = replaying.infer_batch(share_of("one_rank_empty", rank))["model_output"]
+    move_weights(replaying)
+    data = share_of("one_rank_empty", rank)
+    if "routed_experts" in recorded:
+        data["routed_experts"] = recorded["routed_experts"]
+    got = update(replaying, data, actor_loss("vanilla", "token-mean"))
+    torch.save({"gradients": got["gradients"], **recorded}, f"{out}/replayed_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -36,6 +51,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(path / "model", CONFIGS["qwen3_moe"])
     spawn(rank_main, 2, path)
     return path
+
+
+def test_a_rank_without_rows_keeps_step_with_one_that_repeats_routes(results: Path) -> None:
+    got = [torch.load(results / f"replayed_{rank}.pt", weights_only=False) for rank in range(2)]
+    routes = [row.numpy() for row in got[0]["routed_experts"].unbind()]
+    stock = build_engine(results / "model", tree=None)
+    move_weights(stock)
+    expected = stock_run(stock, DEALS["one_rank_empty"][0], routes)["gradients"]
+    assert "routed_experts" not in got[1]
+    assert_equal_gradients(expected, got[0]["gradients"])
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

@@ -10,7 +10,6 @@ from equivalence import actor_loss
 from hostile_rows import row, tokens
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.compat import EngineRegistry
@@ -79,11 +78,6 @@ def test_batches_that_ask_for_unsupported_features(engine: Any, flag: str) -> No
     refused(engine, ppo_batch(good_rows(), **{flag: True}), flag, UnsupportedFeatureError)
 
 
-def test_rows_with_recorded_routes(engine: Any) -> None:
-    data = with_column("routed_experts", [torch.zeros(8, 2, 2), torch.zeros(9, 2, 2)])
-    refused(engine, data, r"rollout\.enable_rollout_routing_replay=False", UnsupportedFeatureError)
-
-
 def test_multimodal_rows(engine: Any) -> None:
     data = ppo_batch(good_rows())
     tu.assign_non_tensor_stack(data, "multi_modal_inputs", [{}, {"pixel_values": 1}])
@@ -96,7 +90,6 @@ def test_multimodal_rows(engine: Any) -> None:
         ({"engine": {"ulysses_sequence_parallel_size": 2}}, "ulysses_sequence_parallel_size"),
         ({"engine": {"pad_to_length": True}}, "pad_to_length"),
         ({"model": {"use_fused_kernels": True}}, "use_fused_kernels"),
-        ({"engine": {"router_replay": EngineRouterReplayConfig(mode="R3")}}, r"fsdp_config\.router_replay\.mode"),
     ),
 )
 def test_unsupported_settings_name_their_key(tmp_path: Path, settings: dict[str, Any], key: str) -> None:

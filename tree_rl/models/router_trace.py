@@ -145,6 +145,8 @@ class RouterHooks:
         """Absolute decoder layers with experts."""
         self.num_experts = 0
         """E."""
+        self.experts_per_token = 0
+        """K of routers that can replay; 0 where none can."""
         self.unknown_router: str | None = None
         """Class of a router whose scores cannot be recomputed for other experts: recording works, replay does not."""
         self._traces: dict[int, RouterTrace | None] = {}
@@ -159,7 +161,7 @@ class RouterHooks:
         if not self.layers:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no experts that go through transformers' experts interface; "
-                "unset tree.router_aux_loss_coef"
+                "unset tree.router_aux_loss_coef and fsdp_config.router_replay.mode"
             )
 
     def remove(self) -> None:
@@ -177,8 +179,9 @@ class RouterHooks:
             decoder_layer.register_forward_hook(partial(self._leave, layer), always_call=True),
             experts.register_forward_pre_hook(partial(self._record, layer)),
         ]
-        routers = [m for m in decoder_layer.modules() if type(m).__name__ in SCORES]
+        routers: list[Any] = [m for m in decoder_layer.modules() if type(m).__name__ in SCORES]
         if routers:
+            self.experts_per_token = int(routers[0].top_k)
             handles.append(routers[0].register_forward_hook(partial(self._route, layer)))
         else:
             self.unknown_router = type(decoder_layer).__name__

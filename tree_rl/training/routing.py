@@ -4,14 +4,14 @@ Every unique token runs once and counts g_t times. Legend: N unique tokens, n th
 L Mixture-of-Experts layers, E experts of a layer, K experts per token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from tree_rl.models.load_balance import balance_loss, expert_load
-from tree_rl.models.router_trace import KEYWORD, RouterTrace
+from tree_rl.models.router_trace import KEYWORD, NATIVE, RouterTrace
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import PartitionPlan
@@ -76,6 +76,18 @@ class ForestRouting:
         """Experts that ran, int16 [N, L, K], once every token ran."""
         assert self._chosen_NLK is not None
         return self._chosen_NLK
+
+    def routes_of_rows(self, layers: Sequence[int], num_layers: int) -> torch.Tensor:
+        """Experts that ran, int16 [F, num_layers, K], row by row: what a later forward repeats.
+
+        Args:
+            layers: absolute decoder layers of those with experts.
+            num_layers: decoder layers, with and without experts; NATIVE on those without.
+        """
+        chosen_NLK = self.chosen
+        routes_NLK = chosen_NLK.new_full((len(chosen_NLK), num_layers, chosen_NLK.shape[-1]), NATIVE)
+        routes_NLK[:, list(layers)] = chosen_NLK
+        return routes_NLK[torch.from_numpy(self.forest.row_index.values.astype(np.int64)).to(chosen_NLK.device)]
 
     def load(self, num_experts: int) -> torch.Tensor:
         """Logical tokens of all rows per expert, float64 [L, E]."""

@@ -22,10 +22,12 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.features import refuse_flat_packing
 from tree_rl.verl_plugin.options import AUTO, TreeConfig
+from tree_rl.verl_plugin.router_replay import DISABLED, replay_mode
 
 logger = logging.getLogger(__name__)
 
 LANGUAGE_MODEL = "language_model"
+VALUE_MODEL = "value_model"
 FLASH_ATTENTION = "flash_attention_2"
 CPU_FLAT_ATTENTION = "sdpa"
 
@@ -83,7 +85,7 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         attention, deterministic = self.tree_config.attention, self.engine_config.full_determinism
         flat = use_tree_attention(module, impl=attention, deterministic=deterministic)
         logger.info("tree attention over %s on %s", flat, type(module).__name__)
-        if self.tree_config.router_aux_loss_coef is not None:
+        if self.tree_config.router_aux_loss_coef is not None or replay_mode(self.engine_config) != DISABLED:
             self.router_hooks = RouterHooks(module)
         self.vocab_size = module.get_input_embeddings().num_embeddings
         self.model_shape = ModelShape.from_config(module.config.get_text_config().to_dict())

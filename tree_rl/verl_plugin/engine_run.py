@@ -23,14 +23,15 @@ from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin.auto_budget import AutoBudget
 from tree_rl.verl_plugin.compat import AggregationType, Metric, detach_tree, get_device_id, get_device_name
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine_build import TreeReadingEngine
-from tree_rl.verl_plugin.expert_balance import ExpertBalance
+from tree_rl.verl_plugin.engine_build import VALUE_MODEL
+from tree_rl.verl_plugin.engine_routing import TreeRoutingEngine
 from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
 from tree_rl.verl_plugin.lock_step import Agreement, agree_on_ops, run_in_step
 from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, largest_forward, live_tokens, plan_micro_batches
 from tree_rl.verl_plugin.options import AUTO, TreeConfig, as_tree_config
 from tree_rl.verl_plugin.outputs import collect_outputs, plan_metrics
 from tree_rl.verl_plugin.plan_memory import PlanMemory
+from tree_rl.verl_plugin.router_replay import COLUMN
 from tree_rl.verl_plugin.row_memory import RowMemory
 from tree_rl.verl_plugin.rows import RowError, Rows, read_rows
 from tree_rl.verl_plugin.self_check import run_self_check
@@ -41,12 +42,12 @@ logger = logging.getLogger(__name__)
 LossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 
-class TreeRunningEngine(TreeReadingEngine):
+class TreeRunningEngine(TreeRoutingEngine):
     """Plans a call, agrees with the other ranks, runs its steps; what a step reads is its subclass's business."""
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
-        refuse_engine_features(model_config, engine_config)
+        refuse_engine_features(model_config, engine_config, is_value=self.stock_model_type == VALUE_MODEL)
         # verl's own model builders know only these two names.
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
@@ -79,6 +80,7 @@ class TreeRunningEngine(TreeReadingEngine):
         if self.tree_config.mode == "flat":
             return super().forward_backward_batch(data, loss_function, forward_only)
         refuse_batch_features(data)
+        self.begin_routing(data, forward_only)
         # Gradients of an earlier call would be lost with those of a failed one: then an error stands. So it does with
         # replicas of shards, whose all-reduce is not counted.
         is_first = forward_only or all(parameter.grad is None for parameter in self.module.parameters())
@@ -129,7 +131,9 @@ class TreeRunningEngine(TreeReadingEngine):
         }
         if self.balance is not None and not forward_only:
             result["metrics"] |= self.balance.metrics()
-        if forward_only and self.optimizer is not None:
+        if forward_only and self.optimizer is not None and not self.is_reference:
+            if self.replay is not None and self.replay.records and rows.num_rows:
+                rows = self.replay.with_recorded(rows, result["model_output"][COLUMN])
             if "log_probs" in result["model_output"]:
                 self.memory.remember(rows, result["model_output"]["log_probs"].unbind())
             if self.balance is not None:
@@ -181,9 +185,13 @@ class TreeRunningEngine(TreeReadingEngine):
         steps: list[Step] = []
         try:
             rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
+            always_trees = self.leaks_when_packed
+            if self.replay is not None:
+                rows = self.replay.with_routes(data, rows)
+                always_trees = always_trees or self.replay.records or self.replay.replays
             budget = budget_of(data, rows, self.tree_config, self.auto_budget)
             self._check_tokens = min(budget.unique_tokens, budget.flat_tokens)
-            config = replace(self.tree_config, mode="tree") if self.leaks_when_packed else self.tree_config
+            config = replace(self.tree_config, mode="tree") if always_trees else self.tree_config
             micro_batches = plan_micro_batches(rows, config, budget, self.model_shape, self.plans)
             steps = [make_step(self, batch, data, rows, loss_function, forward_only) for batch in micro_batches]
         except RowError as error:
@@ -225,15 +233,6 @@ class TreeRunningEngine(TreeReadingEngine):
     def collectives(self) -> CountedCollectives:
         """FSDP2's collectives, counted so that a rank can catch up after a failure."""
         return CountedCollectives(self.module)
-
-    @cached_property
-    def balance(self) -> ExpertBalance | None:
-        """Load and auxiliary loss of experts; None where they are not asked for."""
-        if self.router_hooks is None:
-            return None
-        return ExpertBalance(
-            self.router_hooks, self.tree_config.router_aux_loss_coef or 0.0, self.get_data_parallel_group()
-        )
 
     def forget(self) -> None:
         """What the last inference found out is stale from here on."""
@@ -285,7 +284,7 @@ class TreeRunningEngine(TreeReadingEngine):
         """
         selected = selected.to(get_device_id())
         metrics: dict[str, Any] = {}
-        routing = None if self.balance is None else self.balance.open(forest)
+        routing = self.open_routing(forest, rows, members)
         trace = None if routing is None else routing.open()
         inputs = TreeInputs.from_forest(forest, get_device_id(), router_trace=trace)
         with self.autocast():
@@ -299,9 +298,9 @@ class TreeRunningEngine(TreeReadingEngine):
         output = {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
         if routing is None:
             return loss, output
-        assert self.balance is not None and trace is not None
+        assert trace is not None
         share = routing.close(trace)
-        self.balance.note(routing, members, loss_function is None)
+        self.close_routing(routing, selected, members, output, loss_function is None)
         return loss if share is None else loss + share, output
 
     def stock_step(

@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from tree_rl.models.load_balance import balance_weight
 from tree_rl.models.router_trace import RouterHooks
 from tree_rl.training.routing import ForestRouting
-from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin.compat import AggregationType, Metric, get_device_id
 from tree_rl.verl_plugin.lock_step import Agreement, agree_on_ops
 from tree_rl.verl_plugin.micro_batches import MicroBatch
@@ -41,9 +40,10 @@ class ExpertBalance:
         """Whether the last update took one more pass to count."""
         self._begin(None)
 
-    def open(self, forest: Forest) -> ForestRouting:
-        """The routing of a forest that is about to run."""
-        return ForestRouting(forest, get_device_id(), weight_LE=self._weight_LE)
+    @property
+    def weight(self) -> torch.Tensor | None:
+        """float64 [L, E], what a logical token's router probability costs in this call; None for no such cost."""
+        return self._weight_LE
 
     def note(self, routing: ForestRouting, members: list[int], forward_only: bool) -> None:
         """Count a forest that ran; `members` are its rows' indices in the call."""

@@ -5,27 +5,38 @@ from typing import Any
 from tensordict import TensorDict
 
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.router_replay import DISABLED, KEY, RECORDED, replay_mode
 
 
 class UnsupportedFeatureError(ValueError):
     """A verl feature that the tree engine does not run; the message names its config key."""
 
 
-def refuse_engine_features(model_config: Any, engine_config: Any) -> None:
+def refuse_engine_features(model_config: Any, engine_config: Any, *, is_value: bool = False) -> None:
     """Check a configuration before the model is built.
+
+    Args:
+        model_config: verl's.
+        engine_config: verl's, with the `tree` block.
+        is_value: the engine is a critic's.
 
     Raises:
         UnsupportedFeatureError: names the key and its value.
     """
-    router_replay = engine_config.get("router_replay", None)
-    replays = router_replay is not None and router_replay.get("mode", "disabled") != "disabled"
+    mode = replay_mode(engine_config)
+    is_flat = as_tree_config(engine_config.get("tree", None)).mode == "flat"
     qat = engine_config.get("qat", None)
     mtp = model_config.get("mtp", None)
     asked_for = {
         "fsdp_config.ulysses_sequence_parallel_size > 1": engine_config.ulysses_sequence_parallel_size > 1,
         "model.use_fused_kernels=True": model_config.get("use_fused_kernels", False),
         "fsdp_config.pad_to_length=True": engine_config.pad_to_length,
-        "fsdp_config.router_replay.mode (verl's FSDP engines do not replay)": replays,
+        f"{KEY}={mode} on a critic": is_value and mode != DISABLED,
+        f"{KEY}={mode} with tree.mode=flat (stock verl's FSDP engine does not replay)": is_flat and mode != DISABLED,
+        f"{KEY}={mode} on a reference policy, which would record its own routes": (
+            engine_config.forward_only and mode == RECORDED
+        ),
         "fsdp_config.qat.enable=True": qat is not None and qat.get("enable", False),
         "model.mtp.enable=True": mtp is not None and mtp.get("enable", False),
         "fsdp_config.strategy (tree_rl runs on fsdp2)": engine_config.strategy != "fsdp2",
@@ -57,17 +68,11 @@ def refuse_batch_features(data: TensorDict) -> None:
     """Check what a batch asks for.
 
     Raises:
-        UnsupportedFeatureError: multimodal rows, top-k distillation or router replay.
+        UnsupportedFeatureError: multimodal rows or top-k distillation.
     """
-    for key in ("distillation_use_topk", "distillation_only", "enable_routing_replay"):
+    for key in ("distillation_use_topk", "distillation_only"):
         if tu.get_non_tensor_data(data=data, key=key, default=False):
             raise UnsupportedFeatureError(f"the tree engine does not support {key}=True; use model_type=language_model")
-    if "routed_experts" in data:
-        raise UnsupportedFeatureError(
-            "rows carry routed_experts, but verl's FSDP engines do not replay routes, with trees or without; set "
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay=False (outside verl, tree_rl.training.routing "
-            "replays them)"
-        )
     images = data.get("multi_modal_inputs", ())
     for row, inputs in enumerate(images):
         if tu.unwrap_non_tensor_data(inputs):

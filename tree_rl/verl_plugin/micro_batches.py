@@ -14,6 +14,7 @@ from tree_rl.verl_plugin.auto_budget import AutoBudget
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.plan_memory import PlanMemory
+from tree_rl.verl_plugin.router_replay import merge_keys
 from tree_rl.verl_plugin.rows import Rows
 
 
@@ -82,7 +83,7 @@ def plan_micro_batches(
         return []
     by_uid = config.scope == "uid"
     forest = Forest.from_rows(
-        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=rows.group_B.tolist() if by_uid else None
+        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=merge_keys(rows, by_group=by_uid)
     )
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]

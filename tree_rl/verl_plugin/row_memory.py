@@ -1,6 +1,7 @@
 """What the last inference found out about rows, valid as long as the weights have not moved: updates reuse it."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import torch
 
@@ -8,7 +9,7 @@ from tree_rl.verl_plugin.rows import Rows
 
 
 class RowMemory:
-    """One tensor per row, known by the row's tokens, mask and temperature."""
+    """One tensor per row, known by the row's tokens, mask, temperature and replayed routes."""
 
     def __init__(self) -> None:
         """Remember nothing."""
@@ -31,4 +32,8 @@ class RowMemory:
 
 def _key(rows: Rows, row: int) -> tuple[bytes, float]:
     wanted = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
-    return rows.token_ids(row).tobytes() + wanted.tobytes(), float(rows.temperature_B[row])
+    routes = rows.routes(row)
+    known_by = rows.token_ids(row).tobytes() + wanted.tobytes()
+    if routes is not None:
+        known_by += blake2b(routes.tobytes(), digest_size=16).digest()
+    return known_by, float(rows.temperature_B[row])

@@ -1,6 +1,6 @@
 """Rows as verl hands them to an engine, checked before anything runs: bad input is named by its row.
 
-Legend: B rows, F flat tokens of all rows.
+Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token.
 """
 
 from dataclasses import dataclass
@@ -35,6 +35,8 @@ class Rows:
     """int64 [B], index of the prompt group (uid) of each row; all 0 where rows carry no uid."""
     label_B: tuple[str, ...]
     """How messages name each row."""
+    routes_FLK: np.ndarray | None = None
+    """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: none is told."""
 
     @property
     def num_rows(self) -> int:
@@ -44,6 +46,10 @@ class Rows:
     def token_ids(self, row: int) -> np.ndarray:
         """int64 token ids of one row."""
         return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
+
+    def routes(self, row: int) -> np.ndarray | None:
+        """int16 [tokens, L, K] routes of one row, None where nothing is replayed."""
+        return None if self.routes_FLK is None else self.routes_FLK[self.offsets[row] : self.offsets[row + 1]]
 
     def flat_positions(self, rows: list[int]) -> np.ndarray:
         """Flat positions of the given rows, one row after the other."""

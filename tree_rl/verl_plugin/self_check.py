@@ -1,6 +1,7 @@
 """Before the first batch: one group as a tree against the same rows through stock verl. Never wrong by surprise."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ def run_self_check(
             return 0.0
         selected = tu.index_select_tensor_dict(data, members)
         forest = Forest.from_rows([rows.token_ids(row) for row in members])
-        _, tree = engine.tree_step(selected, rows, members, forest)
+        # Stock verl replays no routes: both sides let the routers choose.
+        _, tree = engine.tree_step(selected, replace(rows, routes_FLK=None), members, forest)
         # Stock verl packs rows; where they then see each other only a row alone is a yardstick, and one forward is due.
         compared = [len(members) - 1] if engine.leaks_when_packed else list(range(len(members)))
         _, flat = engine.stock_step(tu.index_select_tensor_dict(selected, compared))

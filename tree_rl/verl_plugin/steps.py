@@ -84,8 +84,7 @@ class PartitionedStep:
         assert forest is not None and plan is not None
         selected = tu.index_select_tensor_dict(self.data, members).to(get_device_id())
         readout = self.engine.readout(selected, self.rows, members, forest, plan)
-        balance = self.engine.balance
-        routing = None if balance is None else balance.open(forest)
+        routing = self.engine.open_routing(forest, self.rows, members)
         if routing is not None:
             readout = RoutedReadout(readout, routing, plan)
         group = self.engine.get_data_parallel_group()
@@ -101,9 +100,9 @@ class PartitionedStep:
             if self.previews:
                 yield from self.run.infer(preview=True)
             yield from self.run.train(rows_loss.slot_gradients, scale=self.engine.loss_scale)
-        if routing is not None:
-            balance.note(routing, members, self.forward_only)
         self.output = rows_loss.output()
+        if routing is not None:
+            self.engine.close_routing(routing, selected, members, self.output, self.forward_only)
 
 
 def make_step(

@@ -1,0 +1,320 @@
+"""verl's router replay on trees: an update repeats recorded experts as stock verl's engine does on rows alone whose
+routers are told what to choose; R2 records what each row's routers chose."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from engine_harness import Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from tensordict import TensorDict
+from test_engine_experts import ALONE, ATTENTION, CONFIGS, EXPERTS, FLAGS, SHAPES, SIZES
+from transformers import Glm4MoeConfig, PretrainedConfig, Qwen3MoeConfig
+from verl.workers.config.engine import EngineRouterReplayConfig
+
+from tree_rl.models import UnsupportedModelError
+from tree_rl.verl_plugin.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.rows import RowError
+
+LAYERS, PER_TOKEN = 2, 2
+SHAPES_OF_ONE = ("strict_prefix", "identical", "two_groups", "branch_at_63_64_65", "masks_differ_on_shared_prefix")
+Routes = list[np.ndarray]
+
+
+def replaying(mode: str, **more: Any) -> dict[str, Any]:
+    return {"engine": {"router_replay": EngineRouterReplayConfig(mode=mode), **more}}
+
+
+def recorded_routes(rows: Sequence[Row], *, seed: int = 0) -> Routes:
+    """Routes [T, LAYERS, PER_TOKEN] as a rollout leaves them: mostly those of other rows, zeros without a record."""
+    draw = np.random.default_rng(seed)
+    table = np.stack([draw.permutation(EXPERTS)[:PER_TOKEN] for _ in range(3)]).astype(np.int16)
+    shared = draw.integers(0, len(table), (max(len(row.tokens) for row in rows), LAYERS))
+    routes = []
+    for row in rows:
+        choice = shared[: len(row.tokens)].copy()
+        changed = draw.random(len(choice)) < 0.1
+        choice[changed] = draw.integers(0, len(table), (int(changed.sum()), LAYERS))
+        routes_TLK = table[choice]
+        routes_TLK[-1] = 0
+        routes_TLK[3::7] = 0
+        routes.append(routes_TLK)
+    return routes
+
+
+def batch_with(routes: Routes, rows: Sequence[Row], **flags: Any) -> TensorDict:
+    data = ppo_batch(list(rows), **FLAGS, **flags)
+    data["routed_experts"] = nested([torch.from_numpy(routes_TLK) for routes_TLK in routes])
+    return data
+
+
+@contextmanager
+def stock_routers_told(routes: Routes) -> Iterator[None]:
+    """Rows one after the other through stock model code whose top-k answers with given experts, repeated ones aside."""
+    stock = torch.topk
+    answers = chain.from_iterable(np.moveaxis(routes_TLK, 1, 0) for routes_TLK in routes)
+
+    def told(values: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+        native = stock(values, k, dim=dim).indices
+        wanted = torch.from_numpy(np.ascontiguousarray(next(answers))).long()
+        index = torch.where((wanted == wanted[:, :1]).all(-1, keepdim=True), native, wanted)
+        return values.gather(-1, index), index
+
+    with patch.object(torch, "topk", told):
+        yield
+    assert next(answers, None) is None
+
+
+def stock_run(engine: Any, rows: Sequence[Row], routes: Routes) -> dict[str, Any]:
+    with stock_routers_told(routes):
+        return run(engine, ppo_batch(list(rows), **FLAGS, **ALONE), actor_loss("vanilla", "token-mean"))
+
+
+def assert_same(stock: dict[str, Any], tree: dict[str, Any], rows: Sequence[Row]) -> None:
+    assert_equal_runs(stock, tree, wanted_positions(ppo_batch(list(rows))), ("log_probs", "entropy"))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: save_model(tmp_path_factory.mktemp(name), config) for name, config in CONFIGS.items()}
+
+
+@pytest.fixture(scope="module")
+def engines(paths: dict[str, Path]) -> dict[str, tuple[Any, Any]]:
+    """Stock verl's engine and ours, which repeats the rollout's routes."""
+
+    def build(name: str, **options: Any) -> Any:
+        return build_engine(paths[name], attention=ATTENTION[name], **options)
+
+    return {name: (build(name, tree=None), build(name, tree=TreeConfig(), **replaying("R3"))) for name in CONFIGS}
+
+
+CASES = [("qwen3_moe", name, 9) for name in SHAPES_OF_ONE] + [
+    (family, name, capacity) for family in CONFIGS for name, capacity in (("comb", 5), ("branches", 1000))
+]
+
+
+@pytest.mark.parametrize(("family", "name", "capacity"), CASES)
+def test_rollout_routes_are_repeated_as_by_rows_alone(
+    engines: dict[str, tuple[Any, Any]], family: str, name: str, capacity: int
+) -> None:
+    stock, tree = engines[family]
+    rows, routes = SHAPES[name], recorded_routes(SHAPES[name])
+    expected = stock_run(stock, rows, routes)
+    tree.tree_config = TreeConfig(max_tokens=capacity)
+    got = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))
+    assert_same(expected, got, rows)
+    unrouted = run(stock, ppo_batch(rows, **FLAGS, **ALONE), actor_loss("vanilla", "token-mean"))
+    assert abs(sum(unrouted["loss"]) - sum(expected["loss"])) > 1e-4
+
+
+@pytest.mark.parametrize("capacity", (9, 1000))
+def test_a_recomputed_layer_repeats_its_routes(paths: dict[str, Path], capacity: int) -> None:
+    rows, routes = SHAPES["comb"], recorded_routes(SHAPES["comb"], seed=3)
+    expected = stock_run(build_engine(paths["qwen3_moe"], tree=None), rows, routes)
+    tree = build_engine(
+        paths["qwen3_moe"],
+        tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=0.0),
+        model={"enable_gradient_checkpointing": True},
+        **replaying("R3"),
+    )
+    got = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))
+    assert_same(expected, got, rows)
+    # Routes that differ make rows share less.
+    plain = run(
+        build_engine(paths["qwen3_moe"], tree=TreeConfig()),
+        ppo_batch(rows, **FLAGS),
+        actor_loss("vanilla", "token-mean"),
+    )
+    unique = [one["metrics"]["tree/unique_tokens"].aggregate() for one in (plain, got)]
+    assert unique[0] < unique[1] < sum(len(row.tokens) for row in rows)
+
+
+def native_routes(stock: Any, rows: Sequence[Row]) -> Routes:
+    """What the routers of stock verl's engine choose for each row alone."""
+    top_k = torch.topk
+    heard: list[np.ndarray] = []
+
+    def listening(values: torch.Tensor, k: int, dim: int = -1) -> Any:
+        chosen = top_k(values, k, dim=dim)
+        heard.append(chosen.indices.numpy())
+        return chosen
+
+    with patch.object(torch, "topk", listening):
+        infer(stock, ppo_batch(list(rows), **FLAGS, **ALONE))
+    return [np.stack(heard[at : at + LAYERS], axis=1) for at in range(0, len(heard), LAYERS)]
+
+
+def move_weights(engine: Any) -> None:
+    """Another model from here on, as after some steps of an optimizer; the same on any number of ranks."""
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.add_(torch.sin(local * 1e3) * 0.05)
+
+
+def infer(engine: Any, data: TensorDict) -> dict[str, Any]:
+    with engine.eval_mode(disable_auto_offload=True):
+        return engine.infer_batch(data)
+
+
+@pytest.mark.parametrize("capacity", (9, 1000))
+def test_old_log_probs_record_what_the_update_repeats(paths: dict[str, Path], capacity: int) -> None:
+    rows = [*SHAPES["comb"], *SHAPES["identical"], *SHAPES["strict_prefix"]]
+    stock = build_engine(paths["qwen3_moe"], tree=None)
+    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(max_tokens=capacity), **replaying("R2"))
+    recorded = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]["routed_experts"]
+    routes = [row.numpy() for row in recorded.unbind()]
+    for got_TLK, native_TLK in zip(routes, native_routes(stock, rows), strict=True):
+        assert got_TLK.dtype == np.int16 and np.array_equal(np.sort(got_TLK), np.sort(native_TLK))
+    for engine in (stock, tree):
+        move_weights(engine)
+    moved = native_routes(stock, rows)
+    assert any(not np.array_equal(np.sort(one), np.sort(two)) for one, two in zip(moved, routes, strict=True))
+    got = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))
+    assert_same(stock_run(stock, rows, routes), got, rows)
+    assert "routed_experts" not in got["model_output"]
+
+
+def test_an_update_with_unmoved_weights_knows_load_and_log_probs_of_recorded_rows(paths: dict[str, Path]) -> None:
+    rows = SHAPES["two_groups"]
+    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(max_tokens=9, router_aux_loss_coef=0.1), **replaying("R2"))
+    forwards: list[int] = []
+    tree.module.register_forward_pre_hook(lambda *_: forwards.append(1))
+    recorded = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]["routed_experts"]
+    routes = [row.numpy() for row in recorded.unbind()]
+    of_inference = len(forwards) - 2  # the self-check ran before
+    for expected in (0, 1):
+        forwards.clear()
+        got = run(tree, batch_with(routes, rows), actor_loss("geo_mean", "token-mean"))
+        assert got["metrics"]["moe/counted_anew"].aggregate() == expected
+        # Afterwards both the load and the log-probs that the loss couples take a pass of their own.
+        assert len(forwards) == of_inference * (1 + 2 * expected)
+        tree.forget()
+
+
+def test_reported_load_is_that_of_the_repeated_routes(paths: dict[str, Path]) -> None:
+    rows = SHAPES["identical"] + SHAPES["strict_prefix"]
+    routes = [np.sort(one + (one == 0).all(-1, keepdims=True) * np.array([0, 1])) for one in recorded_routes(rows)]
+    count_LE = np.zeros((LAYERS, EXPERTS))
+    for routes_TLK in routes:
+        for layer in range(LAYERS):
+            count_LE[layer] += np.bincount(routes_TLK[:, layer].ravel(), minlength=EXPERTS)
+    tree = build_engine(paths["mixtral"], tree=TreeConfig(router_aux_loss_coef=0.0), **replaying("R3"))
+    routes = [one.astype(np.int16) for one in routes]
+    metrics = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))["metrics"]
+    ratio_LE = count_LE / count_LE.mean(1, keepdims=True)
+    assert metrics["moe/load_max_over_mean"].aggregate() == pytest.approx(ratio_LE.max())
+    assert metrics["moe/idle_experts"].aggregate() == (count_LE == 0).sum()
+
+
+def test_the_reference_inside_an_actor_routes_itself(paths: dict[str, Path]) -> None:
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(), model=lora, **replaying("R2"))
+    rows = SHAPES["branches"]
+    actor = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]
+    with tree.disable_adapter():
+        reference = infer(tree, batch_with(recorded_routes(rows), rows))["model_output"]
+    assert "routed_experts" in actor and "routed_experts" not in reference
+
+
+def test_a_call_may_be_told_not_to_repeat(paths: dict[str, Path]) -> None:
+    rows, routes = SHAPES["branches"], recorded_routes(SHAPES["branches"])
+    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(), **replaying("R3"))
+    plain = infer(build_engine(paths["qwen3_moe"], tree=TreeConfig(mode="tree")), ppo_batch(rows, **FLAGS))
+    told = infer(tree, batch_with(routes, rows, enable_routing_replay=False))
+    repeated = infer(tree, batch_with(routes, rows, enable_routing_replay=True))
+    values = [one["model_output"]["log_probs"].values() for one in (plain, told, repeated)]
+    assert torch.equal(values[0], values[1]) and not torch.allclose(values[0], values[2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    (
+        (lambda routes: [routes[0][:-1], *routes[1:]], r"row 0 .*routed_experts of \d+ tokens for a row of \d+"),
+        (lambda routes: [one[:, :1] for one in routes], r"routes of all 2 decoder layers .* received \(1, 2\)"),
+        (lambda routes: [*routes[:-1], routes[-1] + EXPERTS], r"row 3 .*names an expert outside \[0, 6\)"),
+    ),
+)
+def test_routes_that_do_not_fit_are_named(engines: dict[str, tuple[Any, Any]], change: Any, message: str) -> None:
+    rows = SHAPES["branches"]
+    data = batch_with(change(recorded_routes(rows)), rows)
+    with pytest.raises(RowError, match=message):
+        run(engines["qwen3_moe"][1], data, actor_loss("vanilla", "token-mean"))
+
+
+@pytest.mark.parametrize("mode, remedy", (("R2", "bypass_mode=False"), ("R3", "enable_rollout_routing_replay=True")))
+def test_rows_without_routes_are_refused_with_the_key_that_brings_them(
+    paths: dict[str, Path], mode: str, remedy: str
+) -> None:
+    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(self_check=False), **replaying(mode))
+    with pytest.raises(RowError, match=rf"router_replay\.mode={mode}: the rows carry no routed_experts.*{remedy}"):
+        run(tree, ppo_batch(SHAPES["branches"], **FLAGS), actor_loss("vanilla", "token-mean"))
+
+
+def test_rows_with_routes_are_refused_where_no_mode_repeats_them(paths: dict[str, Path]) -> None:
+    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig())
+    data = batch_with(recorded_routes(SHAPES["branches"]), SHAPES["branches"])
+    with pytest.raises(UnsupportedFeatureError, match=r"router_replay\.mode=R3 .*enable_rollout_routing_replay=False"):
+        run(tree, data, actor_loss("vanilla", "token-mean"))
+
+
+@pytest.mark.parametrize(
+    "tree, engine, message",
+    (
+        (TreeConfig(mode="flat"), replaying("R3"), r"router_replay\.mode=R3 with tree\.mode=flat"),
+        (TreeConfig(), replaying("R2", forward_only=True), r"router_replay\.mode=R2 on a reference policy"),
+        (TreeConfig(), {"engine": {"router_replay": {"mode": "R4"}}}, r"router_replay\.mode=R4: expected one of"),
+        (TreeConfig(), {**replaying("R2"), "value": True}, r"router_replay\.mode=R2 on a critic"),
+    ),
+)
+def test_where_routes_cannot_be_repeated_the_key_is_named(
+    paths: dict[str, Path], tree: TreeConfig, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_engine(paths["qwen3_moe"], tree=tree, **engine)
+
+
+GLM = Glm4MoeConfig(**SIZES, n_routed_experts=4, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1)
+TOP_1 = Qwen3MoeConfig(**{**SIZES, "num_experts_per_tok": 1}, num_experts=EXPERTS, moe_intermediate_size=16)
+
+
+@pytest.mark.parametrize(
+    "config, mode, message",
+    (
+        (GLM, "R2", "routes cannot be replayed through Glm4MoeDecoderLayer"),
+        (TOP_1, "R3", "look like expert 0; set it to R2"),
+        (tiny_qwen3(), "R3", r"has no experts .*router_replay\.mode"),
+    ),
+)
+def test_models_that_cannot_repeat_routes_are_refused_when_built(
+    tmp_path: Path, config: PretrainedConfig, mode: str, message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        build_engine(save_model(tmp_path, config), tree=TreeConfig(), **replaying(mode))
+
+
+def test_one_expert_per_token_records_and_repeats(tmp_path: Path) -> None:
+    path, rows = save_model(tmp_path, TOP_1), SHAPES["comb"]
+    tree = build_engine(path, tree=TreeConfig(max_tokens=9), **replaying("R2"))
+    output = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]
+    data = ppo_batch(rows, **FLAGS)
+    data["routed_experts"] = output["routed_experts"]
+    again = run(tree, data, actor_loss("vanilla", "token-mean"))["model_output"]
+    torch.testing.assert_close(again["log_probs"].values(), output["log_probs"].values(), rtol=1e-6, atol=1e-6)
+
+
+def test_critics_and_references_pass_over_routes_of_the_actor(paths: dict[str, Path], tmp_path: Path) -> None:
+    rows, routes = SHAPES["branches"], recorded_routes(SHAPES["branches"])
+    critic = build_engine(save_model(tmp_path, tiny_qwen3(), value=True), tree=TreeConfig(), value=True)
+    reference = build_engine(paths["qwen3_moe"], tree=TreeConfig(), engine={"forward_only": True})
+    for engine, key in ((critic, "values"), (reference, "log_probs")):
+        with_routes, without = (infer(engine, data) for data in (batch_with(routes, rows), ppo_batch(rows, **FLAGS)))
+        assert torch.equal(with_routes["model_output"][key].values(), without["model_output"][key].values())
