@@ -4,7 +4,8 @@ There vLLM packs the weight of every linear layer for oneDNN and drops the param
 calls after each step, finds nothing to write to. Layers keep their weight here and multiply with torch.
 """
 
-import torch
+from typing import Any
+
 from torch.nn import functional
 from vllm.model_executor.layers import utils as layers
 from vllm.platforms import current_platform
@@ -14,7 +15,7 @@ def keep_linear_weights() -> None:
     """Replace vLLM's choice of a packed matrix product; it is looked up anew for every layer that is built."""
     dispatch_packed = layers.dispatch_cpu_unquantized_gemm
 
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+    def dispatch(layer: Any, remove_weight: bool) -> None:
         if layer.weight.ndim == 2:
             layer.cpu_linear = functional.linear
         else:  # convolutions and experts stay vLLM's affair
