@@ -4,7 +4,7 @@ Configured by `actor_rollout_ref.rollout.custom.tree_agent`, and per sample by `
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
@@ -16,7 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from tree_rl.rollout.chat import Chat
 from tree_rl.rollout.environment import Environment
 from tree_rl.rollout.session import SessionOptions, SessionRecord, run_session
-from tree_rl.rollout.transcript import rows_of_calls
+from tree_rl.rollout.transcript import Row, rows_of_calls
 
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.tree_agent"
 DEFAULT_ENVIRONMENT = "tree_rl.rollout.environment.ShellEnvironment"
@@ -75,7 +75,8 @@ class _RecordingModel:
         self._request_id = uuid4().hex
         self.seconds = 0.0
         self.preempted = 0
-        self.versions: list[int] = []
+        self.versions: list[tuple[int | None, int | None]] = []
+        """Oldest and newest weights that generated in each call, in the order in which calls were answered."""
 
     async def __call__(self, prompt_ids: list[int], *, max_tokens: int) -> tuple[list[int], list[float] | None]:
         started = time.monotonic()
@@ -86,9 +87,7 @@ class _RecordingModel:
         )
         self.seconds += time.monotonic() - started
         self.preempted += output.num_preempted or 0
-        for key in ("min_global_steps", "max_global_steps"):
-            if output.extra_fields.get(key) is not None:
-                self.versions.append(output.extra_fields[key])
+        self.versions.append((output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")))
         return list(output.token_ids), output.log_probs or None
 
 
@@ -130,12 +129,27 @@ def to_outputs(record: SessionRecord, model: _RecordingModel, *, seconds: float)
                 "turn_scores": [],
                 "tool_rewards": [],
                 "reward_extra_info": dict(details),
-                "min_global_steps": min(model.versions, default=None),
-                "max_global_steps": max(model.versions, default=None),
+                **version_span(row, model.versions),
             },
         )
         for row in rows
     ]
+
+
+def version_span(row: Row, versions: Sequence[tuple[int | None, int | None]]) -> dict[str, int | None]:
+    """verl's span of weight versions over the tokens that a row trains, over the session's if it trains none.
+
+    Both are None where the server reports no versions.
+
+    Args:
+        row: of the session.
+        versions: oldest and newest version of each call of the session.
+    """
+    own = [versions[call] for call in sorted(set(row.response_calls) - {-1})] or versions
+    return {
+        "min_global_steps": min((oldest for oldest, _ in own if oldest is not None), default=None),
+        "max_global_steps": max((newest for _, newest in own if newest is not None), default=None),
+    }
 
 
 def read_agent_options(
