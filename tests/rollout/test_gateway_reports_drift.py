@@ -28,8 +28,8 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
-    """Sixteen sessions of two sampled turns each; the template writes every turn as it is."""
+def two_turns_sampled(tiny: SimpleNamespace, on_drift: str, samples: int = SAMPLES) -> list[Any]:
+    """Sessions of two sampled turns each; the template writes every turn as it is."""
     backend = TinyModel(tiny.model, build_tokenizer(CHATML))
 
     async def session(gateway: Any, number: int) -> Any:
@@ -43,7 +43,7 @@ def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
 
     async def run() -> list[Any]:
         async with serving(backend, backend.tokenizer, on_drift=on_drift, reasoning="inline") as gateway:
-            return [await session(gateway, number) for number in range(SAMPLES)]
+            return [await session(gateway, number) for number in range(samples)]
 
     records = asyncio.run(run())
     for record in records:
