@@ -18,6 +18,8 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.rollout.gateway.agent import AgentResult
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.generation import generate_answer
+from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.gateway_agent_loop import TreeGatewayAgentLoop, read_gateway_options
 from tree_rl.verl_plugin.gateway_backend import VerlBackend
@@ -212,6 +214,23 @@ def test_verls_stop_reasons_are_told_apart(stop_reason: str, token_ids: list[int
     backend = VerlBackend(Server(), end_token_ids=frozenset({2}))
     made = asyncio.run(backend.generate([1], max_tokens=9, sampling={}, session="s"))
     assert made.finish_reason == expected
+
+
+def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(tiny: SimpleNamespace) -> None:
+    answers: list[Any] = [([11, 12, 13], [-1.0, -2.0, -3.0], "completed"), ([], None, "aborted")]
+
+    class Server:
+        async def generate(self, **_: Any) -> Any:
+            token_ids, log_probs, reason = answers.pop(0)
+            return SimpleNamespace(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields={})
+
+    async def run() -> Any:
+        backend = VerlBackend(Server(), end_token_ids=frozenset({2}))
+        renderer = Renderer(tiny.tokenizer, {})
+        return await generate_answer(backend, renderer, [1], max_tokens=500, stop=["nowhere"], sampling={}, session="s")
+
+    made = asyncio.run(run())
+    assert (made.finish_reason, made.token_ids, made.log_probs) == ("abort", (11, 12, 13), (-1.0, -2.0, -3.0))
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,11 @@ class VerlBackend:
         except RayError as error:
             raise BackendError(f"model server: {error}", status=500) from error
         token_ids = tuple(output.token_ids)
+        # vLLM reports no log-probs with an answer that was aborted before its first token.
+        log_probs = output.log_probs if token_ids else ()
         return Generation(
             token_ids=token_ids,
-            log_probs=None if output.log_probs is None else tuple(output.log_probs),
+            log_probs=None if log_probs is None else tuple(log_probs),
             finish_reason=self._finish_reason(output, token_ids),
             min_version=output.extra_fields.get("min_global_steps"),
             max_version=output.extra_fields.get("max_global_steps"),
