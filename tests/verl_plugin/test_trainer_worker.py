@@ -178,7 +178,11 @@ def test_config_names_the_engines_and_refuses_by_key() -> None:
         made = OmegaConf.create(
             {
                 "trainer": {"v1": {"trainer_mode": "tree_sync"}},
-                "actor_rollout_ref": {"model": {"path": "m"}, "actor": {"strategy": "fsdp2"}},
+                "actor_rollout_ref": {
+                    "model": {"path": "m"},
+                    "actor": {"strategy": "fsdp2"},
+                    "rollout": {"agent": {}},
+                },
                 "critic": {"model": {"path": "m"}, "strategy": "fsdp2", "enable": None},
                 "algorithm": {"adv_estimator": "grpo", **algorithm},
             }

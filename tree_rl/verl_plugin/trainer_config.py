@@ -1,10 +1,11 @@
-"""What `tree_sync` sets in verl's config, and what it refuses there, before any worker starts."""
+"""What the tree trainers set in verl's config, and what they refuse there, before any worker starts."""
 
 from omegaconf import DictConfig, open_dict
 
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.engine import LANGUAGE_MODEL, VALUE_MODEL
 from tree_rl.verl_plugin.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.off_policy_config import refuse_dropped_correction
 
 NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
@@ -26,6 +27,7 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
             if node.get("model_type", None) is None:
                 node.model_type = model_type
     refuse(config)
+    refuse_dropped_correction(config)
 
 
 def refuse(config: DictConfig) -> None:

@@ -1,0 +1,92 @@
+"""The three tree trainers as verl builds them: its own mode's semantics, our workers in every role, refusals by key."""
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from tree_rl.verl_plugin.detach_worker import TreeDetachActorWorker
+from tree_rl.verl_plugin.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.worker import TreeActorRolloutRefWorker, TreeTrainingWorker
+
+SEPARATE = [
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+]
+
+
+def config(mode: str, *overrides: str) -> DictConfig:
+    given = ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2", f"trainer.v1.trainer_mode={mode}"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [*given, *(SEPARATE if mode == "tree_separate_async" else []), *overrides])
+
+
+def build(mode: str, *overrides: str) -> Any:
+    """A trainer up to its worker classes, which is as far as verl goes without Ray."""
+    trainer = get_trainer_cls(mode)(config(mode, *overrides))
+    trainer._init_resource_pool_mgr()
+    return trainer
+
+
+def workers(trainer: Any) -> dict[Role, type]:
+    return {
+        role: worker.__ray_metadata__.modified_class.__mro__[1] for role, worker in trainer.role_worker_mapping.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "buffer", "actor"),
+    [
+        ("tree_sync", ReplayBuffer, TreeActorRolloutRefWorker),
+        ("tree_colocate_async", ReplayBufferAsync, TreeActorRolloutRefWorker),
+        ("tree_separate_async", ReplayBufferAsync, TreeDetachActorWorker),
+    ],
+)
+def test_each_trainer_has_its_modes_semantics_and_our_workers(mode: str, buffer: type, actor: type) -> None:
+    trainer = build(mode, "algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=True")
+    assert trainer.trainer_mode == mode.removeprefix("tree_")
+    assert isinstance(trainer.replay_buffer, buffer)
+    assert isinstance(trainer.replay_buffer, ReplayBufferAsync) == (buffer is ReplayBufferAsync)
+    assert trainer.parameter_sync_step == (2 if mode == "tree_separate_async" else 1)
+    assert workers(trainer) == {Role.ActorRolloutRef: actor, Role.Critic: TreeTrainingWorker}
+
+
+def test_separate_rollouts_alone_leave_actor_and_reference_to_our_worker() -> None:
+    trainer = build(
+        "tree_separate_async",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.hybrid_engine=False",
+    )
+    assert workers(trainer) == {Role.Actor: TreeDetachActorWorker, Role.RefPolicy: TreeDetachActorWorker}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "nccl/nixl/mooncake"),
+        ("actor_rollout_ref.rollout.nnodes=0", "nnodes must be > 0"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "train_batch_size must equal"),
+    ],
+)
+def test_verl_refuses_what_separate_rollouts_cannot_do_before_a_worker_starts(override: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        build("tree_separate_async", override)
+
+
+@pytest.mark.parametrize("mode", ["tree_sync", "tree_colocate_async", "tree_separate_async"])
+def test_every_tree_trainer_refuses_what_trees_cannot_do(mode: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"adv_estimator=remax"):
+        build(mode, "algorithm.adv_estimator=remax")
+    with pytest.raises(UnsupportedFeatureError, match=r"rollout_is=token.*calculate_log_probs=False"):
+        build(
+            mode, "algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.rollout.calculate_log_probs=False"
+        )
