@@ -8,7 +8,6 @@ in it belong into virtual machines.
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from tree_rl.rollout.jail import PLACE, jail_argv, lay_out_jail
+from tree_rl.rollout.ownership import OwnedFolder
 
 Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
 STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "mounts", "namespaces", "limits")
@@ -27,6 +27,9 @@ PROGRAMS: Mapping[Means, tuple[str, ...]] = {
     "namespaces": ("unshare", "prlimit", "setpriv"),
     "limits": ("prlimit", "setpriv"),
 }
+
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")
+"""A killed trainer takes its commands along; bubblewrap sees to that itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +91,13 @@ def confined_argv(
     as_user: list[str] = []
     if user_id is not None:
         # Root is exempt from the process limit, so a command never runs as root.
-        as_user = ["setpriv", f"--reuid={user_id}", f"--regid={user_id}", "--clear-groups", "--no-new-privs", "--"]
+        # A new user forgets the wish to die with the parent, so it stands here again.
+        new_user = ["--clear-groups", "--no-new-privs", f"--reuid={user_id}", f"--regid={user_id}"]
+        as_user = [*DIE_WITH_PARENT, *new_user, "--"]
     elif means == "mounts":
         # Root of its own namespace only, which needs no powers there any more either.
-        as_user = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
-    argv: list[str] = []
+        as_user = [*DIE_WITH_PARENT, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
+    argv = [] if means == "bubblewrap" else [*DIE_WITH_PARENT, "--"]
     if means == "bubblewrap":
         # bubblewrap needs no root, and its namespace would not know another user later.
         argv += [*as_user, *jail_argv(directory, network=limits.network, readable=readable)]
@@ -141,12 +146,12 @@ def working_means() -> tuple[Means, ...]:
     """
     user_id = 65534 if os.geteuid() == 0 else None
     working: list[Means] = []
-    with tempfile.TemporaryDirectory(prefix="probe-") as name:
-        directory = Path(name, "files")
+    with OwnedFolder("probe") as owned:
+        directory = owned.path / "files"
         directory.mkdir()
-        Path(name).chmod(0o711)
+        owned.path.chmod(0o711)
         directory.chmod(0o777)
-        lay_out_jail(Path(name), directory, network=False, readable=())
+        lay_out_jail(owned.path, directory, network=False, readable=())
         for means in STRICTEST_FIRST:
             # The probe forks, as a process limit that counts the trainer's own processes would fail only then.
             probe = ["/bin/sh", "-c", "(:) & wait"]

@@ -8,10 +8,8 @@ import asyncio
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +20,7 @@ from types import TracebackType
 
 from tree_rl.rollout.confinement import Limits, Means, confined_argv, place_of, strictest_means
 from tree_rl.rollout.jail import lay_out_jail
+from tree_rl.rollout.ownership import OwnedFolder, remove_left_over_folders
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 DRAIN_BYTES = 64 << 20
@@ -49,7 +48,7 @@ class CommandResult:
 
 
 class Workspace:
-    """A temporary directory that exists until `close`.
+    """A temporary directory that exists until `close`; if this process is killed, until the next one needs a workspace.
 
     Args:
         files: relative path -> content, written at the start.
@@ -71,7 +70,9 @@ class Workspace:
         # A user of its own gives each workspace its own process limit and no rights on anybody's files.
         self._user_id = secrets.choice(range(20_000, 60_000)) if os.geteuid() == 0 else None
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._parent = Path(tempfile.mkdtemp(prefix="workspace-"))
+        _remove_left_over_once()
+        self._owned = OwnedFolder("workspace")
+        self._parent = self._owned.path
         self._parent.chmod(0o711)
         self.directory = self._parent / "files"
         self.directory.mkdir(mode=0o700)
@@ -98,13 +99,7 @@ class Workspace:
         """Kill what still runs and remove the directory. Idempotent."""
         for process in tuple(self._running):
             _kill_group(process)
-        for folder, subfolders, _ in os.walk(self._parent):
-            for name in subfolders:
-                path = Path(folder, name)
-                if not path.is_symlink():
-                    # The agent may have locked its own folders.
-                    path.chmod(0o700)
-        shutil.rmtree(self._parent, ignore_errors=True)
+        self._owned.remove()
 
     def run(
         self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None
@@ -273,6 +268,11 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+@cache
+def _remove_left_over_once() -> None:
+    remove_left_over_folders()
 
 
 def max_concurrent_commands() -> int:

@@ -5,8 +5,6 @@ SWE-ReX's server executes one command at a time, so parallel tool calls of one s
 
 import asyncio
 import posixpath
-import shutil
-import tempfile
 import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
@@ -25,6 +23,7 @@ from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
 from tree_rl.rollout.confinement import Limits
 from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.ownership import OwnedFolder
 from tree_rl.rollout.workspace import SEARCH_PATH, CommandResult
 
 Answered = TypeVar("Answered")
@@ -74,6 +73,7 @@ class RexSandbox:
         self._options = options
         self._is_local = options.backend == "local"
         self._directory = directory or "/workspace"
+        self._owned: OwnedFolder | None = None
         given = dict(options.arguments)
         if image is not None and options.backend in WITH_IMAGE:
             given["image"] = image
@@ -87,7 +87,8 @@ class RexSandbox:
     async def start(self) -> None:
         """Start the deployment and make the working directory."""
         if self._is_local:
-            self._directory = tempfile.mkdtemp(prefix="workspace-")
+            self._owned = OwnedFolder("workspace")
+            self._directory = str(self._owned.path)
         try:
             async with asyncio.timeout(self._options.startup_seconds):
                 await self.deployment.start()
@@ -154,8 +155,8 @@ class RexSandbox:
         finally:
             # A deployment stops once more when it is collected, and complains that it was stopped.
             self.deployment.stop = _nothing_to_stop  # type: ignore[method-assign]
-            if self._is_local:
-                shutil.rmtree(self._directory, ignore_errors=True)
+            if self._owned is not None:
+                self._owned.remove()
 
     async def _execute(self, command: Command) -> CommandResponse:
         if not self._is_local:

@@ -1,0 +1,115 @@
+"""A killed process leaves no command running and no workspace behind."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.confinement import Means, working_means
+from tree_rl.rollout.ownership import MAKING, PREFIX, OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.workspace import Workspace
+
+OWNER = """
+import sys
+from tree_rl.rollout.workspace import Workspace
+workspace = Workspace({"a.txt": "alpha"}, means=sys.argv[1])
+print(workspace.directory.parent, flush=True)
+workspace.run(f"mkdir locked && chmod 0 locked; sleep {sys.argv[2]} & sleep {sys.argv[2]}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for temporary files of this test alone, which commands of any user may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="owners-", dir="/tmp"))
+    folder.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    for path in folder.iterdir():
+        path.rmdir()
+    folder.rmdir()
+
+
+def sleepers(seconds: str) -> list[int]:
+    """Processes `sleep SECONDS` of this machine."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def wait_for(condition: object, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.02)
+    return bool(met)
+
+
+@pytest.mark.parametrize("means", working_means())
+def test_a_killed_owner_leaves_no_process_and_no_folder(means: Means) -> None:
+    # An odd number of seconds tells these sleeps from all others.
+    seconds = f"300.{os.getpid()}{working_means().index(means)}"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, means, seconds], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().strip())
+    assert wait_for(lambda: len(sleepers(seconds)) == 2)
+    assert remove_left_over_folders() == [] and len(sleepers(seconds)) == 2 and folder.is_dir()
+
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    if means != "limits":
+        assert wait_for(lambda: not sleepers(seconds))
+    assert remove_left_over_folders() == [folder]
+    assert wait_for(lambda: not sleepers(seconds))
+    assert not folder.exists()
+
+
+def test_the_next_process_that_needs_a_workspace_sweeps(temporary: Path) -> None:
+    left = subprocess.run(
+        [sys.executable, "-c", "from tree_rl.rollout.ownership import OwnedFolder\nprint(OwnedFolder('x').path)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert Path(left).is_dir()
+    program = "from tree_rl.rollout.workspace import Workspace\nwith Workspace(): pass"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert list(temporary.iterdir()) == []
+
+
+def test_folders_of_living_owners_of_others_and_links_stay(temporary: Path, tmp_path: Path) -> None:
+    with OwnedFolder("workspace") as owned, Workspace() as workspace:
+        (tmp_path / "precious").mkdir()
+        (temporary / f"{PREFIX}workspace-link").symlink_to(tmp_path / "precious")
+        fresh = temporary / f"{PREFIX}{MAKING}workspace-fresh"
+        fresh.mkdir()
+        (temporary / "workspace-of-somebody").mkdir()
+        assert remove_left_over_folders() == []
+        assert owned.path.is_dir() and workspace.directory.is_dir() and (tmp_path / "precious").is_dir()
+        os.utime(fresh, (0, 0))
+        assert remove_left_over_folders() == [fresh]
+        (temporary / f"{PREFIX}workspace-link").unlink()
+
+
+def test_an_owner_holds_its_folder_until_it_removes_it(temporary: Path) -> None:
+    owned = OwnedFolder("workspace")
+    lock = os.open(owned.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    owned.remove()
+    owned.remove()
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,118 @@
+"""Temporary folders that are removed even if their owner is killed: the next owner on the machine does it.
+
+A folder's owner holds a lock on it, which the kernel takes back when the owner dies, however it dies. A folder that
+nobody holds is left over; what still runs in it is killed.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "tree-rl-"
+MAKING = "making-"
+"""A folder whose owner does not hold it yet has this name; a minute later its owner is dead, too."""
+MAKING_SECONDS = 60.0
+
+
+class OwnedFolder:
+    """A folder below the directory for temporary files, until `remove` or the death of this process.
+
+    Args:
+        kind: part of its name.
+    """
+
+    def __init__(self, kind: str) -> None:
+        made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{MAKING}{kind}-"))
+        self._lock: int | None = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Nobody removes it before it is locked, as only now does it bear a name that is looked for.
+        self.path = made.rename(made.with_name(made.name.replace(MAKING, "", 1)))
+
+    def __enter__(self) -> "OwnedFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Delete the folder with all that is in it. Idempotent."""
+        remove_tree(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder, whatever permissions its subfolders have been given."""
+    for parent, subfolders, _ in os.walk(folder):
+        for name in subfolders:
+            path = Path(parent, name)
+            if not path.is_symlink():
+                # An agent may have locked its own folders.
+                path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left_over_folders() -> list[Path]:
+    """Delete the folders of this user's dead processes, and kill what still runs in them.
+
+    Returns:
+        What was deleted.
+    """
+    removed = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            # No folder, somebody else's, or gone meanwhile.
+            continue
+        try:
+            if _is_left_over(folder, lock):
+                kill_processes_in(folder)
+                remove_tree(folder)
+                removed.append(folder)
+        finally:
+            os.close(lock)
+    if removed:
+        logger.info("removed %d temporary folders of dead processes, such as %s", len(removed), removed[0])
+    return removed
+
+
+def _is_left_over(folder: Path, lock: int) -> bool:
+    status = os.fstat(lock)
+    if status.st_uid != os.geteuid():
+        return False
+    if folder.name.startswith(PREFIX + MAKING) and time.time() - status.st_mtime < MAKING_SECONDS:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        # Held by its owner, or the file system knows no locks.
+        return False
+    return True
+
+
+def kill_processes_in(folder: Path) -> None:
+    """kill -9 every process whose working or home directory lies in a folder."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            places = [(entry / "cwd").readlink()]
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            places += [Path(os.fsdecode(variable[5:])) for variable in variables if variable.startswith(b"HOME=")]
+            if any(place.is_relative_to(folder) for place in places):
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            # It ended meanwhile, or is somebody else's.
+            continue
