@@ -82,6 +82,7 @@ OVERRIDDEN: dict[type, str] = {
         FSDPEngineWithLMHead.__init__(model_config, engine_config, optimizer_config, checkpoint_config)
         FSDPEngineWithLMHead.forward_backward_batch(data, loss_function, forward_only)
         FSDPEngineWithLMHead.initialize()
+        FSDPEngineWithLMHead.disable_adapter()
         FSDPEngineWithLMHead.optimizer_step()
         FSDPEngineWithLMHead.load_checkpoint(local_path, hdfs_path, del_local_after_load, kwargs)
         FSDPEngineWithLMHead._build_module()
