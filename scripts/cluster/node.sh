@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # What the scripts of this folder share: the Python environment, Ray's token, refusals. Use: source it.
+# shellcheck disable=SC2034 # cluster_token and cluster_command are for the scripts that source this
 
 cluster_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 
@@ -19,6 +20,23 @@ cluster_find_python() {
     export PYTHON PATH PYTHONSAFEPATH=1 # the latter keeps the folder kernels/ from posing as the package of that name
     if ! nvidia-smi -L >/dev/null 2>&1; then
         export VERL_PLATFORM=${VERL_PLATFORM:-cpu}
+    fi
+}
+
+# Prints the address by which other nodes reach this one: NODE_IP, else that of INTERFACE, else the one Ray finds.
+cluster_node_ip() {
+    local found=${NODE_IP:-}
+    if [[ -z $found && -n ${INTERFACE:-} ]]; then
+        found=$(ip -4 -o address show dev "$INTERFACE" 2>/dev/null | awk '{sub("/.*", "", $4); print $4; exit}')
+        [[ -n $found ]] || cluster_refuse "INTERFACE=$INTERFACE has no IPv4 address here; 'ip -4 -o address' lists those that have"
+    fi
+    echo "${found:-$("$PYTHON" -c 'import ray; print(ray.util.get_node_ip_address())')}"
+}
+
+# One name for the network between nodes: Ray, NCCL's bootstrap and gloo have to agree on it.
+cluster_use_interface() {
+    if [[ -n ${INTERFACE:-} ]]; then
+        export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$INTERFACE} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$INTERFACE}
     fi
 }
 

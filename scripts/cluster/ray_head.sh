@@ -4,7 +4,8 @@
 set -euo pipefail
 
 # ---- user-adjustable ----
-NODE_IP=${NODE_IP:-}                        # address by which other nodes reach this one; empty: Ray finds it
+NODE_IP=${NODE_IP:-}                        # address by which other nodes reach this one; empty: from INTERFACE
+INTERFACE=${INTERFACE:-}                    # network between nodes, such as eth0; empty: Ray, NCCL and gloo choose
 HEAD_PORT=${HEAD_PORT:-6379}
 DASHBOARD_HOST=${DASHBOARD_HOST:-127.0.0.1} # 0.0.0.0 shows the dashboard to the network, behind the token
 DASHBOARD_PORT=${DASHBOARD_PORT:-8265}
@@ -17,7 +18,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/node.sh"
 cluster_find_python
 cluster_use_token create
 [[ $HEAD_PORT =~ ^[0-9]+$ ]] || cluster_refuse "expected HEAD_PORT to be a port, received '$HEAD_PORT'"
-NODE_IP=${NODE_IP:-$("$PYTHON" -c 'import ray; print(ray.util.get_node_ip_address())')}
+NODE_IP=$(cluster_node_ip)
+cluster_use_interface
 
 cat <<EOT
 head       $NODE_IP:$HEAD_PORT; this script stays, Ctrl-C stops this node

@@ -4,7 +4,8 @@
 set -euo pipefail
 
 # ---- user-adjustable ----
-NODE_IP=${NODE_IP:-}                 # address by which other nodes reach this one; empty: Ray finds it
+NODE_IP=${NODE_IP:-}                 # address by which other nodes reach this one; empty: from INTERFACE
+INTERFACE=${INTERFACE:-}             # network between nodes, such as eth0; empty: Ray, NCCL and gloo choose
 WAIT_SECONDS=${WAIT_SECONDS:-300}    # for the head to appear
 # RAY_AUTH_TOKEN_PATH                # the head's token; default ~/.ray/auth_token
 # -------------------------
@@ -16,6 +17,8 @@ head=${1:-}
 shift
 cluster_find_python
 cluster_use_token
+NODE_IP=$(cluster_node_ip)
+cluster_use_interface
 
 SECONDS=0
 until (exec 3<>"/dev/tcp/${head%:*}/${head##*:}") 2>/dev/null; do
@@ -23,7 +26,7 @@ until (exec 3<>"/dev/tcp/${head%:*}/${head##*:}") 2>/dev/null; do
     sleep 1
 done
 
-echo "worker     of $head; this script stays, Ctrl-C stops this node"
+echo "worker     $NODE_IP of the head $head; this script stays, Ctrl-C stops this node"
 echo "token      $cluster_token"
 echo "logs       in session_latest/logs of the head's RAY_TEMP_DIR, on this node"
-exec ray start --address="$head" --block --disable-usage-stats ${NODE_IP:+--node-ip-address="$NODE_IP"} "$@"
+exec ray start --address="$head" --block --disable-usage-stats --node-ip-address="$NODE_IP" "$@"

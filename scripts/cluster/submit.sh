@@ -32,5 +32,6 @@ echo "job        $id"
 echo "dashboard  $DASHBOARD/#/jobs"
 echo "logs       ray job logs --address $DASHBOARD -f $id"
 echo "stop       ray job stop --address $DASHBOARD $id"
+# shellcheck disable=SC2016 # "$1" is for the shell on the head
 exec ray job submit --address "$DASHBOARD" --submission-id "$id" "${options[@]}" "${more[@]}" -- \
     env WAIT_SECONDS="$WAIT_SECONDS" bash -c 'cd "$1" && shift && exec bash scripts/cluster/launch.sh "$@"' launch "$folder" "$NNODES" -- "${cluster_command[@]}"

@@ -124,7 +124,7 @@ def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: flo
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"no cluster answers at {'this machine' if address == 'auto' else address}: {_first_line(str(error))}. "
-            "Start it with scripts/cluster/ray_head.sh; a cluster with a token needs RAY_AUTH_MODE=token and the head's "
+            "Start it with scripts/cluster/ray_head.sh; one with a token needs RAY_AUTH_MODE=token and the head's "
             "token in this process"
         ) from error
     try:

