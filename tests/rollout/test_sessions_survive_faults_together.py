@@ -54,7 +54,11 @@ SERVER_FAULTS = ("429", "500 for ever", "hanging model")
 KINDS = (*COMMANDS, "invalid json", *SERVER_FAULTS)
 ENDS = defaultdict(
     lambda: ("completed", 1.0),
-    {"dead sandbox": ("sandbox_died", None), "500 for ever": ("agent_failed", 0.0), "hanging model": ("timed_out", 0.0)},
+    {
+        "dead sandbox": ("sandbox_died", None),
+        "500 for ever": ("agent_failed", 0.0),
+        "hanging model": ("timed_out", 0.0),
+    },
 )
 READS: Mapping[str, str] = {
     "ten megabytes": "[output cut]",
