@@ -6,6 +6,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import chosen_implementation, tree_attention, unavailable_reason
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
+from tree_kernels.tree_state_space import tree_state_space
 
 __all__ = [
     "TreeLayout",
@@ -16,5 +17,6 @@ __all__ = [
     "tree_attention",
     "tree_causal_conv1d",
     "tree_gated_delta_rule",
+    "tree_state_space",
     "unavailable_reason",
 ]

@@ -76,11 +76,11 @@ def chunked_delta_rule(
     tiles = tile_tensors(layout, tile_tokens, wanted)
     dtype = accumulation_dtype(v_NHV.dtype)
     group = v_NHV.shape[1] // k_NHK.shape[1]
-    q_THCK, k_THCK = (_tiled(t.to(dtype), tiles).repeat_interleave(group, dim=1) for t in (q_NHK, k_NHK))
-    v_THCV = _tiled(v_NHV.to(dtype), tiles)
-    beta_THC1 = _tiled(beta_NH.to(dtype).unsqueeze(-1), tiles)
+    q_THCK, k_THCK = (tiled(t.to(dtype), tiles).repeat_interleave(group, dim=1) for t in (q_NHK, k_NHK))
+    v_THCV = tiled(v_NHV.to(dtype), tiles)
+    beta_THC1 = tiled(beta_NH.to(dtype).unsqueeze(-1), tiles)
     # Path sums in float64: their differences decide the decay between tokens, and their gradients nearly cancel.
-    g_THC1 = _tiled(g_NH.double().unsqueeze(-1), tiles)
+    g_THC1 = tiled(g_NH.double().unsqueeze(-1), tiles)
     path_THC = (tiles.visible_TCC.double().unsqueeze(1) @ g_THC1).squeeze(-1)
     between_THCC = (path_THC.unsqueeze(-1) - path_THC.unsqueeze(-2)).to(dtype)
     decay_THCC = between_THCC.masked_fill(~tiles.visible_TCC.unsqueeze(1), float("-inf")).exp()
@@ -155,6 +155,6 @@ def _tensors(layout: TreeLayout, plan: TilePlan) -> TileTensors:
     )
 
 
-def _tiled(t_NHD: torch.Tensor, tiles: TileTensors) -> torch.Tensor:
+def tiled(t_NHD: torch.Tensor, tiles: TileTensors) -> torch.Tensor:
     """[T, H, C, D], zeros behind a tile's last token."""
     return functional.pad(t_NHD, (0, 0, 0, 0, 0, 1))[tiles.token_TC].transpose(1, 2)

@@ -1,0 +1,5 @@
+"""The recurrence of Mamba 2 over a forest: see `api`."""
+
+from tree_kernels.tree_state_space.api import IMPLEMENTATIONS, tree_state_space
+
+__all__ = ["IMPLEMENTATIONS", "tree_state_space"]

@@ -1,0 +1,105 @@
+"""tree_state_space: the recurrence of Mamba 2 in which every token starts from the state of its parent.
+
+The gated delta rule without its correction, on the same tiles. See kernels/README.md.
+Legend: N unique tokens, G groups of heads that share B and C, H heads, K state size, P head size, S states asked for.
+"""
+
+import torch
+
+from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.layout import TreeLayout
+from tree_kernels.parents import parents_of
+from tree_kernels.tree_state_space.chunked import chunked_state_space
+from tree_kernels.tree_state_space.reference import reference_state_space
+
+OP = "tree_state_space"
+IMPLEMENTATIONS = ("reference", "chunked")
+
+
+def tree_state_space(
+    x_NHP: torch.Tensor,
+    b_NGK: torch.Tensor,
+    c_NGK: torch.Tensor,
+    g_NH: torch.Tensor,
+    dt_NH: torch.Tensor,
+    layout: TreeLayout | torch.Tensor,
+    *,
+    initial_state: torch.Tensor | None = None,
+    return_states_at: tuple[int, ...] | None = None,
+    impl: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """State space recurrence of a forest's unique tokens, each from its parent's state.
+
+        S_t = exp(g_t) S_parent + dt_t b_t x_t^T,   out_t = S_t^T c_t
+
+    Args:
+        x_NHP: [N, H, P], DFS order.
+        b_NGK: [N, G, K]; H is a multiple of G, group g serves heads g * H / G and following.
+        c_NGK: [N, G, K].
+        g_NH: [N, H], natural logarithm of the decay (Mamba's dt * A), <= 0; float32 whatever the other dtypes.
+        dt_NH: [N, H], step that scales what is written; float32 whatever the other dtypes.
+        layout: the forest, or its `subtree_end` [N]; the state stands for any past.
+        initial_state: [H, K, P] state before the roots, float32 (float64 for float64); None: zeros.
+        return_states_at: tokens after which states are returned, on the host.
+        impl: "auto" (chunked), "reference" or "chunked"; plain torch, on any device.
+
+    Returns:
+        output [N, H, P] in x's dtype, and the states [S, H, K, P] in float32 (float64 for float64) in the order of
+        `return_states_at`, or None if it is None. Gradients flow to all tensors, and from the states.
+
+    Raises:
+        ValueError: shapes, dtypes or tokens do not fit.
+    """
+    if isinstance(layout, torch.Tensor):
+        layout = TreeLayout.from_subtree_end(layout)
+    if impl not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    _check(x_NHP, b_NGK, c_NGK, g_NH, dt_NH, layout)
+    dtype = accumulation_dtype(x_NHP.dtype)
+    shape = (x_NHP.shape[1], b_NGK.shape[2], x_NHP.shape[2])
+    if initial_state is None:
+        initial_state = torch.zeros(shape, dtype=dtype, device=x_NHP.device)
+    if initial_state.shape != shape or initial_state.dtype != dtype:
+        raise ValueError(
+            f"{OP}: expected initial_state {shape} in {dtype}, received {tuple(initial_state.shape)} in "
+            f"{initial_state.dtype}"
+        )
+    wanted = return_states_at or ()
+    for token in wanted:
+        if not 0 <= token < len(x_NHP):
+            raise ValueError(f"{OP}: return_states_at: expected tokens in [0, {len(x_NHP)}), received {token}")
+    inputs = (x_NHP, b_NGK, c_NGK, g_NH, dt_NH)
+    with torch.autocast(x_NHP.device.type, enabled=False):
+        if layout.num_tokens == 0:
+            out_NHP = x_NHP + 0 * initial_state.sum().to(x_NHP.dtype)
+            states = initial_state.new_zeros(0, *shape)
+        elif impl == "reference":
+            out_NHP, all_states = reference_state_space(*inputs, parents_of(layout), initial_state)
+            states = all_states[list(wanted)]
+        else:
+            out_NHP, states = chunked_state_space(*inputs, layout, initial_state, wanted)
+    return out_NHP, None if return_states_at is None else states
+
+
+def _check(
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, g: torch.Tensor, dt: torch.Tensor, layout: TreeLayout
+) -> None:
+    fits = x.dim() == 3 and b.dim() == 3 and b.shape == c.shape and len(b) == len(x) == layout.num_tokens
+    if not fits or g.shape != x.shape[:2] or dt.shape != x.shape[:2]:
+        received = ", ".join(
+            f"{n} {tuple(t.shape)}" for n, t in zip(("x", "b", "c", "g", "dt"), (x, b, c, g, dt), strict=True)
+        )
+        raise ValueError(
+            f"{OP}: expected x [N, H, P], b and c [N, G, K], g and dt [N, H], received {received} and a layout of "
+            f"{layout.num_tokens} tokens"
+        )
+    if b.shape[1] == 0 or x.shape[1] % b.shape[1]:
+        raise ValueError(f"{OP}: expected H to be a multiple of G, received H={x.shape[1]}, G={b.shape[1]}")
+    if b.dtype != x.dtype or c.dtype != x.dtype or not all(t.is_floating_point() for t in (x, g, dt)):
+        received = ", ".join(str(t.dtype) for t in (x, b, c, g, dt))
+        raise ValueError(f"{OP}: expected one floating point dtype of x, b, c, received {received} (x, b, c, g, dt)")
+    if any(t.device != x.device for t in (b, c, g, dt)) or layout.device != x.device:
+        raise ValueError(
+            f"{OP}: expected one device, received x on {x.device}, b on {b.device}, layout on {layout.device}; use "
+            "layout.to(device)"
+        )
