@@ -64,6 +64,7 @@ upsample_batch_to_divisible_size(batch, batch_multiple, eos_token_id)
 value_loss(config, model_output, data, dp_group)
 constants_ppo.get_ppo_ray_runtime_env(config)
 tensordict_utils.assign_non_tensor(tensor_dict, kwargs)
+tensordict_utils.assign_non_tensor_stack(tensor_dict, key, val)
 tensordict_utils.get(tensordict, key, default)
 tensordict_utils.get_non_tensor_data(data, key, default)
 tensordict_utils.index_select_tensor_dict(batch, indices)
@@ -109,6 +110,11 @@ OVERRIDDEN: dict[type, str] = {
         PPOTrainer._update_critic(batch, metrics)
         PPOTrainer._update_actor(batch, metrics)
         PPOTrainer._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        PPOTrainer._build_replay_buffer()
+        PPOTrainer._fetch_one_gen_batch()
+        PPOTrainer._step_once(metrics, timing_raw, sample_batch_size)
+        PPOTrainer._save_checkpoint()
+        PPOTrainer._load_checkpoint()
     """,
     agent_loop_manager.TreeAgentLoopWorker: """
         AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
@@ -122,14 +128,15 @@ ATTRIBUTES: dict[str, str] = {
         _autocast_dtype _is_offload_optimizer _is_offload_param device_mesh engine_config model_config module scaler
     """,
     "PPOTrainer": """
-        actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward role_worker_mapping tokenizer use_critic
+        actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward llm_server_manager local_trigger_step
+        role_worker_mapping tokenizer use_critic
     """,
     "SFTTrainer": """
         checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config
         train_batch_size_per_dp train_dataloader train_dataset train_sampler training_client val_dataloader val_dataset
         val_sampler
     """,
-    "AgentLoopWorkerTQ": "config",
+    "AgentLoopWorkerTQ": "config llm_client",
     "AgentLoopManagerTQ": "agent_loop_workers_class",
 }
 """Attributes that verl's instances have and ours read or replace."""

@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.request_seeds import SeededClient, draws_are_seeded
 from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         folder = custom.get("tree_dump_dir")
         self._dump_folder = Path(folder) if folder else None
         self._finished: dict[str, list[FinishedRow]] = defaultdict(list)
+        client: Any = self.llm_client  # type: ignore[has-type]
+        self._seeds = SeededClient(client) if draws_are_seeded(self.config.actor_rollout_ref.rollout) else None
+        self.llm_client = self._seeds or client
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -49,7 +53,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         try:
             results = await asyncio.gather(
                 *[
-                    self._run_agent_loop(sampling, trajectory=trajectory, trace=trace, session_id=session, **prompt)
+                    self._run_session(sampling, trajectory=trajectory, trace=trace, session_id=session, **prompt)
                     for session in range(count)
                 ],
                 return_exceptions=True,
@@ -64,6 +68,24 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         finally:
             # Whoever waits for the prompt must see an end, whatever happened.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    async def _run_session(
+        self, sampling_params: dict[str, Any], *, trajectory: dict[str, Any], session_id: int, **prompt: Any
+    ) -> None:
+        """One session, with random numbers that a restarted run draws again."""
+        if self._seeds is None:
+            await self._run_agent_loop(sampling_params, trajectory=trajectory, session_id=session_id, **prompt)
+            return
+        # verl names prompts of a validation at random.
+        row = ("val", prompt.get("index", 0)) if trajectory["validate"] else ("train", prompt["uid"])
+        seed = self._seeds.open_session(
+            self.config.actor_rollout_ref.rollout.seed, trajectory["step"], *row, session_id
+        )
+        try:
+            seeded = {**sampling_params, "seed": seed}
+            await self._run_agent_loop(seeded, trajectory=trajectory, session_id=session_id, **prompt)
+        finally:
+            self._seeds.close_session(seed)
 
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any

@@ -9,9 +9,11 @@ from tree_rl.verl_plugin.off_policy_config import refuse_dropped_correction
 
 NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
+TREE_MANAGER = "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager"
+
 
 def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
-    """Choose the tree engines where the config names none, and let verl see the trainer mode that it knows.
+    """Choose tree engines and manager where the config names none, and let verl see the trainer mode that it knows.
 
     Args:
         config: verl's whole config, changed in place.
@@ -26,6 +28,9 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
         for node, model_type in ((config.actor_rollout_ref.model, LANGUAGE_MODEL), (config.critic.model, VALUE_MODEL)):
             if node.get("model_type", None) is None:
                 node.model_type = model_type
+        agent = config.actor_rollout_ref.rollout.agent
+        if agent.get("agent_loop_manager_class", None) is None:
+            agent.agent_loop_manager_class = TREE_MANAGER
     refuse(config)
     refuse_dropped_correction(config)
 

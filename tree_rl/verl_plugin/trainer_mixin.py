@@ -12,7 +12,6 @@ from tree_rl.verl_plugin.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
-    PPOTrainer,
     Role,
     apply_kl_penalty,
     compute_rollout_correction_and_add_to_batch,
@@ -25,6 +24,7 @@ from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.metrics import overlap_metrics, update_metrics
 from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.resume import ResumableTrainer
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.staleness import staleness_metrics
 from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config
@@ -41,7 +41,7 @@ from tree_rl.verl_plugin.worker import TreeActorRolloutRefWorker, TreeTrainingWo
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 
 
-class TreeTrainerMixin(PPOTrainer):
+class TreeTrainerMixin(ResumableTrainer):
     """What a V1 trainer needs for trees; mixed in before one of verl's trainers."""
 
     base_trainer_mode: str

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+TRAIN_FILE = re.compile(r"train-step(\d{6,})-\d+\.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,3 +52,16 @@ def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Pa
     with path.open("a") as stream:
         stream.write(text)
     return path
+
+
+def set_aside_later_trees(folder: Path, step: int) -> None:
+    """Rename the training dumps of steps that a restart does again, so that no row is read twice.
+
+    Args:
+        folder: of the dumps; need not exist.
+        step: global step of the checkpoint that training continues from; 0 for none.
+    """
+    for path in sorted(folder.glob("train-*.jsonl")):
+        match = TRAIN_FILE.fullmatch(path.name)
+        if match and int(match[1]) > step:
+            path.replace(path.with_suffix(".replaced"))

@@ -1,0 +1,138 @@
+"""Which of verl's checkpoints are whole: a half-written one is never resumed from.
+
+verl writes `latest_checkpointed_iteration.txt` last, but in place: a kill can leave it empty. Here a checkpoint counts
+once a record of its files, written after all of them and renamed into place, says so.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+TRACKER = "latest_checkpointed_iteration.txt"
+RECORD = "tree_checkpoint.json"
+FOLDER = re.compile(r"global_step_(\d+)")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file at once: a reader, also after a kill, sees the old text or the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def begin_checkpoint(root: Path, step: int) -> Path:
+    """Mark a checkpoint as being written, also one of an earlier run that is about to be overwritten.
+
+    Args:
+        root: `trainer.default_local_dir`.
+        step: global step.
+
+    Returns:
+        Its folder.
+    """
+    folder = root / f"global_step_{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / RECORD, json.dumps({"is_whole": False}))
+    return folder
+
+
+def commit_checkpoint(root: Path, step: int) -> None:
+    """Record the files of a checkpoint with their sizes: from now on it may be resumed from."""
+    folder = root / f"global_step_{step}"
+    files = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != RECORD
+    }
+    write_atomically(folder / RECORD, json.dumps({"is_whole": True, "files": files}, indent=1))
+
+
+def why_not_whole(folder: Path) -> str | None:
+    """What keeps a checkpoint from being resumed from; None if nothing does.
+
+    A folder without a record was written by stock verl and is trusted as verl trusts it.
+    """
+    if not folder.is_dir():
+        return "the folder does not exist"
+    if not (folder / RECORD).exists():
+        return None
+    record = json.loads((folder / RECORD).read_text())
+    if not record["is_whole"]:
+        return "its writing was interrupted"
+    for name, size in record["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            return f"{name} is {path.stat().st_size if path.is_file() else 'missing'}, expected {size} bytes"
+    return None
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Check a checkpoint that was asked for by name.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    reason = why_not_whole(folder)
+    if reason is not None:
+        raise ValueError(
+            f"trainer.resume_from_path={folder}: {reason}; expected a whole checkpoint. Name another one, or set "
+            "trainer.resume_mode=auto, which takes the newest whole one"
+        )
+
+
+def repair_tracker(root: Path) -> int | None:
+    """Make verl's tracker name a whole checkpoint: what it names, or else the newest whole one.
+
+    Args:
+        root: `trainer.default_local_dir`.
+
+    Returns:
+        The step to resume from; None if there is no whole checkpoint (then there is no tracker either).
+    """
+    tracker = root / TRACKER
+    if not root.is_dir():
+        return None
+    text = tracker.read_text().strip() if tracker.exists() else ""
+    problem = f"it holds {text!r}" if tracker.exists() else "it does not exist"
+    if text.isdigit():
+        reason = why_not_whole(root / f"global_step_{text}")
+        if reason is None:
+            return int(text)
+        problem = f"it names step {text}, but {reason}"
+    whole = [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
+    if not whole:
+        if tracker.exists():
+            logger.warning("%s: %s, and no checkpoint is whole; training starts from the beginning", tracker, problem)
+            tracker.unlink()
+        return None
+    step = max(whole)
+    logger.warning("%s: %s; resuming from step %d, the newest whole checkpoint", tracker, problem, step)
+    write_atomically(tracker, str(step))
+    return step
+
+
+def recorded_steps(root: Path) -> list[int]:
+    """Steps of the checkpoints that have a record, whole or not, in rising order."""
+    found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
+    return sorted(int(match[1]) for match, path in found if match and (path / RECORD).exists())
+
+
+def remove_old_checkpoints(root: Path, keep: int) -> None:
+    """Keep the newest whole checkpoints, including those of earlier starts of this run, which verl forgets.
+
+    Args:
+        root: `trainer.default_local_dir`.
+        keep: number of whole checkpoints to keep.
+    """
+    whole = [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
+    for step in whole[:-keep]:
+        folder = begin_checkpoint(root, step)
+        shutil.rmtree(folder)

@@ -1,0 +1,61 @@
+"""Random numbers of a rollout that depend on the seed, the step and the row, not on what the process did before.
+
+A resumed run then rolls out what the interrupted one would have. `rollout.name=hf` always works so; vLLM, where seeds
+cost speed, with verl's own `rollout.full_determinism=True`.
+"""
+
+from collections import Counter
+from typing import Any
+
+from tree_rl.rollout.gateway.seeds import derived_seed
+
+
+def draws_are_seeded(rollout: Any) -> bool:
+    """Whether requests carry seeds.
+
+    Args:
+        rollout: verl's rollout config.
+    """
+    return rollout.name == "hf" or bool(rollout.name == "vllm" and rollout.get("full_determinism", False))
+
+
+class SeededClient:
+    """verl's `LLMServerClient`, giving every call of a session random numbers of its own.
+
+    The n-th call with one prompt gets seed f(session's seed, prompt, n): turns differ, as do sub-agents that ask alike.
+
+    Args:
+        client: verl's.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._asked: dict[int, Counter[int]] = {}
+
+    def open_session(self, *parts: int | str) -> int:
+        """The seed to put into the session's sampling parameters.
+
+        Args:
+            parts: what identifies the session: seed, partition, step, row.
+        """
+        seed = derived_seed(*parts)
+        self._asked[seed] = Counter()
+        return seed
+
+    def close_session(self, seed: int) -> None:
+        """Forget a session."""
+        self._asked.pop(seed, None)
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        """verl's call; a seed that is no session's passes unchanged, as somebody chose it for this very call."""
+        asked = self._asked.get(sampling_params.get("seed", -1))
+        if asked is not None:
+            prompt_seed = derived_seed(sampling_params["seed"], list(prompt_ids))
+            sampling_params = {**sampling_params, "seed": derived_seed(prompt_seed, asked[prompt_seed])}
+            asked[prompt_seed] += 1
+        return await self._client.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)

@@ -1,0 +1,171 @@
+"""A restart continues as if nothing had happened, and a job with a dead process ends.
+
+Checkpoints are whole or do not count, prompts are named by step and place, rows of an update stand in one order, and a
+ledger says what was trained.
+"""
+
+import functools
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from omegaconf import open_dict
+from tensordict import TensorDict
+
+from tree_rl.verl_plugin.checkpoint_commit import (
+    begin_checkpoint,
+    commit_checkpoint,
+    refuse_damaged,
+    remove_old_checkpoints,
+    repair_tracker,
+    write_atomically,
+)
+from tree_rl.verl_plugin.compat import KVBatchMeta, PPOTrainer
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.liveness import Watch
+from tree_rl.verl_plugin.row_names import prompt_uid, row_place
+from tree_rl.verl_plugin.tree_dump import set_aside_later_trees
+from tree_rl.verl_plugin.update_ledger import append_groups, cut_ledger, trained_groups
+
+logger = logging.getLogger(__name__)
+
+STATE = "tree_trainer.json"
+"""File of a checkpoint: what the trainer itself learns and verl does not save."""
+KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
+
+
+class ResumableTrainer(PPOTrainer):
+    """Mixed into a V1 trainer."""
+
+    _prompts_fetched = (0, 0)
+    """Step, and how many prompts it has fetched."""
+    _row_tokens: dict[str, np.ndarray]
+    """Token ids of the rows of the current update, by verl's key."""
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.config.trainer.default_local_dir).absolute()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train as verl does, watching the processes that make rows."""
+        self._watch.actors.update(self._row_makers(agent_loop_manager))
+        super().fit(agent_loop_manager)
+
+    def _build_replay_buffer(self) -> Any:
+        """verl's buffer, which polls for finished prompts only as long as somebody can finish them."""
+        self._watch = Watch({})
+        buffer = super()._build_replay_buffer()
+        buffer._sync_metadata_from_transfer_queue = _after(self._watch.look, buffer._sync_metadata_from_transfer_queue)
+        buffer.sample = self._sampled_in_order(buffer.sample)
+        return buffer
+
+    def _sampled_in_order(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        """verl's rows come in the order of hashes and of time; sorted by key an update's sums are the same again."""
+
+        @functools.wraps(sample)
+        def sampled(*args: Any, **kwargs: Any) -> Any:
+            batch, metrics = sample(*args, **kwargs)
+            self._watch.confirm()
+            batch.reorder(sorted(range(len(batch.keys)), key=lambda row: row_place(batch.keys[row])))
+            return batch, metrics
+
+        return sampled
+
+    def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
+        """Every process without which rows would be missing."""
+        groups = {
+            "agent loop worker": agent_loop_manager.agent_loop_workers,
+            "reward worker": self.get_reward_handles() or [],
+            "rollout server": [
+                server
+                for manager in self._rollout_server_managers()
+                for replica in manager.get_replicas()
+                for server in replica.servers
+            ],
+            "training worker": self.actor_rollout_wg.workers,
+        }
+        makers = {f"{kind} {rank}": handle for kind, handles in groups.items() for rank, handle in enumerate(handles)}
+        makers["rows' queue"] = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        return makers
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        """verl's prompts, named by step and place instead of at random."""
+        batch = super()._fetch_one_gen_batch()
+        step, fetched = self._prompts_fetched
+        fetched = fetched if step == self.global_steps else 0
+        count = len(batch)
+        uids = [prompt_uid(self.global_steps, fetched + place) for place in range(count)]
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        self._prompts_fetched = (self.global_steps, fetched + count)
+        return batch
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        """verl's update, written into the ledger."""
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        keys = sorted(self._row_tokens)
+        column = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["index"])["index"]
+        index_of_uid = {key.rsplit("_", 2)[0]: index for key, index in zip(keys, column, strict=True)}
+        groups = trained_groups(self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
+        append_groups(self._root, groups)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        """verl's checkpoint, which counts only when all of it is written."""
+        folder = begin_checkpoint(self._root, self.global_steps)
+        limits = {key: self.config.trainer.get(key, None) for key in KEEP_KEYS}
+        if self.config.trainer.get("remove_previous_ckpt_in_save", False):
+            limits = dict.fromkeys(KEEP_KEYS, 1)
+        with open_dict(self.config):
+            # verl deletes the previous checkpoint of a worker before the next one is whole.
+            self.config.trainer.update({key: None if keep is None else max(keep, 2) for key, keep in limits.items()})
+            self.config.trainer.remove_previous_ckpt_in_save = False
+        super()._save_checkpoint()
+        write_atomically(folder / STATE, json.dumps(self._state()))
+        commit_checkpoint(self._root, self.global_steps)
+        kept = [keep for keep in limits.values() if keep]
+        if kept:
+            remove_old_checkpoints(self._root, max(kept))
+
+    def _load_checkpoint(self) -> None:
+        """verl's restart, from a checkpoint that is whole; what was written after it is put aside."""
+        mode = self.config.trainer.resume_mode
+        if mode == "auto":
+            repair_tracker(self._root)
+        elif mode == "resume_path":
+            refuse_damaged(Path(self.config.trainer.resume_from_path).absolute())
+        super()._load_checkpoint()
+        cut_ledger(self._root, self.global_steps)
+        if mode == "disable":
+            return
+        dumps = (self.config.actor_rollout_ref.rollout.get("custom") or {}).get("tree_dump_dir")
+        if dumps:
+            set_aside_later_trees(Path(dumps), self.global_steps)
+        state = self._checkpoint_folder() / STATE
+        if self.global_steps and state.exists():
+            self._restore(json.loads(state.read_text()))
+
+    def _checkpoint_folder(self) -> Path:
+        if self.config.trainer.resume_mode == "resume_path":
+            return Path(self.config.trainer.resume_from_path).absolute()
+        return self._root / f"global_step_{self.global_steps}"
+
+    def _state(self) -> dict[str, Any]:
+        """What the driver itself has learnt: the coefficient of an adaptive KL penalty."""
+        return {"kl_coefficient": self.kl_ctrl_in_reward.value} if self.config.algorithm.use_kl_in_reward else {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if self.config.algorithm.use_kl_in_reward and "kl_coefficient" in state:
+            self.kl_ctrl_in_reward.value = state["kl_coefficient"]
+
+
+def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        then()
+
+    return both

@@ -1,0 +1,17 @@
+"""Names of prompts and the order of rows: decided by step and place, as a restart must find them again."""
+
+from uuid import UUID
+
+from tree_rl.rollout.gateway.seeds import derived_seed
+
+
+def prompt_uid(step: int, place: int) -> str:
+    """The uid of the prompt that a step fetched at a place: the same whenever the step is done again."""
+    high, low = derived_seed("prompt", step, place), derived_seed("uid", step, place)
+    return str(UUID(int=(high << 64) | low))
+
+
+def row_place(key: str) -> tuple[str, int, int]:
+    """verl's key `{uid}_{session}_{index}` as something to sort by."""
+    uid, session, index = key.rsplit("_", 2)
+    return uid, int(session), int(index)
