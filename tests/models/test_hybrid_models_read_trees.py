@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
-from transformers import AutoModelForCausalLM, Lfm2Config, Mamba2Config, MiniMaxConfig
+from transformers import AutoModelForCausalLM, JambaConfig, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.branch_step import branch_log_probs
@@ -101,12 +101,14 @@ def test_a_failing_layer_leaves_transformers_own_functions_in_place(monkeypatch:
 SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
 REFUSED = {
     "Mamba2Mixer": Mamba2Config(**SMALL, num_heads=4, head_dim=16, state_size=8, n_groups=1),
-    "Lfm2ShortConv": Lfm2Config(
+    "JambaMambaMixer": JambaConfig(
         **SMALL,
         intermediate_size=40,
         num_attention_heads=4,
         num_key_value_heads=2,
-        layer_types=["conv", "full_attention"],
+        attn_layer_offset=1,
+        attn_layer_period=2,
+        use_mamba_kernels=False,
     ),
     "MiniMaxLightningAttention": MiniMaxConfig(
         **SMALL,
@@ -121,7 +123,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("mixer", REFUSED)
 def test_other_recurrent_layers_are_refused_by_name(mixer: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=rf"layers\.0\.\S+ is a {mixer}"):
+    with pytest.raises(UnsupportedModelError, match=rf"layers\.0\.\S+ is a {mixer}.* that are: BambaMixer, .*Lfm2"):
         check_model(AutoModelForCausalLM.from_config(REFUSED[mixer]))
 
 
@@ -129,4 +131,14 @@ def test_a_gated_delta_net_without_exposed_functions_is_refused_by_name() -> Non
     model = build(HYBRIDS["qwen3_next"], torch.float32)
     del model.model.layers[0].linear_attn.causal_conv1d_fn
     with pytest.raises(UnsupportedModelError, match=r"is a Qwen3NextGatedDeltaNet.*transformers >=5"):
+        check_model(model)
+
+
+def test_kimi_delta_attention_is_refused_by_name() -> None:
+    class KimiDeltaAttention(torch.nn.Module):
+        """Comes with the checkpoint's own code: its decay is a vector, not a number per head."""
+
+    model = build(HYBRIDS["qwen3_next"], torch.float32)
+    model.model.layers[0].linear_attn = KimiDeltaAttention()
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.linear_attn is a KimiDeltaAttention, whose state"):
         check_model(model)

@@ -14,7 +14,13 @@ import torch.distributed
 from engine_harness import VOCAB, build_engine, ppo_batch
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    PretrainedConfig,
+    Qwen3NextConfig,
+)
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from verl.utils import tensordict_utils as tu
 
@@ -48,6 +54,26 @@ EXPERTS = {
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3_next": Qwen3NextConfig(**SIZES, **EXPERTS, mlp_only_layers=[0, 1, 2, 3]),
     "qwen3_5": Qwen3_5TextConfig(**SIZES),
+}
+
+
+NO_GATED_DELTA_NET = {key: value for key, value in SIZES.items() if not key.startswith(("linear", "head_dim"))}
+RECURRENT: dict[str, PretrainedConfig] = {
+    "lfm2": Lfm2Config(
+        **NO_GATED_DELTA_NET, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv", "conv"]
+    ),
+    "granite_4": GraniteMoeHybridConfig(
+        **NO_GATED_DELTA_NET,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=24,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_expand=2,
+        mamba_chunk_size=16,
+    ),
 }
 
 
@@ -99,6 +125,14 @@ def test_whole_forests(engines: dict[tuple[str, int | None], Any], name: str) ->
 @pytest.mark.parametrize(("family", "budget"), (("qwen3_next", 3), ("qwen3_5", 3), ("qwen3_5", 17), ("qwen3_5", 1000)))
 def test_other_budgets_and_families(engines: dict[tuple[str, int | None], Any], family: str, budget: int) -> None:
     compare(engines[family, None], engines[family, budget], "branch_at_63_64_65")
+
+
+@pytest.mark.parametrize("budget", (17, 1000))
+@pytest.mark.parametrize("family", RECURRENT)
+def test_short_convolutions_and_mamba_2(tmp_path: Path, family: str, budget: int) -> None:
+    path = save_hybrid(tmp_path, RECURRENT[family])
+    tree = build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget))
+    compare(build_engine(path, tree=None), tree, "branch_at_63_64_65")
 
 
 def test_rows_that_share_nothing_run_as_a_forest_too(engines: dict[tuple[str, int | None], Any]) -> None:

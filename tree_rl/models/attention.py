@@ -19,6 +19,8 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
 from tree_rl.models.kv_relay import KeyValueRelay
 from tree_rl.models.linear_attention import use_tree_linear_attention
+from tree_rl.models.short_convolution import use_tree_short_convolution
+from tree_rl.models.state_space import use_tree_state_space
 
 PREFIX = "tree_rl_over_"
 BY = "_by_"
@@ -34,7 +36,7 @@ def attention_name(flat_implementation: str, *, impl: str = "auto", deterministi
 
 
 def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto", deterministic: bool = False) -> str:
-    """Let every attention and Gated DeltaNet layer of `model` read trees; calls without a tree run as before.
+    """Let every attention and recurrent layer of `model` read trees; calls without a tree run as before.
 
     Args:
         model: a decoder that uses transformers' attention interface (checked by `check_model`).
@@ -54,6 +56,8 @@ def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto", determinis
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[flat])
     model.set_attn_implementation(name)
     use_tree_linear_attention(model)
+    use_tree_short_convolution(model)
+    use_tree_state_space(model)
     return flat
 
 

@@ -5,6 +5,7 @@ are the tree's, otherwise transformers' own. Projections, gates and the gated no
 Legend: N unique tokens, C channels, H heads, K and V state sizes.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,20 +16,9 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
 from tree_rl.models.kv_relay import KeyValueRelay
+from tree_rl.models.recurrent_layers import GATED_DELTA_NET, layers_of, replace_during_trees
 
-READABLE_MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
-REPLACED = ("causal_conv1d_fn", "chunk_gated_delta_rule")
 NORM_EPSILON = 1e-6
-
-
-def gated_delta_nets(model: nn.Module) -> list[nn.Module]:
-    """Decoder layers whose mixer is a Gated DeltaNet that can read trees."""
-    return [layer for layer in model.modules() if is_readable_mixer(getattr(layer, "linear_attn", None))]
-
-
-def is_readable_mixer(mixer: object) -> bool:
-    """Whether a module is a known Gated DeltaNet that takes its functions from attributes."""
-    return type(mixer).__name__ in READABLE_MIXERS and all(name in vars(mixer) for name in REPLACED)
 
 
 def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
@@ -38,32 +28,14 @@ def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
         model: checked by `check_model`; a model without such layers is left alone.
         impl: implementation of `tree_kernels.tree_gated_delta_rule`.
     """
-    for layer in gated_delta_nets(model):
+    for layer in layers_of(model, GATED_DELTA_NET):
         mixer: Any = layer.linear_attn
-        hooks = _TreeHooks(mixer, impl)
-        layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
-        layer.register_forward_hook(hooks.leave, always_call=True)
+        replace_during_trees(layer, mixer, partial(_replacements, mixer, impl))
 
 
-class _TreeHooks:
-    """Puts the tree's functions into a mixer for the duration of its layer's forward, recomputations included."""
-
-    def __init__(self, mixer: Any, impl: str) -> None:
-        self._mixer = mixer
-        self._impl = impl
-        self._stock = {name: getattr(mixer, name) for name in REPLACED}
-
-    def enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        """Replace the functions where the layer is called with a tree."""
-        layout = kwargs.get("tree_layout")
-        if layout is not None:
-            call = _TreeCall(self._mixer, layout, kwargs.get("kv_relay"), self._impl)
-            self._mixer.causal_conv1d_fn, self._mixer.chunk_gated_delta_rule = call.conv, call.delta_rule
-
-    def leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """Put transformers' own functions back."""
-        for name, function in self._stock.items():
-            setattr(self._mixer, name, function)
+def _replacements(mixer: Any, impl: str, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
+    call = _TreeCall(mixer, layout, relay, impl)
+    return {"causal_conv1d_fn": call.conv, "chunk_gated_delta_rule": call.delta_rule}
 
 
 class _TreeCall:

@@ -3,12 +3,11 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from tree_rl.models.linear_attention import gated_delta_nets, is_readable_mixer
+from tree_rl.models.recurrent_layers import GATED_DELTA_NET, KINDS, kind_of, layers_of, readable_layer_types
 
-READABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config")
-LINEAR_ATTENTION = "linear_attention"
 RECURRENT_MIXERS = (
     "Mixer",
     "MambaLayer",
@@ -51,7 +50,7 @@ def leaks_when_packed(model: PreTrainedModel) -> bool:
     positions rows begin; flash attention reads positions itself.
     """
     is_blind = model.config.model_type in BLIND_MASKS and "flash" not in model.config._attn_implementation
-    return is_blind or bool(gated_delta_nets(model))
+    return is_blind or bool(readable_layer_types(model))
 
 
 def _reasons(model: PreTrainedModel) -> list[str]:
@@ -59,11 +58,11 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     reasons = []
     settings = config.to_dict()
     layer_types = list(settings.get("layer_types") or ())
-    is_hybrid = len(gated_delta_nets(model)) == layer_types.count(LINEAR_ATTENTION) > 0
-    # Qwen3-Next and Qwen3.5 do go through the interface, though they do not say so.
-    if not (model._supports_attention_backend or is_hybrid):
+    recurrent = readable_layer_types(model)
+    # Qwen3-Next, Qwen3.5 and Bamba do go through the interface, though they do not say so.
+    if not (model._supports_attention_backend or recurrent):
         reasons.append("its attention does not go through transformers' attention interface")
-    readable = READABLE_LAYERS | {LINEAR_ATTENTION} if is_hybrid else READABLE_LAYERS
+    readable = READABLE_LAYERS | recurrent
     odd_layers = sorted(set(layer_types) - readable)
     if odd_layers:
         reasons.append(f"layer types {odd_layers} carry state along the sequence; readable are {sorted(readable)}")
@@ -71,7 +70,7 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     multimodal = [key for key in MULTIMODAL_KEYS if settings.get(key) is not None]
     if multimodal:
         reasons.append(f"multimodal inputs ({multimodal[0]}) are not supported yet")
-    reasons += _rope_reasons(settings, has_text_mrope=is_hybrid)
+    reasons += _rope_reasons(settings, has_text_mrope=bool(layers_of(model, GATED_DELTA_NET)))
     dropouts = {k: v for k, v in settings.items() if "dropout" in k and isinstance(v, int | float) and v > 0}
     # A classifier head drops out behind the last layer, once per unique token, as the flat run does.
     dropouts.pop("classifier_dropout", None)
@@ -97,15 +96,16 @@ def _router_reasons(settings: dict[str, object]) -> list[str]:
 
 
 def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
-    """Mixers and convolutions over the sequence, but for those of readable Gated DeltaNet layers."""
+    """Mixers and convolutions over the sequence, but for those that read trees."""
     reasons = []
-    inside = [name + "." for name, module in model.named_modules() if is_readable_mixer(module)]
+    inside = [name + "." for name, module in model.named_modules() if kind_of(module) is not None]
     others = [(n, m) for n, m in model.named_modules() if not any((n + ".").startswith(prefix) for prefix in inside)]
     mixers = [(n, type(m).__name__) for n, m in others if type(m).__name__.endswith(RECURRENT_MIXERS)]
     if mixers:
+        known = ", ".join(sorted(name for kind in KINDS for name in kind.mixers))
         reasons.append(
-            f"{mixers[0][0]} is a {mixers[0][1]}, whose state no tree kernel computes yet; readable recurrent layers "
-            "are the Gated DeltaNets of Qwen3-Next and Qwen3.5 in transformers >=5.5.3,<5.11"
+            f"{mixers[0][0]} is a {mixers[0][1]}, whose state is not followed along trees; recurrent layers that are: "
+            f"{known} (in transformers >=5.5.3,<5.11)"
         )
     convolutions = [n for n, m in others if isinstance(m, nn.Conv1d)]
     if convolutions:

@@ -1,0 +1,108 @@
+"""Layers of Hugging Face models that carry a state along the sequence, and which of them read trees.
+
+A mixer reads a tree by having some of its attributes replaced while its decoder layer runs with `tree_layout=`, in the
+forward and in a recomputation of it; other calls run transformers' own code.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tree_kernels.layout import TreeLayout
+from tree_rl.models.kv_relay import KeyValueRelay
+
+Replacements = Callable[[TreeLayout, KeyValueRelay | None], dict[str, Callable[..., Any]]]
+"""From the layout of a call and what crosses its partition's cuts to the attributes that stand in for the mixer's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentKind:
+    """One kind of recurrent layer that can read trees."""
+
+    layer_type: str
+    """as in a config's `layer_types`"""
+    attribute: str
+    """where a decoder layer holds its mixer"""
+    mixers: frozenset[str]
+    """classes of transformers"""
+    own: tuple[str, ...] = ()
+    """attributes that a mixer must hold itself, so that they can be replaced"""
+
+
+GATED_DELTA_NET = RecurrentKind(
+    layer_type="linear_attention",
+    attribute="linear_attn",
+    mixers=frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}),
+    own=("causal_conv1d_fn", "chunk_gated_delta_rule"),
+)
+SHORT_CONVOLUTION = RecurrentKind(
+    layer_type="conv", attribute="conv", mixers=frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv"})
+)
+MAMBA_2 = RecurrentKind(
+    layer_type="mamba", attribute="mamba", mixers=frozenset({"BambaMixer", "GraniteMoeHybridMambaLayer"})
+)
+KINDS = (GATED_DELTA_NET, SHORT_CONVOLUTION, MAMBA_2)
+
+
+def kind_of(mixer: object) -> RecurrentKind | None:
+    """The kind of a mixer that can read trees, else None."""
+    for kind in KINDS:
+        if type(mixer).__name__ in kind.mixers and all(name in vars(mixer) for name in kind.own):
+            return kind
+    return None
+
+
+def layers_of(model: nn.Module, kind: RecurrentKind) -> list[nn.Module]:
+    """Decoder layers whose mixer is of a kind."""
+    return [layer for layer in model.modules() if kind_of(getattr(layer, kind.attribute, None)) is kind]
+
+
+def readable_layer_types(model: nn.Module) -> frozenset[str]:
+    """Layer types of recurrent layers in a model that read trees."""
+    return frozenset(kind.layer_type for kind in KINDS if layers_of(model, kind))
+
+
+def replace_during_trees(layer: nn.Module, mixer: Any, replacements: Replacements) -> None:
+    """Let a mixer read trees.
+
+    Args:
+        layer: its decoder layer, which receives `tree_layout` and `kv_relay` as keywords.
+        mixer: whose attributes are replaced.
+        replacements: of one call.
+    """
+    hooks = _TreeHooks(mixer, replacements)
+    layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
+    layer.register_forward_hook(hooks.leave, always_call=True)
+
+
+class _TreeHooks:
+    """Puts the tree's functions into a mixer for the duration of its layer's forward, recomputations included."""
+
+    def __init__(self, mixer: Any, replacements: Replacements) -> None:
+        self._mixer = mixer
+        self._replacements = replacements
+        self._stock: dict[str, Any] = {}
+
+    def enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        """Replace attributes where the layer is called with a tree."""
+        layout = kwargs.get("tree_layout")
+        if layout is None:
+            return
+        own = vars(self._mixer)
+        for name, function in self._replacements(layout, kwargs.get("kv_relay")).items():
+            self._stock[name] = own.get(name, _OF_THE_CLASS)
+            setattr(self._mixer, name, function)
+
+    def leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """Put transformers' own back."""
+        for name, stock in self._stock.items():
+            if stock is _OF_THE_CLASS:
+                delattr(self._mixer, name)
+            else:
+                setattr(self._mixer, name, stock)
+        self._stock = {}
+
+
+_OF_THE_CLASS = object()

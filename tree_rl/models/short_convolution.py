@@ -1,0 +1,51 @@
+"""The gated short convolutions of LFM2 read trees: every token sees the last inputs on its own path.
+
+Legend: N unique tokens, C channels, K taps, S cuts.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
+from tree_rl.models.kv_relay import KeyValueRelay
+from tree_rl.models.recurrent_layers import SHORT_CONVOLUTION, layers_of, replace_during_trees
+
+
+def use_tree_short_convolution(model: nn.Module) -> None:
+    """Let every short convolution of `model` read trees; calls without a tree run transformers' own forward.
+
+    Args:
+        model: checked by `check_model`; a model without such layers is left alone.
+    """
+    for layer in layers_of(model, SHORT_CONVOLUTION):
+        mixer: Any = layer.conv
+        replace_during_trees(layer, mixer, partial(_replacements, mixer))
+
+
+def _replacements(mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
+    return {"forward": partial(_forward, mixer, layout, relay)}
+
+
+def _forward(
+    mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, hidden_states: torch.Tensor, **_: object
+) -> torch.Tensor:
+    """As Lfm2ShortConv.forward, with the convolution over the tree; [1, N, C] in and out."""
+    gate_NC, out_gate_NC, x_NC = mixer.in_proj(hidden_states)[0].chunk(3, dim=-1)
+    first, second = (None, None) if relay is None else relay.past(mixer.layer_idx)
+    out_NC, contexts_SKC = tree_causal_conv1d(
+        gate_NC * x_NC,
+        mixer.conv.weight[:, 0],
+        mixer.conv.bias,
+        layout,
+        initial_context=None if first is None or second is None else torch.cat([first, second], dim=-1),
+        return_contexts_at=None if relay is None else relay.cuts,
+    )
+    if relay is not None:
+        assert contexts_SKC is not None
+        # A relay carries pairs; this layer has no state, so its context travels in halves.
+        relay.capture(mixer.layer_idx, *contexts_SKC.tensor_split(2, dim=-1), at_cuts=True)
+    return mixer.out_proj((out_gate_NC * out_NC).unsqueeze(0))
