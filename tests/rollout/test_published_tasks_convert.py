@@ -49,6 +49,8 @@ def test_repositories_with_other_runners_are_refused() -> None:
         PUBLISHED["swe_bench"](rows("swe_bench")[1])
     with pytest.raises(ValueError, match="expected the field 'image_name'"):
         PUBLISHED["swe_smith"]({**rows("swe_smith")[0], "image_name": None})
+    with pytest.raises(ValueError, match="expected a problem in words"):
+        PUBLISHED["swe_smith"]({**rows("swe_smith")[0], "problem_statement": ""})
 
 
 def test_tasks_with_an_image_say_which_back_end_runs_them() -> None:

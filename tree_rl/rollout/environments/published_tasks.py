@@ -97,4 +97,9 @@ def _checked(row: Mapping[str, Any], *needed: str) -> Mapping[str, Any]:
         raise ValueError(
             f"row {row.get('instance_id', '?')}: expected the field {missing[0]!r}, received {sorted(row)}"
         )
+    if not row["problem_statement"].strip():
+        raise ValueError(
+            f"row {row['instance_id']}: expected a problem in words, received an empty problem_statement; many rows of "
+            "SWE-smith have none: leave them out"
+        )
     return row
