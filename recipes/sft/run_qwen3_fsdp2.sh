@@ -4,7 +4,8 @@ set -euo pipefail
 
 # ---- user-adjustable ----
 MODEL_PATH=${MODEL_PATH:-}                 # empty: a tiny Qwen3 with random weights
-NGPUS=${NGPUS:-1}                          # training processes
+NGPUS=${NGPUS:-1}                          # training processes per node
+NNODES=${NNODES:-1}                        # scripts/cluster/launch.sh sets this, NODE_RANK and HEAD_NODE
 DEVICE=${DEVICE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
 TRAIN_FILE=${TRAIN_FILE:-}                 # parquet with `messages`; empty: the toy task of recipes/toy_task.py
 GROUP_KEY=${GROUP_KEY:-conversation}       # column that names the conversation of a row; null if there is none
@@ -17,6 +18,14 @@ OUTPUT=${OUTPUT:-outputs/sft}
 PYTHON=${PYTHON:-python3}
 # -------------------------
 
+if ((NNODES > 1)) && [[ -z $MODEL_PATH || -z $TRAIN_FILE ]]; then
+    echo "run_qwen3_fsdp2.sh: on $NNODES nodes set MODEL_PATH and TRAIN_FILE to a disk that they share" >&2
+    exit 2
+fi
+WHERE=(--standalone)
+if ((NNODES > 1)); then
+    WHERE=(--nnodes="$NNODES" --node-rank="$NODE_RANK" --master-addr="$HEAD_NODE" --master-port="${MASTER_PORT:-29400}")
+fi
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 RECIPES=$(dirname "$HERE")
 if [[ -z $MODEL_PATH ]]; then
@@ -48,6 +57,6 @@ TRAINER=(
     trainer.resume_mode=disable
 )
 
-"$PYTHON" -m torch.distributed.run --standalone --nproc-per-node="$NGPUS" -m tree_rl.verl_plugin.sft \
+"$PYTHON" -m torch.distributed.run "${WHERE[@]}" --nproc-per-node="$NGPUS" -m tree_rl.verl_plugin.sft \
     --config-path "$HERE" --config-name tree_sft \
     "${DATA[@]}" "${MODEL[@]}" "${TRAINER[@]}" "$@"

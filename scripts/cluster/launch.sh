@@ -22,7 +22,8 @@ export RAY_RUNTIME_ENV_HOOK=tree_rl.verl_plugin.carried_environment.carry
 
 case "${cluster_command[*]}" in
 *recipes/sft/* | *tree_rl.verl_plugin.sft* | *verl.trainer.sft_trainer*)
-    ((NNODES == 1)) || cluster_refuse "SFT runs under torch.distributed.run, not on Ray: docs/cluster.md shows how to start it on $NNODES nodes"
+    # torch.distributed.run wants a process on every node.
+    cluster_command=("$PYTHON" -m tree_rl.verl_plugin.on_every_node "$NNODES" -- "${cluster_command[@]}")
     ;;
 *recipes/*/run*.sh* | *verl.trainer.main_ppo*)
     # Last, so that they win. A cluster that runs counts its own processors: verl may not count them again.

@@ -93,8 +93,7 @@ def test_steps_run_and_the_health_check_passes(root: ThrowAwayRoot) -> None:
         elif found.word == "HEALTHCHECK":
             health = json.loads(found.text.partition("CMD")[2])
     assert steps >= 4
-    root.variables["HOME"] = "/home/tree"
-    checked = root.run(f"id -u && {shlex.join(health)}", user=user, working_folder=folder)
+    checked = root.run(f"export HOME=~tree && id -u && {shlex.join(health)}", user=user, working_folder=folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stdout.splitlines()[0] == "10001"
     assert re.search(r"^plugin in a fresh process +ok", checked.stdout, re.MULTILINE)

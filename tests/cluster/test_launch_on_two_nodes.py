@@ -1,0 +1,223 @@
+"""Two Ray nodes of this machine, started by the scripts with token authentication, checked, used and stopped again."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts/cluster"
+START = ("--num-cpus", "12", "--num-gpus", "1", "--object-store-memory", "200000000")
+FAKE_VERSION = "5.99.0"
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    folder: Path
+    head: str
+    dashboard: str
+    processes: dict[str, subprocess.Popen[bytes]]
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST"))}
+        own |= {"PYTHON": sys.executable, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+        return own | {"RAY_AUTH_TOKEN_PATH": str(self.folder / "token"), "WAIT_SECONDS": "120"} | variables
+
+    def start(self, name: str, script: str, *arguments: str, **variables: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                ["bash", str(SCRIPTS / script), *arguments], env=self.environment(**variables), stdout=log, stderr=log
+            )
+
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+    def run(
+        self, script: str, *arguments: str, seconds: int = 300, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        variables = {"RAY_ADDRESS": self.head, "DASHBOARD": self.dashboard} | variables
+        return subprocess.run(
+            ["bash", str(SCRIPTS / script), *arguments],
+            env=self.environment(**variables),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+    def left_over(self) -> list[str]:
+        """Command lines of Ray's processes that belong to this cluster."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.folder / "ray") in line or self.head in line:
+                found.append(line)
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="tr_", dir="/tmp"))  # short: Ray's sockets lie in it
+    port, dashboard_port = free_ports(2)
+    cluster = Cluster(
+        folder=folder, head=f"127.0.0.1:{port}", dashboard=f"http://127.0.0.1:{dashboard_port}", processes={}
+    )
+    try:
+        cluster.start(
+            "head",
+            "ray_head.sh",
+            *START,
+            NODE_IP="127.0.0.1",
+            HEAD_PORT=str(port),
+            DASHBOARD_PORT=str(dashboard_port),
+            RAY_TEMP_DIR=str(folder / "ray"),
+        )
+        wait_for(folder / "token")
+        cluster.start("worker", "ray_worker.sh", cluster.head, *START, NODE_IP="127.0.0.2")
+        yield cluster
+    finally:
+        for name in list(cluster.processes):
+            cluster.stop(name)
+        shutil.rmtree(folder)
+
+
+def test_launch_checks_both_nodes_and_runs_the_command(cluster: Cluster) -> None:
+    done = cluster.run("launch.sh", "2", "--", sys.executable, "-c", "import os; print('nodes', os.environ['NNODES'])")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "node 127.0.0.1" in done.stdout and "node 127.0.0.2" in done.stdout
+    assert f"dashboard  {cluster.dashboard}" in done.stdout
+    assert f"logs       {cluster.folder}/ray/session_" in done.stdout
+    assert done.stdout.endswith("nodes 2\n")
+    assert (cluster.folder / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_submitted_job_runs_there_and_its_failure_is_the_scripts(cluster: Cluster) -> None:
+    done = cluster.run("submit.sh", "2", "--", "env", "GREETING=a b", "bash", "-c", 'echo "$GREETING on $NNODES"')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a b on 2\n" in done.stdout
+    failed = cluster.run("submit.sh", "2", "--", "bash", "-c", "exit 3")
+    assert failed.returncode != 0
+
+
+@pytest.mark.parametrize("variables", [{"RAY_AUTH_TOKEN": "another"}], ids=["wrong_token"])
+def test_cluster_refuses_who_has_another_token(cluster: Cluster, variables: dict[str, str]) -> None:
+    refused = cluster.run("launch.sh", "2", "--", "touch", "ran", **variables)
+    assert refused.returncode != 0
+    assert "token" in refused.stderr
+    assert not (cluster.folder / "ran").exists()
+
+
+def test_missing_node_is_counted(cluster: Cluster) -> None:
+    refused = cluster.run("launch.sh", "3", "--", "touch", "ran", WAIT_SECONDS="3")
+    assert refused.returncode == 1
+    assert "2 of 3 nodes are alive after 3 s" in refused.stderr
+    assert not (cluster.folder / "ran").exists()
+
+
+def test_node_with_another_version_is_named_and_nothing_runs(cluster: Cluster) -> None:
+    fake = cluster.folder / f"fake/transformers-{FAKE_VERSION}.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformers\nVersion: {FAKE_VERSION}\n")
+    cluster.start("odd", "ray_worker.sh", cluster.head, *START, NODE_IP="127.0.0.3", PYTHONPATH=str(fake.parent))
+    try:
+        refused = cluster.run("launch.sh", "3", "--", "touch", "ran")
+    finally:
+        cluster.stop("odd")
+    assert refused.returncode == 1
+    assert "1 failed: node 127.0.0.3" in refused.stderr
+    assert f"transformers {FAKE_VERSION} (here " in refused.stdout
+    assert not (cluster.folder / "ran").exists()
+    wait_until(lambda: "127.0.0.3" not in alive_nodes(cluster))
+
+
+def test_recipe_trains_on_both_nodes_with_one_changed_number(cluster: Cluster) -> None:
+    done = cluster.run(
+        "launch.sh",
+        "2",
+        "--",
+        "bash",
+        str(ROOT / "recipes/grpo/run_qwen3_fsdp2.sh"),
+        seconds=800,
+        STEPS="1",
+        OUTPUT=str(cluster.folder / "grpo"),
+        TRAIN_BATCH_SIZE="4",
+        MINI_BATCH_SIZE="4",
+        ROLLOUT_N="4",
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "NNODES=2 bash" in done.stdout
+    assert "training/global_step:1" in done.stdout
+    addresses = {address for address in ("127.0.0.1", "127.0.0.2") if f"ip={address}" in done.stdout + done.stderr}
+    assert "127.0.0.2" in addresses, done.stdout[-6000:]
+
+
+def test_sft_starts_a_process_on_both_nodes(cluster: Cluster) -> None:
+    for script, target in (("tiny_model.py", "model"), ("toy_task.py", "data")):
+        command = [sys.executable, str(ROOT / "recipes" / script), str(cluster.folder / target)]
+        subprocess.run(command, env=cluster.environment(), check=True, capture_output=True, timeout=120)
+    given = [f"MODEL_PATH={cluster.folder}/model", f"TRAIN_FILE={cluster.folder}/data/sft.parquet", "EPOCHS=1"]
+    given += [f"OUTPUT={cluster.folder}/sft", f"MASTER_PORT={free_ports(1)[0]}", "DEVICE=cpu"]
+    recipe = str(ROOT / "recipes/sft/run_qwen3_fsdp2.sh")
+    done = cluster.run(
+        "launch.sh", "2", "--", "env", *given, "bash", recipe, "trainer.total_training_steps=2", seconds=600
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "world_size=2" in done.stdout, done.stdout[-6000:]
+
+
+def test_signal_stops_a_node_and_leaves_nothing(cluster: Cluster) -> None:
+    assert cluster.left_over()
+    cluster.stop("worker")
+    wait_until(lambda: "127.0.0.2" not in alive_nodes(cluster))
+    cluster.stop("head")
+    wait_until(lambda: not cluster.left_over())
+
+
+def alive_nodes(cluster: Cluster) -> str:
+    ask = "import ray, sys; ray.init(sys.argv[1]); print([n['NodeManagerAddress'] for n in ray.nodes() if n['Alive']])"
+    environment = cluster.environment(RAY_AUTH_MODE="token")
+    return subprocess.run(
+        [sys.executable, "-c", ask, cluster.head],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def wait_for(path: Path) -> None:
+    wait_until(path.exists)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "still not so after a minute"
+        time.sleep(0.5)

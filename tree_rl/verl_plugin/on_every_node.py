@@ -1,0 +1,70 @@
+"""One command on N nodes of a Ray cluster at once, each told its rank: for what torch.distributed.run starts, as SFT.
+
+Use: python -m tree_rl.verl_plugin.on_every_node N -- COMMAND. It sees NNODES, NODE_RANK and HEAD_NODE, and holds all of
+its node's GPUs. The first that fails ends the others.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+def run_on_every_node(nodes: int, command: list[str]) -> int:
+    """Run a command on `nodes` nodes, this one first, and wait.
+
+    Args:
+        nodes: how many; each runs the command once.
+        command: program and arguments; the working folder is this process's, so it must exist on every node.
+
+    Returns:
+        0, or the exit code of the first node that failed.
+
+    Raises:
+        RuntimeError: fewer nodes are alive.
+    """
+    ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level="ERROR")
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
+        if len(alive) < nodes:
+            raise RuntimeError(f"expected {nodes} nodes, found {len(alive)} alive; start ray_worker.sh on the others")
+        running = [_start(rank, node, alive[0], nodes, command) for rank, node in enumerate(alive[:nodes])]
+        while running:
+            done, running = ray.wait(running)
+            code = int(ray.get(done[0]))
+            if code:
+                return code
+        return 0
+    finally:
+        # Ends the tasks that still run, and Ray ends what those started.
+        ray.shutdown()
+
+
+def _start(rank: int, node: dict[str, Any], first: dict[str, Any], nodes: int, command: list[str]) -> Any:
+    task = ray.remote(_run_task()).options(
+        num_cpus=0,
+        num_gpus=node["Resources"].get("GPU", 0),
+        max_retries=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False),
+    )
+    told = {"NNODES": str(nodes), "NODE_RANK": str(rank), "HEAD_NODE": first["NodeManagerAddress"]}
+    return task.remote(command, told, os.getcwd())
+
+
+def _run_task() -> Callable[[list[str], dict[str, str], str], int]:
+    # Nested, so that it travels by value: the node needs nothing of tree_rl to start a process.
+    def run(command: list[str], told: dict[str, str], folder: str) -> int:
+        return subprocess.run(command, env={**os.environ, **told}, cwd=folder, check=False).returncode
+
+    return run
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4 or not sys.argv[1].isdecimal() or sys.argv[2] != "--":
+        sys.exit("usage: python -m tree_rl.verl_plugin.on_every_node N -- COMMAND")
+    sys.exit(run_on_every_node(int(sys.argv[1]), sys.argv[3:]))
