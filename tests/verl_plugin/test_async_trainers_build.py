@@ -1,10 +1,11 @@
 """The three tree trainers as verl builds them: its own mode's semantics, our workers in every role, refusals by key."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -23,10 +24,15 @@ SEPARATE = [
 ]
 
 
-def config(mode: str, *overrides: str) -> DictConfig:
-    given = ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2", f"trainer.v1.trainer_mode={mode}"]
+@cache
+def stock_config() -> DictConfig:
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", [*given, *(SEPARATE if mode == "tree_separate_async" else []), *overrides])
+        return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
+
+
+def config(mode: str, *overrides: str) -> DictConfig:
+    given = [f"trainer.v1.trainer_mode={mode}", *(SEPARATE if mode == "tree_separate_async" else []), *overrides]
+    return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
 
 
 def build(mode: str, *overrides: str) -> Any:
