@@ -60,10 +60,8 @@ def conversation(served: SimpleNamespace) -> SimpleNamespace:
         said["openai"] = whole.choices[0].message.content or ""
         said["openai tokens"] = "".join(token.token for token in whole.choices[0].logprobs.content)
         more = [*opening, whole.choices[0].message.model_dump(), user("and its segments?")]
-        async with chat.chat.completions.stream(messages=more, **options) as stream:
-            async for _event in stream:
-                pass
-        said["openai stream"] = (await stream.get_final_completion()).choices[0].message.content or ""
+        chunks = await chat.chat.completions.create(messages=more, stream=True, **options)
+        said["openai stream"] = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
         several = await chat.chat.completions.create(messages=opening, n=2, **options)
         said |= {f"openai n {index}": choice.message.content or "" for index, choice in enumerate(several.choices)}
         back = [*opening, {"role": "assistant", "content": said["openai"]}, user("what does a tool return?")]

@@ -112,7 +112,8 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
     assert len(differences) == 2 and max(differences) < AGREEMENT
     assert max(figures(log, "tree/self_check_error")) < 1e-4
 
-    rows = [json.loads(line) for path in (tmp_path / "trees").glob("train-*.jsonl") for line in path.open()]
+    dumped = "".join(path.read_text() for path in (tmp_path / "trees").glob("train-*.jsonl"))
+    rows = [json.loads(line) for line in dumped.splitlines()]
     second = [row for row in rows if row["step"] == 2]
     first_policy = trained_probabilities(model, second)
     second_policy = trained_probabilities(next((tmp_path / "out").glob("global_step_1/**/huggingface")), second)
