@@ -1,12 +1,14 @@
 """What the recording gateway adds to a call beyond the model's time, with Qwen's vocabulary and growing conversations.
 
-Run: python examples/write_qwen_tokenizer.py outputs/qwen; python benchmarks/gateway_overhead.py outputs/qwen
+Run: python examples/write_qwen_tokenizer.py outputs/qwen; python benchmarks/gateway_overhead.py outputs/qwen --csv F
 The model is a pause that answers with real text. Clients run in a process of their own, on the other core.
 """
 
 import argparse
 import asyncio
+import csv
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -145,37 +147,59 @@ async def play(turns: int, endpoints: list[list[str]]) -> list[list[float]]:
         return await asyncio.gather(*[session(client, n, url, token) for n, (url, token) in enumerate(endpoints)])
 
 
+LOADS = ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2.0))
+"""Sessions at once, calls of each, and the model's mean pause in seconds."""
+
+
+def measure(tokenizer: Any, sessions: int, turns: int, pause_s: float) -> dict[str, str]:
+    """One load as a row of the table."""
+    busy = os.getloadavg()[0]
+    started = time.perf_counter()
+    figures = asyncio.run(serve(tokenizer, sessions, turns, pause_s))
+    rate = sessions * turns / (time.perf_counter() - started)
+    row = {
+        "sessions": f"{sessions}",
+        "calls": f"{sessions * turns}",
+        "longest prompt": f"{figures['tokens'][0]:.0f}",
+        "calls/s": f"{rate:.1f}",
+        "CPU ms per call": f"{figures['cpu'][0]:.2f}",
+    }
+    for name in ("gateway", "round trip"):
+        ordered = statistics.quantiles(figures[name], n=100, method="inclusive")
+        row |= {f"{name} ms": f"{ordered[49]:.2f}", f"{name} ms p99": f"{ordered[98]:.2f}"}
+    return row | {"load average": f"{busy:.1f}"}
+
+
 def main() -> None:
-    """Print one table row per load."""
+    """Print one table row per load, and write them to a CSV file if one is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path, nargs="?")
-    parser.add_argument("--client", type=int)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client is not None:
         print(json.dumps(asyncio.run(play(arguments.client, json.load(sys.stdin)))))
         return
     from transformers import AutoTokenizer
 
+    from tree_rl.benchmark.provenance import provenance
+
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     tokenizer.chat_template = TEMPLATE.read_text()
-    columns = ("sessions", "calls", "longest prompt", "calls/s", "CPU ms", "gateway ms", "p99", "round trip ms", "p99")
-    print(f"| {' | '.join(columns)} |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for sessions, turns, pause_s in ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2.0)):
-        started = time.perf_counter()
-        figures = asyncio.run(serve(tokenizer, sessions, turns, pause_s))
-        rate = sessions * turns / (time.perf_counter() - started)
-        cells = [
-            f"{sessions}",
-            f"{sessions * turns}",
-            f"{figures['tokens'][0]:,.0f}",
-            f"{rate:.0f}",
-            f"{figures['cpu'][0]:.2f}",
-        ]
-        for name in ("gateway", "round trip"):
-            ordered = statistics.quantiles(figures[name], n=100, method="inclusive")
-            cells += [f"{ordered[49]:.2f}", f"{ordered[98]:.2f}"]
-        print(f"| {' | '.join(cells)} |", flush=True)
+    rows: list[dict[str, str]] = []
+    for load in LOADS:
+        row = measure(tokenizer, *load)
+        if not rows:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        print(f"| {' | '.join(row.values())} |", flush=True)
+        rows.append(
+            row | {"cores": str(os.cpu_count())} | provenance(packages=("transformers", "uvicorn", "starlette"))
+        )
+    if arguments.csv is not None:
+        with arguments.csv.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
 
 
 if __name__ == "__main__":
