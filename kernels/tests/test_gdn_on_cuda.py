@@ -3,7 +3,7 @@
 import pytest
 import torch
 from delta_rows import NAMES, delta_leaves, fork
-from tree_shapes import SHAPES, subtree_end_of
+from tree_shapes import SHAPES, paths_of, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_causal_conv1d, tree_gated_delta_rule
 
@@ -52,6 +52,38 @@ def test_delta_rule_equals_float64(forest: str, dtype: torch.dtype, size: int) -
     for name, actual, expected in zip(("out", "states", *NAMES), first, truth, strict=True):
         assert relative_error(actual, expected) < ERROR[dtype], name
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+NOISE = 1.1
+"""Two runs that round alike differ this much in their error at most."""
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("forest", ("forest", "star", "prefix_65"))
+def test_the_heads_of_qwen3_5_are_no_further_from_the_truth_than_rows_alone(forest: str, dtype: torch.dtype) -> None:
+    parent = FORESTS[forest]
+    paths = paths_of(parent)
+    index = torch.tensor([token for path in paths for token in path], device="cuda")
+    ends = (
+        torch.tensor([len(path) for path in paths]).cumsum(0).repeat_interleave(torch.tensor([len(p) for p in paths]))
+    )
+    tree, rows = (TreeLayout.from_subtree_end(end).to("cuda") for end in (subtree_end_of(parent), ends.int()))
+    heads = {"key_heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128}
+    leaves = delta_leaves(len(parent), decay=(1e-3, 20.0), **heads)
+    rounded = [leaves[n].detach().cuda().to(dtype if n in "qkv" else torch.float32) for n in NAMES[:5]]
+    torch.manual_seed(0)
+    weight = torch.randn(len(index), 32, 128, device="cuda").to(dtype)
+    results = []
+    for impl, layout in (("chunked", tree), ("triton", tree), ("triton", rows)):
+        inputs = [(t.double() if impl == "chunked" else t.clone()).requires_grad_() for t in rounded]
+        if layout is rows:
+            out, _ = tree_gated_delta_rule(*(t[index] for t in inputs), layout, impl=impl)
+        else:
+            out = tree_gated_delta_rule(*inputs, layout, impl=impl)[0][index]
+        results.append([out, *torch.autograd.grad((out.double() * weight.double()).sum(), inputs)])
+    truth, of_tree, of_rows = results
+    for name, true, got, flat in zip(("out", *NAMES[:5]), truth, of_tree, of_rows, strict=True):
+        assert relative_error(got, true) <= max(NOISE * relative_error(flat, true), 1e-6), name
 
 
 @pytest.mark.parametrize("dtype", ERROR)

@@ -93,6 +93,12 @@ def test_two_value_heads_share_a_key_head_of_another_size() -> None:
     check(fork(18, [4, 3]), torch.float32, key_heads=1, value_heads=2, key_size=16, value_size=32)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)))
+def test_the_state_size_of_qwen3_5(dtype: torch.dtype) -> None:
+    heads = {"key_heads": 1, "value_heads": 2, "key_size": 128, "value_size": 128}
+    check(fork(17, [6, 3]), dtype, decay=(1e-3, 20.0), states_at=(19,), **heads)
+
+
 def test_two_runs_are_bitwise_equal() -> None:
     parent = SHAPES["random_trie"](25)
     first, second = (outputs_and_gradients(parent, torch.float32, **SMALL)[0] for _ in range(2))
