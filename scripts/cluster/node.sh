@@ -18,9 +18,6 @@ cluster_find_python() {
     PATH="$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
     command -v ray >/dev/null || cluster_refuse "no ray beside $PYTHON; install tree_rl there (README.md) or set PYTHON to another one"
     export PYTHON PATH PYTHONSAFEPATH=1 # the latter keeps the folder kernels/ from posing as the package of that name
-    if ! nvidia-smi -L >/dev/null 2>&1; then
-        export VERL_PLATFORM=${VERL_PLATFORM:-cpu}
-    fi
 }
 
 # Prints the address by which other nodes reach this one: NODE_IP, else that of INTERFACE, else the one Ray finds.
