@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from dataclasses import replace
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,7 +127,7 @@ def test_the_tree_engine_agrees_with_vllm_on_every_trained_token(
 ) -> None:
     rows = rows_of_calls(conversation.record.calls)
     forest = Forest.from_rows([np.asarray(row.token_ids) for row in rows])
-    assert len(rows) >= 4 and forest.num_unique < 0.6 * forest.num_flat
+    assert len(rows) >= 4 and forest.num_unique < 0.8 * forest.num_flat
     trained, worst = 0, 0.0
     for row, replayed in zip(rows, engine_log_probs(served, rows), strict=True):
         assert row.response_log_probs is not None
@@ -139,8 +141,6 @@ def test_the_tree_engine_agrees_with_vllm_on_every_trained_token(
 
 
 def test_the_agreement_notices_one_foreign_token(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
-    from dataclasses import replace
-
     row = rows_of_calls(conversation.record.calls)[0]
     assert row.response_log_probs is not None
     foreign = (row.response_ids[3] + 1) % len(served.tokenizer)
@@ -149,7 +149,7 @@ def test_the_agreement_notices_one_foreign_token(served: SimpleNamespace, conver
     differences = [abs(a - b) for a, b in zip(row.response_log_probs, replayed, strict=True)]
     behind = [difference for difference, mask in zip(differences[3:30], row.response_mask[3:30], strict=True) if mask]
     assert max(differences[:3]) < LOG_PROB_TOLERANCE
-    assert min(behind) > 10 * LOG_PROB_TOLERANCE
+    assert median(behind) > 100 * LOG_PROB_TOLERANCE
 
 
 def test_turns_end_by_their_end_token_a_limit_or_a_stop_text(served: SimpleNamespace) -> None:
