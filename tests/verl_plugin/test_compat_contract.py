@@ -86,6 +86,7 @@ OVERRIDDEN: dict[type, str] = {
         FSDPEngineWithLMHead.disable_adapter()
         FSDPEngineWithLMHead.optimizer_step()
         FSDPEngineWithLMHead.load_checkpoint(local_path, hdfs_path, del_local_after_load, kwargs)
+        FSDPEngineWithLMHead.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, kwargs)
         FSDPEngineWithLMHead._build_module()
         FSDPEngineWithLMHead._build_fsdp_module(module)
     """,

@@ -27,6 +27,15 @@ class AutoBudget:
         self.tokens: int | None = None
         self._most_flat_tokens = _NO_LIMIT
 
+    def state(self) -> dict[str, int | None]:
+        """What it knows, for a checkpoint."""
+        return {"tokens": self.tokens, "most_flat_tokens": self._most_flat_tokens}
+
+    def restore(self, state: dict[str, int | None]) -> None:
+        """Know what `state` returned; collective only in that all ranks must do it."""
+        self.tokens = state["tokens"]
+        self._most_flat_tokens = state["most_flat_tokens"] or _NO_LIMIT
+
     def flat_budget(self, verl_tokens: int) -> int:
         """Tokens per forward of rows that run flat: verl's own budget for the call, until memory ran out with it."""
         return min(verl_tokens, self._most_flat_tokens)

@@ -25,6 +25,7 @@ from tree_rl.verl_plugin.compat import AggregationType, Metric, detach_tree, get
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine_build import VALUE_MODEL
 from tree_rl.verl_plugin.engine_routing import TreeRoutingEngine
+from tree_rl.verl_plugin.engine_state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.features import refuse_batch_features, refuse_engine_features
 from tree_rl.verl_plugin.lock_step import Agreement, agree_on_ops, run_in_step
 from tree_rl.verl_plugin.micro_batches import MicroBatch, budget_of, largest_forward, live_tokens, plan_micro_batches
@@ -251,6 +252,20 @@ class TreeRunningEngine(TreeRoutingEngine):
         """verl's loading, which moves the weights."""
         self.forget()
         super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
+        if local_path is not None:
+            load_engine_state(self, local_path)
+
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """verl's checkpoint, and what the engine has learnt."""
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
+        save_engine_state(self, local_path)
 
     @property
     def loss_scale(self) -> float:
