@@ -1,21 +1,18 @@
 """A GRPO job of verl's main_ppo that tests kill: its config, its processes, what it leaves behind.
 
-Every process of a job is found by one environment variable that only this job has; no other process is ever touched.
+A run has a folder, and its processes are those that run in it: whoever reads or kills here never touches another one.
 """
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 import toy_qwen
 
-TOKEN = "TREE_RL_JOB_UNDER_TEST"
 STEPS = 12
 SAVE_FREQ = 2
 PROMPTS = 20
@@ -34,7 +31,6 @@ class WorkingEnvironment(ShellEnvironment):
         return float(len(outcome.answer) % 2)
 """
 FIGURES = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "actor/ppo_kl", "actor/lr", "tree/por")
-SYSTEM = ("raylet", "gcs_server", "ray::", "main_ppo", "tree_rl", "verl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,74 +42,43 @@ class Process:
     title: str
 
 
-@dataclass(kw_only=True)
-class Job:
-    """One start of main_ppo.
-
-    Args:
-        folder: where model, data and the run's directory `out` are; shared by all starts of a run.
-        overrides: added to the config.
-        token: marks the processes; a cluster that the job joins has its own.
-    """
-
-    folder: Path
-    overrides: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    token: str = field(default_factory=lambda: token_hex(8))
-
-    def start(self, log: Path) -> None:
-        """Start it; the log is a file."""
-        self.log = log
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")]),
-            "RAY_AUTH_MODE": "disabled",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-            "TMPDIR": str(temporary_folder(self.folder)),
-            TOKEN: self.token,
-            **self.environment,
-        }
-        with log.open("w") as stream:
-            self.driver = subprocess.Popen(
-                [sys.executable, "-m", "verl.trainer.main_ppo", *config(self.folder), *self.overrides],
-                env=environment,
-                cwd=self.folder,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def processes(self) -> list[Process]:
-        """Its processes that live."""
-        return processes_with(self.token)
-
-    def kill(self, process: Process) -> None:
-        """kill -9."""
-        os.kill(process.pid, signal.SIGKILL)
-
-    def end(self, timeout: float) -> int:
-        """Wait for the driver's exit status."""
-        return self.driver.wait(timeout=timeout)
+def start(folder: Path, log: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
+    """Start main_ppo; the log is a file."""
+    with log.open("w") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *config(folder), *overrides],
+            env=environment(folder),
+            cwd=folder,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
-def temporary_folder(folder: Path) -> Path:
-    """Where the job's processes put temporary files, workspaces among them."""
-    path = folder / "tmp"
-    path.mkdir(exist_ok=True)
-    return path
+def environment(folder: Path) -> dict[str, str]:
+    """Of every process of the run; temporary files, workspaces among them, go below the folder."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "RAY_AUTH_MODE": "disabled",
+        # Paths of sockets must be short.
+        "RAY_TMPDIR": "/tmp",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "TMPDIR": str(folder / "tmp"),
+    }
 
 
-def processes_with(token: str) -> list[Process]:
-    """Living processes whose environment carries the token."""
-    wanted = f"{TOKEN}={token}".encode()
+def processes_in(folder: Path) -> list[Process]:
+    """Living processes whose working directory is the folder of the run."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if wanted not in (entry / "environ").read_bytes().split(b"\0"):
+            if (entry / "cwd").readlink() != folder:
                 continue
             title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -124,12 +89,32 @@ def processes_with(token: str) -> list[Process]:
     return found
 
 
-def wait_until_none(token: str, seconds: float) -> list[Process]:
-    """Wait for the end of all processes with the token; what is left after the time."""
+def wait_until_none(folder: Path, seconds: float) -> list[Process]:
+    """Wait for the end of the run's processes; what is left after the time."""
     deadline = time.monotonic() + seconds
-    while (left := processes_with(token)) and time.monotonic() < deadline:
+    while (left := processes_in(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     return left
+
+
+def shared_memory_of(processes: list[Process]) -> set[Path]:
+    """Files below /dev/shm that they have mapped or open."""
+    paths = set()
+    for process in processes:
+        place = Path("/proc", str(process.pid))
+        try:
+            lines = (place / "maps").read_text().splitlines()
+            names = [line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line]
+            names += [str(link.readlink()) for link in (place / "fd").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        paths |= {Path(name.removesuffix(" (deleted)")) for name in names if name.startswith("/dev/shm/")}
+    return paths
+
+
+def workspaces(folder: Path) -> set[str]:
+    """Workspaces of sessions, whether their owner lives or not."""
+    return {path.name for path in (folder / "tmp").glob("tree-rl-workspace-*")}
 
 
 def prepare(folder: Path) -> None:
@@ -161,6 +146,16 @@ def config(folder: Path) -> list[str]:
 
 
 ONE_NODE = ["+ray_kwargs.ray_init.num_gpus=2", "trainer.n_gpus_per_node=2"]
+
+
+def two_nodes(address: str) -> list[str]:
+    """Overrides for the same two ranks on two nodes of a cluster that runs already."""
+    return [
+        f"+ray_kwargs.ray_init.address={address}",
+        "ray_kwargs.ray_init.num_cpus=null",
+        "trainer.n_gpus_per_node=1",
+        "trainer.nnodes=2",
+    ]
 
 
 def figures_of_steps(log: str) -> dict[int, dict[str, str]]:

@@ -11,7 +11,9 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-ANSWER_SECONDS = 30.0
+BUSY_SECONDS = 2.0
+"""A process that has not answered for this long, but can be reached, is at work."""
+UNREACHABLE_SECONDS = 30.0
 """A process that Ray cannot reach for this long counts as dead."""
 
 
@@ -39,28 +41,23 @@ class Watch:
         for name in self._answered(timeout_seconds=0):
             self._read(name)
 
-    def confirm(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
-        """Make sure that nobody has died until now; waits for the answers.
-
-        Args:
-            timeout_seconds: an actor that is merely busy for this long is taken for alive.
+    def confirm(self) -> None:
+        """Make sure that nobody has died until now; waits for the answers, though not long for a busy actor's.
 
         Raises:
             WorkerDiedError: an actor is dead, or could not be reached; it is named.
         """
-        deadline = time.monotonic() + timeout_seconds
+        started = time.monotonic()
         self._asked.clear()
         unheard = set(self.actors)
         unreachable: set[str] = set()
-        while unheard and time.monotonic() < deadline:
-            for name in self._answered(timeout_seconds=min(1.0, timeout_seconds)):
-                if self._read(name):
-                    unheard.discard(name)
-                    unreachable.discard(name)
-                else:
-                    unreachable.add(name)
-        for name in sorted(unreachable):
-            raise WorkerDiedError(_message(name, f"not reachable for {timeout_seconds:.0f} s"))
+        while unreachable or (unheard and time.monotonic() < started + BUSY_SECONDS):
+            for name in self._answered(timeout_seconds=0.5):
+                reached = self._read(name)
+                unheard.discard(name)
+                unreachable = unreachable - {name} if reached else unreachable | {name}
+            if unreachable and time.monotonic() > started + UNREACHABLE_SECONDS:
+                raise WorkerDiedError(_message(min(unreachable), f"not reachable for {UNREACHABLE_SECONDS:.0f} s"))
 
     def _answered(self, timeout_seconds: float) -> list[str]:
         for name, actor in self.actors.items():
