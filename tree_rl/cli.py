@@ -3,6 +3,7 @@
 `inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from tree_rl.inspection.run_plan_text import format_run_plan
 from tree_rl.inspection.text import format_report
 
 if TYPE_CHECKING:
+    from tree_rl.benchmark.command import BenchOptions
     from tree_rl.verl_plugin.doctor import Finding
 
 INPUT_ERROR = 2
@@ -66,7 +68,15 @@ class BenchOption:
     RowTokens = Annotated[int, typer.Option(min=2, help="Tokens of a row.")]
     Groups = Annotated[int, typer.Option(min=1, help="Groups of the batch.")]
     Trained = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of tokens with a loss, synthetic agents.")]
-    MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of one forward, trees and packed rows alike.")]
+    Against = Annotated[
+        str,
+        typer.Option(help="packed: rows end to end by the best kernels; verl: its engine as its scripts set it up."),
+    ]
+    Dtype = Annotated[str | None, typer.Option(help="bfloat16 (default on a GPU), float16 or float32 (on a CPU).")]
+    MaxTokens = Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of a forward, both sides; default 262144, against verl its scripts'."),
+    ]
     Repeats = Annotated[int, typer.Option(min=1, help="Timed updates of each side.")]
     Steps = Annotated[int, typer.Option(min=0, help="Train this many steps both ways and compare losses instead.")]
     TreeAttention = Annotated[str, typer.Option(help="Implementation of tree attention.")]
@@ -197,7 +207,9 @@ def bench_update(
     row_tokens: BenchOption.RowTokens = 16_384,
     groups: BenchOption.Groups = 1,
     trained_share: BenchOption.Trained = 0.3,
-    max_tokens: BenchOption.MaxTokens = 262_144,
+    max_tokens: BenchOption.MaxTokens = None,
+    against: BenchOption.Against = "packed",
+    dtype: BenchOption.Dtype = None,
     repeats: BenchOption.Repeats = 3,
     steps: BenchOption.Steps = 0,
     tree_attention: BenchOption.TreeAttention = "auto",
@@ -208,7 +220,7 @@ def bench_update(
     out: BenchOption.Out = None,
     commit: BenchOption.Commit = None,
 ) -> None:
-    """Time whole PPO updates over trees and over the same rows packed without padding; needs no verl.
+    """Time whole PPO updates over trees and over the same rows packed without padding, or by stock verl.
 
     Nothing is timed before the gradients of both agree with those of the rows in higher precision.
     """
@@ -237,8 +249,23 @@ def bench_update(
             trace=trace,
             out=out,
             commit=commit,
+            dtype=dtype,
         )
-        run_bench(options, typer.echo)
+        if against == "packed":
+            run_bench(options, typer.echo)
+        elif against == "verl":
+            _run_against_verl(options)
+        else:
+            raise RowFileError(f"--against {against}: expected packed or verl")
+
+
+def _run_against_verl(options: "BenchOptions") -> None:
+    """Import what needs verl, if it is there."""
+    if importlib.util.find_spec("verl") is None:
+        raise RowFileError('--against verl: verl is not installed; pip install "verl>=0.9.1,<0.10"')
+    from tree_rl.verl_plugin.bench_stock import run_stock_bench
+
+    run_stock_bench(options, typer.echo)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import tree_kernels
-from tree_rl.benchmark import packed_attention
+from tree_rl.benchmark import packed_attention, packed_linear_attention
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.compare import PACKED, TREE, Comparison, compare
 from tree_rl.benchmark.deviation import deviation_curves
@@ -23,6 +23,9 @@ from tree_rl.benchmark.update import Planner, packed_planner, tree_planner, upda
 from tree_rl.inspection.row import Row, RowFileError
 from tree_rl.inspection.text import format_table
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MAX_TOKENS = 262_144
+"""Of one forward, unless asked for: room for the whole batch of the paper's figure."""
 LEARNING_RATE = 1e-6
 CURVE_LEARNING_RATE = 1e-4
 CURVE_BATCHES = 4
@@ -52,8 +55,8 @@ class BenchOptions:
     """Groups of the batch."""
     trained_share: float
     """Share of tokens with a loss in synthetic rows."""
-    max_tokens: int
-    """Most tokens of one forward, for both sides."""
+    max_tokens: int | None
+    """Most tokens of one forward, for both sides; None leaves it to what is compared."""
     repeats: int
     """Timed updates of each side."""
     steps: int
@@ -72,10 +75,22 @@ class BenchOptions:
     """Folder of CSV and PNG; None writes nothing."""
     commit: str | None
     """Commit to write beside figures; None asks git."""
+    dtype: str | None = None
+    """Key of `DTYPES`; None is bfloat16 on a GPU, float32 on a CPU."""
 
     def __post_init__(self) -> None:
-        if self.model not in MODEL_SIZES:
-            raise RowFileError(f"--model {self.model}: expected one of {', '.join(MODEL_SIZES)}")
+        for flag, value, choices in (("--model", self.model, MODEL_SIZES), ("--dtype", self.dtype, DTYPES)):
+            if value is not None and value not in choices:
+                raise RowFileError(f"{flag} {value}: expected one of {', '.join(choices)}")
+
+    @property
+    def size(self) -> ModelSize:
+        """The model that is built."""
+        return MODEL_SIZES[self.model].with_layers(self.layers)
+
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        """Of parameters and activations."""
+        return DTYPES[self.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
 
 
 def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[str, object]]:
@@ -93,8 +108,8 @@ def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[st
         RowFileError: options or data that cannot be used.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    size = MODEL_SIZES[options.model].with_layers(options.layers)
+    dtype, size = options.dtype_on(device), options.size
+    max_tokens = options.max_tokens or MAX_TOKENS
     about = _setting(options, size, device, dtype) | provenance(commit=options.commit)
     say(", ".join(f"{name} {value}" for name, value in about.items() if value != ""))
     model = build_model(
@@ -106,8 +121,8 @@ def run_bench(options: BenchOptions, say: Callable[[str], None]) -> list[dict[st
         checkpointing=options.checkpointing,
     )
     planners = {
-        TREE: tree_planner(options.max_tokens, device),
-        PACKED: packed_planner(options.max_tokens, device, project_all=options.project_all),
+        TREE: tree_planner(max_tokens, device),
+        PACKED: packed_planner(max_tokens, device, project_all=options.project_all),
     }
     run = _run_curves if options.steps else _run_times
     name = f"{'deviation' if options.steps else 'update'}_{options.model}_{options.data_name}"
@@ -131,7 +146,7 @@ def _run_times(
 ) -> Iterator[dict[str, object]]:
     optimizer = build_optimizer(model, lr=LEARNING_RATE)
     for number, por in enumerate(options.pors):
-        (batch,) = _batches(options, size, por, count=1)
+        (batch,) = batches_of(options, por, count=1)
 
         def trace_side(side: str, batch: Batch = batch) -> None:
             report = trace(model, lambda: update(model, optimizer, batch, planners[side]))
@@ -158,7 +173,7 @@ def _run_curves(
 ) -> Iterator[dict[str, object]]:
     # A recording is seen once where it is long enough; synthetic tokens can only be learnt by heart.
     count = CURVE_BATCHES if options.data is None else options.steps
-    batches = _batches(options, size, options.pors[0], count=count)
+    batches = batches_of(options, options.pors[0], count=count)
     yield from deviation_curves(model, batches, planners, steps=options.steps, lr=CURVE_LEARNING_RATE)
 
 
@@ -176,14 +191,19 @@ def _curves_text(rows: list[dict[str, object]]) -> str:
     return "\n".join([format_table(("step", *names), lines), *largest])
 
 
-def _batches(options: BenchOptions, size: ModelSize, por: float, *, count: int) -> list[Batch]:
+def batches_of(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
+    """Batches of about that overlap: of the recording, or synthetic agents.
+
+    Raises:
+        RowFileError: so much overlap is not possible, or no group of the recording is small enough.
+    """
     if options.data is not None:
         return recorded_batches(
             options.data,
             name=options.data_name,
             por=por,
             flat_tokens=options.num_groups * options.num_rows * options.row_tokens,
-            max_tokens=options.max_tokens,
+            max_tokens=options.max_tokens or MAX_TOKENS,
             count=count,
         )
     return [
@@ -193,7 +213,7 @@ def _batches(options: BenchOptions, size: ModelSize, por: float, *, count: int) 
             row_tokens=options.row_tokens,
             num_groups=options.num_groups,
             trained_share=options.trained_share,
-            vocab=size.shape.vocab,
+            vocab=options.size.shape.vocab,
             seed=seed,
         )
         for seed in range(count)
@@ -205,18 +225,26 @@ def _setting(options: BenchOptions, size: ModelSize, device: torch.device, dtype
     tree, packed = options.tree_attention, options.packed_attention
     if tree == "auto":
         tree = tree_kernels.chosen_implementation(device=device, dtype=dtype, head_size=size.shape.head_dim)
+        tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
     if packed == "auto":
         packed = packed_attention.chosen_implementation(device, dtype)
     return {
-        "model": f"qwen3-{options.model}",
+        "model": options.model if "qwen" in options.model else f"qwen3-{options.model}",
         "layers": str(size.shape.layers),
         "dtype": str(dtype).removeprefix("torch."),
         "tree_attention": tree,
         "packed_attention": packed,
+        "packed_linear_attention": _packed_linear_attention(size, device, dtype),
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "checkpointing": "every layer" if options.checkpointing else "none",
-        "max_tokens": str(options.max_tokens),
+        "max_tokens": str(options.max_tokens or MAX_TOKENS),
     }
+
+
+def _packed_linear_attention(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
+    """What packed rows run in Gated DeltaNet layers; empty without such layers."""
+    state = size.more.get("linear_key_head_dim")
+    return "" if state is None else packed_linear_attention.chosen_implementation(device, dtype, state)
 
 
 def _cells(row: dict[str, object]) -> tuple[str, ...]:

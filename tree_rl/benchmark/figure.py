@@ -13,13 +13,14 @@ TREE_COLOUR, BOUND_COLOUR, PACKED_COLOUR, DEVIATION_COLOUR = "#1f5fa8", "#777777
 Columns = Mapping[str, object]
 
 
-def draw_speed_up(rows: Sequence[Columns], path: Path, *, title: str) -> None:
+def draw_speed_up(rows: Sequence[Columns], path: Path, *, title: str, over: str = "packed rows") -> None:
     """Speed-up of a whole update over the potential overlap ratio, beside both bounds.
 
     Args:
         rows: rows of `Comparison.row`.
         path: PNG to write.
         title: says model and device.
+        over: what is sped up.
     """
     ordered = sorted(rows, key=lambda row: _number(row, "por"))
     por = [_number(row, "por") for row in ordered]
@@ -36,7 +37,7 @@ def draw_speed_up(rows: Sequence[Columns], path: Path, *, title: str) -> None:
     ticks = [1, 2, 4, 8, 16]
     axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
     axes.set_xlabel("potential overlap ratio")
-    axes.set_ylabel("speed-up over packed rows")
+    axes.set_ylabel(f"speed-up over {over}")
     _finish(figure, axes, path, title)
 
 

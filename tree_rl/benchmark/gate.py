@@ -1,13 +1,16 @@
 """Nothing is timed before both sides have shown the same gradients: a float32 run of the rows is the yardstick."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.models import in_higher_precision
+from tree_rl.benchmark.models import has_experts, in_higher_precision
 from tree_rl.benchmark.update import Planner, clipped_loss, log_probs
+from tree_rl.models.router_trace import KEYWORD, RouterTrace
 
 NOISE = 1.1
 """Two runs that round alike differ this much in their error at most; the tree may be no further off than that."""
@@ -64,12 +67,38 @@ def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) ->
 
 def _gradients(model: Any, batch: Batch, planner: Planner) -> list[torch.Tensor]:
     model.zero_grad()
-    for forward in planner(batch):
-        log_probs_F = log_probs(model, forward)
-        clipped_loss(log_probs_F, log_probs_F.detach(), forward.advantage_F, batch.num_trained).backward()
+    with _routed_by_token(model):
+        for forward in planner(batch):
+            log_probs_F = log_probs(model, forward)
+            clipped_loss(log_probs_F, log_probs_F.detach(), forward.advantage_F, batch.num_trained).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
     return gradients
+
+
+@contextmanager
+def _routed_by_token(model: Any) -> Iterator[None]:
+    """Experts chosen by token id where a model has experts.
+
+    A router's top-k is a step: near a tie half precision and the yardstick choose differently, and so do any two
+    kernels, which would say nothing about trees.
+    """
+    if not has_experts(model):
+        yield
+        return
+    config = model.config
+    draw = torch.Generator().manual_seed(0)
+    order = torch.rand(config.vocab_size, config.num_hidden_layers, config.num_experts, generator=draw)
+    table = order.topk(config.num_experts_per_tok).indices.to(torch.int16).to(model.device)
+
+    def route(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, KEYWORD: RouterTrace(table[kwargs["input_ids"][0]])}
+
+    handle = model.register_forward_pre_hook(route, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _relative_error(got: list[torch.Tensor], truth: list[torch.Tensor]) -> float:

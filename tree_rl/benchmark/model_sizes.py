@@ -1,25 +1,37 @@
-"""Sizes of the Qwen3 models that benchmarks build with random weights; no torch here."""
+"""Sizes of the models that benchmarks build with random weights; no torch here."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tree_rl.tree.cost import ModelShape
+
+Family = Literal["qwen3", "qwen3_moe", "qwen3_5"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """What a Qwen3Config needs to know."""
+    """What a model's config needs to know."""
 
     shape: ModelShape
     """Sizes that decide the cost."""
     tied: bool
     """Whether head and embedding are one matrix, as published."""
+    family: Family = "qwen3"
+    """Whose config of transformers is made."""
+    attention_every: int = 1
+    """Every so many layers one has attention; the others are Gated DeltaNets."""
+    more: Mapping[str, int | bool] = field(default_factory=dict)
+    """Entries of the config that the family adds to those of Qwen3."""
 
     def with_layers(self, layers: int | None) -> "ModelSize":
         """The same model with another number of layers; None keeps it."""
-        return self if layers is None else replace(self, shape=replace(self.shape, layers=layers))
+        layers = layers or self.shape.layers
+        with_attention = None if self.attention_every == 1 else layers // self.attention_every
+        return replace(self, shape=replace(self.shape, layers=layers, attention_layers=with_attention))
 
     def config(self) -> dict[str, object]:
-        """Keyword arguments of Qwen3Config."""
+        """Keyword arguments of the family's config."""
         return {
             "hidden_size": self.shape.hidden,
             "intermediate_size": self.shape.intermediate,
@@ -30,6 +42,7 @@ class ModelSize:
             "vocab_size": self.shape.vocab,
             "max_position_embeddings": 131_072,
             "tie_word_embeddings": self.tied,
+            **self.more,
         }
 
 
@@ -46,12 +59,43 @@ def _size(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool
     return ModelSize(shape=shape, tied=tied)
 
 
+def _hybrid(shape: ModelShape, *, key_heads: int, value_heads: int, state: int) -> ModelSize:
+    """Qwen3.5: every fourth layer has attention."""
+    more = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": state,
+        "linear_value_head_dim": state,
+    }
+    size = ModelSize(shape=shape, tied=True, family="qwen3_5", attention_every=4, more=more)
+    return size.with_layers(shape.layers)
+
+
+def _sparse(shape: ModelShape, *, experts: int, per_token: int) -> ModelSize:
+    """Qwen3-MoE; `shape.intermediate` is the width of all experts that a token visits."""
+    more = {
+        "num_experts": experts,
+        "num_experts_per_tok": per_token,
+        "moe_intermediate_size": shape.intermediate // per_token,
+        "norm_topk_prob": True,
+    }
+    return ModelSize(shape=shape, tied=False, family="qwen3_moe", more=more)
+
+
 TINY = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
+QWEN3_5_4B = ModelShape(hidden=2560, layers=32, intermediate=9216, heads=16, kv_heads=4, head_dim=256, vocab=248_320)
+QWEN3_30B_A3B = ModelShape(
+    hidden=2048, layers=48, intermediate=8 * 768, heads=32, kv_heads=4, head_dim=128, vocab=151_936
+)
 
 MODEL_SIZES = {
     "tiny": ModelSize(shape=TINY, tied=True),
     "0.6b": _size(1024, 3072, 28, 16, tied=True),
     "8b": _size(4096, 12288, 36, 32, tied=False),
     "32b": _size(5120, 25600, 64, 64, tied=False),
+    "qwen3.5-4b": _hybrid(QWEN3_5_4B, key_heads=16, value_heads=32, state=128),
+    "qwen3-30b-a3b": _sparse(QWEN3_30B_A3B, experts=128, per_token=8),
+    "tiny-qwen3.5": _hybrid(replace(TINY, layers=4), key_heads=2, value_heads=4, state=16),
+    "tiny-a3b": _sparse(TINY, experts=8, per_token=2),
 }
-"""Qwen3 as published, and one of a few hundred thousand parameters that a CPU updates in a second."""
+"""Qwen3 and Qwen3.5 as published, and models of a few hundred thousand parameters that a CPU updates in a second."""

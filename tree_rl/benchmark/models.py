@@ -1,4 +1,4 @@
-"""A random Qwen3 that reads trees and packed rows, and its optimizer: the same objects for both sides.
+"""A random model that reads trees and packed rows, and its optimizer: the same objects for both sides.
 
 Legend: F packed tokens, H heads, D head size.
 """
@@ -8,13 +8,22 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
+from tree_rl.benchmark.packed_linear_attention import use_packed_linear_attention
 from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.models.router_trace import RouterHooks
 
+CONFIGS: dict[str, type[PretrainedConfig]] = {
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "qwen3_5": Qwen3_5TextConfig,
+}
+"""By `ModelSize.family`."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 
 
@@ -41,19 +50,31 @@ def build_model(
     """
     torch.manual_seed(seed)
     name = register_packed_attention(packed_impl)
+    config = CONFIGS[size.family](**size.config())
     with device:
-        model = AutoModelForCausalLM.from_config(Qwen3Config(**size.config()), attn_implementation=name, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=name, dtype=dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl)
+    use_packed_linear_attention(model)
     use_edge_head(model)
+    if has_experts(model):
+        RouterHooks(model)
     return model.train()
+
+
+def has_experts(model: Any) -> bool:
+    """Whether a model that `build_model` made routes its tokens."""
+    return model.config.model_type == Qwen3MoeConfig.model_type
 
 
 def in_higher_precision(model: Any) -> Any:
     """A copy that reads packed rows alone, by torch's own attention, in float32 (float64 for a float32 model)."""
     wide = copy.deepcopy(model).to(YARDSTICK[next(model.parameters()).dtype])
     wide.set_attn_implementation(register_packed_attention("sdpa"))
+    if has_experts(wide):
+        # The grouped kernels are made for half precision.
+        wide.set_experts_implementation("eager")
     return wide
 
 

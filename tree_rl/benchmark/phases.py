@@ -58,7 +58,7 @@ class Stopwatch:
             phases[name] += _between(start, end)
         return UpdateTimes(
             seconds=seconds,
-            phases={name: phases[name] for name in PHASES},
+            phases=dict.fromkeys(PHASES, 0.0) | phases,
             host_plan=self._host_plan,
             peak_bytes=torch.cuda.max_memory_allocated(self._device) if self._cuda else 0,
         )

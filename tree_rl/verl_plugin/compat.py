@@ -19,9 +19,17 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
     "verl.plugin.platform": ("PlatformBase", "PlatformRegistry", "get_platform"),
     "verl.protocol": ("DataProto",),
     "verl.single_controller.base.decorator": ("Dispatch", "make_nd_compute_dataproto_dispatch_fn", "register"),
+    "verl.trainer.config": ("CheckpointConfig",),
     "verl.trainer.ppo.core_algos": ("register_adv_est",),
     "verl.trainer.ppo.v1.trainer_base": ("register_trainer",),
-    "verl.workers.config": ("FSDPEngineConfig", "HFModelConfig", "RolloutConfig", "TrainingWorkerConfig"),
+    "verl.workers.config": (
+        "FSDPActorConfig",
+        "FSDPEngineConfig",
+        "FSDPOptimizerConfig",
+        "HFModelConfig",
+        "RolloutConfig",
+        "TrainingWorkerConfig",
+    ),
     "verl.workers.rollout.base": ("BaseRollout",),
     "verl.workers.rollout.replica": ("RolloutMode", "RolloutReplica", "RolloutReplicaRegistry", "TokenOutput"),
 }

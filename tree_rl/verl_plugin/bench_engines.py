@@ -1,0 +1,118 @@
+"""Stock verl's engine as its example scripts configure it, and ours beside it, on one random model, in one process."""
+
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers.utils import is_flash_attn_2_available
+from verl.trainer.config import CheckpointConfig
+from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+
+from tree_rl.benchmark.model_sizes import ModelSize
+from tree_rl.inspection.row import RowFileError
+from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
+from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+
+EXAMPLE = "examples/grpo_trainer/run_qwen3_8b_fsdp.sh"
+"""verl's script that is followed (snapshot 1dda039), on FSDP2: on one GPU neither FSDP shards."""
+MAX_TOKENS = 24_576
+"""Its ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu."""
+LEARNING_RATE, KL_COEF, KL_TYPE, CLIP = 1e-6, 0.001, "low_var_kl", 0.2
+"""Of the script (clip: verl's default); its entropy_coeff is 0."""
+ATTENTION = {"cuda": "flash_attention_2", "cpu": "sdpa"}
+"""verl's default, which no CPU has."""
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+"""verl's default mixed precision, over float32 parameters."""
+
+
+def flat_attention(asked: str, device: torch.device) -> str:
+    """Attention of stock verl: what was asked for, or for "auto" verl's default on this device.
+
+    Raises:
+        RowFileError: flash-attn is not installed.
+    """
+    chosen = ATTENTION[device.type] if asked == "auto" else asked
+    if chosen == "flash_attention_2" and not is_flash_attn_2_available():
+        raise RowFileError(
+            f"--against verl: {EXAMPLE} runs flash_attention_2, and flash-attn is not installed; install it, or "
+            "name another attention of transformers with --packed-attention, such as sdpa"
+        )
+    return chosen
+
+
+def save_random_model(size: ModelSize, folder: Path, device: torch.device) -> Path:
+    """A model with random float32 weights on disk, as verl loads it."""
+    torch.manual_seed(0)
+    with device:
+        model = AutoModelForCausalLM.from_config(Qwen3Config(**size.config()), dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+def build_engine(
+    path: Path, *, tree: TreeConfig | None, dtype: torch.dtype, attention: str, checkpointing: bool = True
+) -> Any:
+    """An engine with its optimizer: stock verl's without `tree`.
+
+    Args:
+        path: of the model.
+        tree: options of ours, or None.
+        dtype: float32 or bfloat16, in which layers compute; parameters are float32, verl's default.
+        attention: of transformers, for rows.
+        checkpointing: recompute layers in the backward, as the script does.
+    """
+    _join_process_group()
+    settings: dict[str, Any] = {
+        "strategy": "fsdp2",
+        "mixed_precision": BFLOAT16 if dtype == torch.bfloat16 else FLOAT32,
+        "use_torch_compile": torch.cuda.is_available(),
+    }
+    engine_class = FSDPEngineWithLMHead if tree is None else TreeFSDPEngineWithLMHead
+    config = FSDPEngineConfig(**settings) if tree is None else TreeFSDPEngineConfig(**settings, tree=tree)
+    engine = engine_class(
+        model_config=HFModelConfig(
+            path=str(path),
+            load_tokenizer=False,
+            model_type="language_model",
+            use_remove_padding=True,
+            enable_gradient_checkpointing=checkpointing,
+            override_config={"attn_implementation": attention},
+        ),
+        engine_config=config,
+        optimizer_config=FSDPOptimizerConfig(lr=LEARNING_RATE, total_training_steps=1000),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def actor_loss() -> Any:
+    """verl's PPO loss with the script's KL term."""
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio=CLIP,
+        entropy_coeff=0.0,
+        use_kl_loss=True,
+        kl_loss_coef=KL_COEF,
+        kl_loss_type=KL_TYPE,
+    )
+    return partial(ppo_loss, config=config)
+
+
+def _join_process_group() -> None:
+    """A group of one process, as verl's engines expect, unless there is a group already."""
+    if torch.distributed.is_initialized():
+        return
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
