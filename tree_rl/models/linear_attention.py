@@ -30,10 +30,18 @@ def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
     """
     for layer in layers_of(model, GATED_DELTA_NET):
         mixer: Any = layer.linear_attn
-        replace_during_trees(layer, mixer, partial(_replacements, mixer, impl))
+        replace_during_trees(layer, mixer, partial(tree_functions, mixer, impl))
 
 
-def _replacements(mixer: Any, impl: str, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
+def tree_functions(mixer: Any, impl: str, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
+    """What stands in for a mixer's functions during one forward over a tree.
+
+    Args:
+        mixer: a Gated DeltaNet.
+        impl: implementation of `tree_kernels.tree_gated_delta_rule`.
+        layout: of the forward.
+        relay: what crosses the partition's cuts, or None.
+    """
     call = _TreeCall(mixer, layout, relay, impl)
     return {"causal_conv1d_fn": call.conv, "chunk_gated_delta_rule": call.delta_rule}
 

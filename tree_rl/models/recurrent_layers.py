@@ -10,12 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from tree_kernels.layout import TreeLayout
-from tree_rl.models.kv_relay import KeyValueRelay
-
-Replacements = Callable[[TreeLayout, KeyValueRelay | None], dict[str, Callable[..., Any]]]
-"""From the layout of a call and what crosses its partition's cuts to the attributes that stand in for the mixer's."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentKind:
@@ -64,15 +58,19 @@ def readable_layer_types(model: nn.Module) -> frozenset[str]:
     return frozenset(kind.layer_type for kind in KINDS if layers_of(model, kind))
 
 
-def replace_during_trees(layer: nn.Module, mixer: Any, replacements: Replacements) -> None:
+def replace_during_trees(
+    layer: nn.Module, mixer: Any, replacements: Callable[..., dict[str, Any]], *, keyword: str = "tree_layout"
+) -> None:
     """Let a mixer read trees.
 
     Args:
-        layer: its decoder layer, which receives `tree_layout` and `kv_relay` as keywords.
+        layer: its decoder layer, which receives the layout and `kv_relay` as keywords.
         mixer: whose attributes are replaced.
-        replacements: of one call.
+        replacements: from the layout of a call and the relay of its partition (or None) to the attributes that stand in
+            for the mixer's.
+        keyword: under which the layer receives the layout; calls without it are left alone.
     """
-    hooks = _TreeHooks(mixer, replacements)
+    hooks = _TreeHooks(mixer, replacements, keyword)
     layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
     layer.register_forward_hook(hooks.leave, always_call=True)
 
@@ -80,14 +78,15 @@ def replace_during_trees(layer: nn.Module, mixer: Any, replacements: Replacement
 class _TreeHooks:
     """Puts the tree's functions into a mixer for the duration of its layer's forward, recomputations included."""
 
-    def __init__(self, mixer: Any, replacements: Replacements) -> None:
+    def __init__(self, mixer: Any, replacements: Callable[..., dict[str, Any]], keyword: str) -> None:
         self._mixer = mixer
         self._replacements = replacements
+        self._keyword = keyword
         self._stock: dict[str, Any] = {}
 
     def enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         """Replace attributes where the layer is called with a tree."""
-        layout = kwargs.get("tree_layout")
+        layout = kwargs.get(self._keyword)
         if layout is None:
             return
         own = vars(self._mixer)

@@ -15,6 +15,8 @@ from tree_rl.tree.jagged import Jagged
 
 Amount = TypeVar("Amount", float, np.ndarray)
 
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+"""Names of attention among a config's `layer_types`; others are recurrent."""
 FORWARD_AND_BACKWARD = 3
 """A backward costs two forwards: one product for each operand's gradient."""
 
@@ -37,11 +39,15 @@ class ModelShape:
     """Size of one head."""
     vocab: int
     """Rows of the language-model head."""
+    attention_layers: int | None = None
+    """Layers whose cost grows with visible pairs, as that of recurrent layers does not; None: all. Projections of
+    recurrent layers count like those of attention."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"ModelShape.{name}: expected at least 1, received {getattr(self, name)}")
+            value, least = getattr(self, name), 0 if name == "attention_layers" else 1
+            if value is not None and value < least:
+                raise ValueError(f"ModelShape.{name}: expected at least {least}, received {value}")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
@@ -63,6 +69,8 @@ class ModelShape:
         heads = config["num_attention_heads"]
         shared = config.get("shared_expert_intermediate_size") or 0
         intermediate = config[width] * max(per_token, 1) + shared
+        layer_types = config.get("layer_types") or ()
+        with_attention = sum(kind in ATTENTION_LAYERS for kind in layer_types)
         return cls(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
@@ -71,6 +79,7 @@ class ModelShape:
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab=config["vocab_size"],
+            attention_layers=with_attention if with_attention < len(layer_types) else None,
         )
 
     @property
@@ -82,8 +91,9 @@ class ModelShape:
 
     @property
     def flops_per_pair(self) -> float:
-        """Forward and backward of the scores and the weighted values of one visible pair, in all layers."""
-        return FORWARD_AND_BACKWARD * 4.0 * self.layers * self.heads * self.head_dim
+        """Forward and backward of the scores and the weighted values of one visible pair, in layers with attention."""
+        layers = self.layers if self.attention_layers is None else self.attention_layers
+        return FORWARD_AND_BACKWARD * 4.0 * layers * self.heads * self.head_dim
 
     @property
     def flops_per_head_token(self) -> float:

@@ -1,0 +1,89 @@
+"""Gated DeltaNet layers over packed rows, each row apart: flash-linear-attention where it runs, else the tree's kernels
+on a forest whose rows share nothing. transformers' own functions would carry the state from row to row.
+
+Legend: B rows, F packed tokens, H heads, D state size.
+"""
+
+import functools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tree_kernels.layout import TreeLayout
+from tree_rl.benchmark.packed_attention import HALF, PackedLayout
+from tree_rl.models.linear_attention import tree_functions
+from tree_rl.models.recurrent_layers import GATED_DELTA_NET, layers_of, replace_during_trees
+
+FLA, OURS = "fla", "tree kernels, rows apart"
+PROBE_TOKENS = 128
+
+
+def use_packed_linear_attention(model: nn.Module) -> None:
+    """Let every Gated DeltaNet of `model` read packed rows; a model without such layers is left alone."""
+    for layer in layers_of(model, GATED_DELTA_NET):
+        mixer: Any = layer.linear_attn
+        replace_during_trees(layer, mixer, partial(_functions, mixer), keyword="packed_layout")
+
+
+@functools.cache
+def chosen_implementation(device: torch.device, dtype: torch.dtype, state_size: int) -> str:
+    """What packed rows run: `FLA` if its forward and backward do, for half precision on CUDA; else `OURS`."""
+    if device.type != "cuda" or dtype not in HALF:
+        return OURS
+    try:
+        q, k, v = (torch.randn(1, PROBE_TOKENS, 1, state_size, device=device, dtype=dtype) for _ in range(3))
+        q.requires_grad_()
+        g, beta = (torch.rand(1, PROBE_TOKENS, 1, device=device) for _ in range(2))
+        _fla(q, k, v, -g, beta, torch.tensor([0, PROBE_TOKENS], device=device), normalise=True).sum().backward()
+    except (ImportError, RuntimeError, NotImplementedError):
+        # It refuses its backward on Hopper with Triton 3.4 to 3.7.0.
+        return OURS
+    return FLA
+
+
+def _functions(mixer: Any, layout: PackedLayout, _: object) -> dict[str, Any]:
+    ours = tree_functions(mixer, "auto", layout.metadata("rows_apart", _rows_apart), None)
+
+    def delta_rule(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **more: object,
+    ) -> tuple[torch.Tensor, None]:
+        """In place of chunk_gated_delta_rule: all [1, F, H, D]."""
+        if chosen_implementation(value.device, value.dtype, value.shape[-1]) == FLA:
+            normalise = use_qk_l2norm_in_kernel
+            return _fla(query, key, value, g, beta, layout.offsets, normalise=normalise), None
+        flag = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        return ours["chunk_gated_delta_rule"](query, key, value, g=g, beta=beta, **flag)
+
+    return {**ours, "chunk_gated_delta_rule": delta_rule}
+
+
+def _fla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    normalise: bool,
+) -> torch.Tensor:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    options = {"use_qk_l2norm_in_kernel": normalise, "cu_seqlens": offsets}
+    return chunk_gated_delta_rule(q, k, v, g=g, beta=beta, **options)[0]
+
+
+def _rows_apart(layout: PackedLayout) -> TreeLayout:
+    """A forest of rows that share nothing: every token sees up to the end of its row."""
+    ends = np.repeat(np.cumsum(layout.lengths), layout.lengths).astype(np.int32)
+    return TreeLayout.from_subtree_end(torch.from_numpy(ends)).to(layout.offsets.device)
