@@ -5,12 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tree_rl.benchmark.batch import recorded_batches
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.models import CONFIGS
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
 from tree_rl.inspection.row import Row
+from tree_rl.tree import ModelShape
 
 TINY = ["bench", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
 
@@ -44,6 +49,28 @@ def test_updates_are_timed_and_written_with_their_provenance(tmp_path: Path) -> 
     assert 1.5 < float(rows[1]["flop_bound"]) < float(rows[1]["token_bound"]) == pytest.approx(2.5, rel=0.02)
     assert output.count("waits inside layers 0") == 4
     assert (tmp_path / "update_tiny_agents.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("model, layers", (("tiny-qwen3.5", "4"), ("tiny-a3b", "1")))
+def test_hybrid_and_sparse_models_are_updated(tmp_path: Path, model: str, layers: str) -> None:
+    sizes = ["--row-tokens", "64", "--por", "0.6", "--repeats", "1", "--out", str(tmp_path)]
+    bench("--model", model, "--layers", layers, *sizes)
+    (row,) = rows_of(tmp_path / f"update_{model}_agents.csv")
+    assert float(row["tree_gradient_error"]) < 1e-5
+    assert row["layers"] == layers and row["model"].endswith(model)
+    assert row["packed_linear_attention"] == ("tree kernels, rows apart" if "3.5" in model else "")
+
+
+@pytest.mark.parametrize("name, billions", (("qwen3.5-4b", 4.2), ("qwen3-30b-a3b", 30.5), ("8b", 8.2)))
+def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
+    size = MODEL_SIZES[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()))
+    assert round(sum(p.numel() for p in model.parameters()) / 1e9, 1) == billions
+    read = ModelShape.from_config(model.config.to_dict())
+    assert read == size.shape
+    half = size.with_layers(size.shape.layers // 2)
+    assert half.shape.flops_per_pair == size.shape.flops_per_pair / 2
 
 
 def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:

@@ -54,9 +54,22 @@ def test_a_row_packed_alone_is_the_plain_model() -> None:
     torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
 
 
-def test_both_sides_ask_for_the_same_log_probs() -> None:
+@pytest.mark.parametrize("name", ("tiny-qwen3.5", "tiny-a3b"))
+def test_packed_rows_of_hybrid_and_sparse_models_are_those_of_the_plain_model(name: str) -> None:
     batch = small_batch()
-    model = build_model(MODEL_SIZES["tiny"], device=CPU, dtype=torch.float32)
+    model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)
+    (forward,) = packed_planner(1000, CPU, project_all=True)(batch)
+    with torch.no_grad():
+        packed = log_probs(model, forward)
+        model.set_attn_implementation("eager")
+        plain = branch_log_probs(model, [batch.rows[row].tolist() for row in forward.rows])
+    torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ("tiny", "tiny-qwen3.5", "tiny-a3b"))
+def test_both_sides_ask_for_the_same_log_probs(name: str) -> None:
+    batch = small_batch()
+    model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)
     sums = []
     for planner in (tree_planner(500, CPU), packed_planner(500, CPU)):
         with torch.no_grad():

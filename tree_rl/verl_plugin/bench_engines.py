@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
 from tree_rl.benchmark.model_sizes import ModelSize
+from tree_rl.benchmark.models import CONFIGS
 from tree_rl.inspection.row import RowFileError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
 from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead
@@ -50,7 +51,7 @@ def save_random_model(size: ModelSize, folder: Path, device: torch.device) -> Pa
     """A model with random float32 weights on disk, as verl loads it."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(Qwen3Config(**size.config()), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()), dtype=torch.float32)
     model.save_pretrained(folder)
     return folder
 
