@@ -6,7 +6,7 @@ import pytest
 from vllm_harness import environment, save_model, start_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A model on disk, its tokenizer, and verl's client of the vLLM that serves it."""
     import ray
