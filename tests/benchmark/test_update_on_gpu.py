@@ -7,6 +7,7 @@ import torch
 
 from tree_rl.benchmark.batch import agent_batch
 from tree_rl.benchmark.compare import PACKED, TREE, compare
+from tree_rl.benchmark.gate import check_gradients
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.models import build_model, build_optimizer
 from tree_rl.benchmark.trace import trace
@@ -18,6 +19,18 @@ pytestmark = [
 ]
 
 MAX_TOKENS = 8_000
+
+
+@pytest.mark.parametrize(("name", "layers"), (("qwen3.5-4b", 4), ("qwen3-30b-a3b", 2)))
+def test_gradients_of_hybrid_and_sparse_models_are_no_further_off_than_those_of_packed_rows(
+    name: str, layers: int
+) -> None:
+    cuda = torch.device("cuda")
+    size = MODEL_SIZES[name].with_layers(layers)
+    model = build_model(size, device=cuda, dtype=torch.bfloat16)
+    batch = agent_batch(por=0.7, num_rows=8, row_tokens=500, num_groups=1, trained_share=0.3, vocab=size.shape.vocab)
+    gradients = check_gradients(model, batch, tree_planner(MAX_TOKENS, cuda), packed_planner(MAX_TOKENS, cuda))
+    assert gradients.tree <= gradients.limit < 0.1
 
 
 @pytest.mark.parametrize("por", [0.0, 0.7])

@@ -14,7 +14,7 @@ from tree_rl.benchmark.compare import PACKED, TREE, Comparison, compare
 from tree_rl.benchmark.deviation import deviation_curves
 from tree_rl.benchmark.figure import draw_deviation, draw_speed_up
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
-from tree_rl.benchmark.models import build_model, build_optimizer
+from tree_rl.benchmark.models import build_model, build_optimizer, delta_rule_implementation
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
@@ -227,24 +227,26 @@ def _setting(options: BenchOptions, size: ModelSize, device: torch.device, dtype
         tree = tree_kernels.chosen_implementation(device=device, dtype=dtype, head_size=size.shape.head_dim)
         tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
     if packed == "auto":
-        packed = packed_attention.chosen_implementation(device, dtype)
+        packed = packed_attention.chosen_implementation(device, dtype, size.shape.head_dim)
     return {
         "model": options.model if "qwen" in options.model else f"qwen3-{options.model}",
         "layers": str(size.shape.layers),
         "dtype": str(dtype).removeprefix("torch."),
         "tree_attention": tree,
         "packed_attention": packed,
-        "packed_linear_attention": _packed_linear_attention(size, device, dtype),
+        **_linear_attention(size, device, dtype),
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "checkpointing": "every layer" if options.checkpointing else "none",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),
     }
 
 
-def _packed_linear_attention(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
-    """What packed rows run in Gated DeltaNet layers; empty without such layers."""
+def _linear_attention(size: ModelSize, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """What both sides run in Gated DeltaNet layers; empty without such layers."""
     state = size.more.get("linear_key_head_dim")
-    return "" if state is None else packed_linear_attention.chosen_implementation(device, dtype, state)
+    tree = "" if state is None else delta_rule_implementation(size, device, dtype)
+    packed = "" if state is None else packed_linear_attention.chosen_implementation(device, dtype, state)
+    return {"tree_linear_attention": tree, "packed_linear_attention": packed}
 
 
 def _cells(row: dict[str, object]) -> tuple[str, ...]:

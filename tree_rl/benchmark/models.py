@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qw
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.packed_linear_attention import use_packed_linear_attention
@@ -55,12 +56,19 @@ def build_model(
         model = AutoModelForCausalLM.from_config(config, attn_implementation=name, dtype=dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    use_tree_attention(model, impl=tree_impl)
+    use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))
     use_packed_linear_attention(model)
     use_edge_head(model)
     if has_experts(model):
         RouterHooks(model)
     return model.train()
+
+
+def delta_rule_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
+    """What trees run in Gated DeltaNet layers: Triton wherever it can, for the gate comes before every figure."""
+    state = size.more.get("linear_key_head_dim", 0)
+    reason = unavailable_reason("triton", device=device, dtype=dtype, key_size=state, value_size=state)
+    return "chunked" if reason else "triton"
 
 
 def has_experts(model: Any) -> bool:

@@ -24,6 +24,7 @@ IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
 row by row; FlexAttention with a document mask; whatever torch picks, row by row."""
 HALF = (torch.bfloat16, torch.float16)
 BLOCK = 128
+LARGEST_FLASH4_HEAD = 128
 BEYOND_ONE_TILE = 193
 """An upper bound on the row length is enough, and for rows of a single tile flash-attn-4 compiles other kernels."""
 
@@ -48,7 +49,9 @@ class PackedLayout:
         return self._metadata[key]
 
 
-def unavailable_reason(impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def unavailable_reason(
+    impl: str, device: torch.device, dtype: torch.dtype, head_size: int = LARGEST_FLASH4_HEAD
+) -> str | None:
     """Why an implementation cannot run, or None if it can."""
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{OP}: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
@@ -59,15 +62,17 @@ def unavailable_reason(impl: str, device: torch.device, dtype: torch.dtype) -> s
     if impl != "flex" and dtype not in HALF:
         return f"it needs one of {HALF}, received {dtype}"
     if impl == "fa4":
+        if head_size > LARGEST_FLASH4_HEAD:
+            return f"it was run with heads of up to {LARGEST_FLASH4_HEAD}, received {head_size}"
         if torch.cuda.get_device_capability(device)[0] < 9:
             return f"it needs Hopper or later, received {torch.cuda.get_device_name(device)}"
         return _flash4_import_error()
     return None
 
 
-def chosen_implementation(device: torch.device, dtype: torch.dtype) -> str:
+def chosen_implementation(device: torch.device, dtype: torch.dtype, head_size: int = LARGEST_FLASH4_HEAD) -> str:
     """What "auto" runs."""
-    return next(impl for impl in IMPLEMENTATIONS if unavailable_reason(impl, device, dtype) is None)
+    return next(impl for impl in IMPLEMENTATIONS if unavailable_reason(impl, device, dtype, head_size) is None)
 
 
 def packed_attention(
@@ -96,8 +101,8 @@ def packed_attention(
         UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
     if impl == "auto":
-        impl = chosen_implementation(q_FHD.device, q_FHD.dtype)
-    reason = unavailable_reason(impl, q_FHD.device, q_FHD.dtype)
+        impl = chosen_implementation(q_FHD.device, q_FHD.dtype, q_FHD.shape[-1])
+    reason = unavailable_reason(impl, q_FHD.device, q_FHD.dtype, q_FHD.shape[-1])
     if reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)
     if impl == "fa4":

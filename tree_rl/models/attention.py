@@ -35,13 +35,16 @@ def attention_name(flat_implementation: str, *, impl: str = "auto", deterministi
     return f"{PREFIX}{flat_implementation}{by}"
 
 
-def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto", deterministic: bool = False) -> str:
+def use_tree_attention(
+    model: PreTrainedModel, *, impl: str = "auto", deterministic: bool = False, delta_rule_impl: str = "auto"
+) -> str:
     """Let every attention and recurrent layer of `model` read trees; calls without a tree run as before.
 
     Args:
         model: a decoder that uses transformers' attention interface (checked by `check_model`).
         impl: implementation of `tree_kernels.tree_attention`.
         deterministic: run only implementations that give the same bits at every call.
+        delta_rule_impl: implementation of `tree_kernels.tree_gated_delta_rule`.
 
     Returns:
         The implementation that flat (tree-less) calls keep, for example "sdpa".
@@ -55,7 +58,7 @@ def use_tree_attention(model: PreTrainedModel, *, impl: str = "auto", determinis
     if flat in ALL_MASK_ATTENTION_FUNCTIONS:
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[flat])
     model.set_attn_implementation(name)
-    use_tree_linear_attention(model)
+    use_tree_linear_attention(model, impl=delta_rule_impl)
     use_tree_short_convolution(model)
     use_tree_state_space(model)
     return flat
