@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from tree_rl.verl_plugin.checkpoint_commit import (
     repair_tracker,
     why_not_whole,
 )
+from tree_rl.verl_plugin.compat import PPOTrainer
 from tree_rl.verl_plugin.request_seeds import SeededClient, draws_are_seeded
+from tree_rl.verl_plugin.resume import ResumableTrainer
 from tree_rl.verl_plugin.row_names import prompt_uid, row_place
 from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree, set_aside_later_trees
 from tree_rl.verl_plugin.update_ledger import LEDGER, append_groups, cut_ledger, read_ledger, trained_groups
@@ -98,6 +101,55 @@ def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [f"global_step_{s}" for s in (4, 6, 8)]
     assert repair_tracker(tmp_path) == 6
     assert json.loads((tmp_path / "global_step_6" / RECORD).read_text())["files"] == {"actor/model.pt": 106}
+
+
+class Trainer(ResumableTrainer):
+    """The tree trainers' checkpoints, without workers."""
+
+    on_step_end = on_sample_end = lambda self: None
+
+    def __init__(self, root: Path, **trainer: Any) -> None:
+        self.config = OmegaConf.create(
+            {
+                "trainer": {"default_local_dir": str(root), "resume_mode": "auto", **trainer},
+                "algorithm": {"use_kl_in_reward": True},
+                "actor_rollout_ref": {"rollout": {"custom": {"tree_dump_dir": str(root / "trees")}}},
+            }
+        )
+        self.kl_ctrl_in_reward = SimpleNamespace(value=0.1)
+
+
+def test_the_trainer_keeps_whole_checkpoints_and_its_own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of_verl = []
+
+    def save_as_verl_does(trainer: Trainer) -> None:
+        asked_of_verl.append(trainer.config.trainer.max_actor_ckpt_to_keep)
+        folder = tmp_path / f"global_step_{trainer.global_steps}"
+        # The checkpoints before are there and whole while this one is written.
+        before = [path for path in tmp_path.glob("global_step_*") if path != folder]
+        assert all(why_not_whole(path) is None for path in before) and bool(before) == (trainer.global_steps > 2)
+        (folder / "data.pt").write_bytes(b"data")
+        (tmp_path / TRACKER).write_text(str(trainer.global_steps))
+
+    def load_as_verl_does(trainer: Trainer) -> None:
+        trainer.global_steps = int((tmp_path / TRACKER).read_text())
+
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", save_as_verl_does)
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", load_as_verl_does)
+    trainer = Trainer(tmp_path, max_actor_ckpt_to_keep=1)
+    for step in (2, 4, 6):
+        trainer.global_steps = step
+        trainer.kl_ctrl_in_reward.value = step / 100
+        trainer._save_checkpoint()
+    assert asked_of_verl == [2, 2, 2] and trainer.config.trainer.max_actor_ckpt_to_keep == 1
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_6"]
+
+    begin_checkpoint(tmp_path, 8)
+    (tmp_path / TRACKER).write_text("8")
+    append_groups(tmp_path, trained_groups(7, 0, rows(7), {prompt_uid(7, 0): 0}))
+    again = Trainer(tmp_path)
+    again._load_checkpoint()
+    assert (again.global_steps, again.kl_ctrl_in_reward.value, read_ledger(tmp_path)) == (6, 0.06, [])
 
 
 def rows(step: int) -> dict[str, np.ndarray]:

@@ -7,13 +7,14 @@ ledger says what was trained.
 import functools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from omegaconf import open_dict
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 
 from tree_rl.verl_plugin.checkpoint_commit import (
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 STATE = "tree_trainer.json"
 """File of a checkpoint: what the trainer itself learns and verl does not save."""
 KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
+REMOVE_KEY = "remove_previous_ckpt_in_save"
 
 
 class ResumableTrainer(PPOTrainer):
@@ -46,6 +48,12 @@ class ResumableTrainer(PPOTrainer):
     """Step, and how many prompts it has fetched."""
     _row_tokens: dict[str, np.ndarray]
     """Token ids of the rows of the current update, by verl's key."""
+
+    def __init__(self, config: DictConfig) -> None:
+        if config.trainer.resume_mode == "resume_path":
+            # Before any worker starts.
+            refuse_damaged(Path(config.trainer.resume_from_path).absolute())
+        super().__init__(config)
 
     @property
     def _root(self) -> Path:
@@ -117,27 +125,35 @@ class ResumableTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """verl's checkpoint, which counts only when all of it is written."""
         folder = begin_checkpoint(self._root, self.global_steps)
-        limits = {key: self.config.trainer.get(key, None) for key in KEEP_KEYS}
-        if self.config.trainer.get("remove_previous_ckpt_in_save", False):
-            limits = dict.fromkeys(KEEP_KEYS, 1)
-        with open_dict(self.config):
-            # verl deletes the previous checkpoint of a worker before the next one is whole.
-            self.config.trainer.update({key: None if keep is None else max(keep, 2) for key, keep in limits.items()})
-            self.config.trainer.remove_previous_ckpt_in_save = False
-        super()._save_checkpoint()
+        with self._previous_checkpoint_kept() as keep:
+            super()._save_checkpoint()
         write_atomically(folder / STATE, json.dumps(self._state()))
         commit_checkpoint(self._root, self.global_steps)
-        kept = [keep for keep in limits.values() if keep]
-        if kept:
-            remove_old_checkpoints(self._root, max(kept))
+        if keep:
+            remove_old_checkpoints(self._root, keep)
+
+    @contextmanager
+    def _previous_checkpoint_kept(self) -> Iterator[int]:
+        """verl deletes a worker's previous checkpoint before the next one is whole; meanwhile it may keep two.
+
+        Yields:
+            How many whole checkpoints the config wants; 0 for all.
+        """
+        trainer = self.config.trainer
+        asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
+        limits = [1 if asked[REMOVE_KEY] else asked[key] for key in KEEP_KEYS]
+        with open_dict(self.config):
+            for key, keep in zip(KEEP_KEYS, limits, strict=True):
+                trainer[key] = max(keep, 2) if keep else None
+            trainer[REMOVE_KEY] = False
+            yield max(keep or 0 for keep in limits)
+            trainer.update(asked)
 
     def _load_checkpoint(self) -> None:
         """verl's restart, from a checkpoint that is whole; what was written after it is put aside."""
         mode = self.config.trainer.resume_mode
         if mode == "auto":
             repair_tracker(self._root)
-        elif mode == "resume_path":
-            refuse_damaged(Path(self.config.trainer.resume_from_path).absolute())
         super()._load_checkpoint()
         cut_ledger(self._root, self.global_steps)
         if mode == "disable":
