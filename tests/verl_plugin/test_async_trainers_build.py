@@ -1,5 +1,7 @@
 """The three tree trainers as verl builds them: its own mode's semantics, our workers in every role, refusals by key."""
 
+import subprocess
+import sys
 from functools import cache
 from typing import Any
 
@@ -96,3 +98,10 @@ def test_every_tree_trainer_refuses_what_trees_cannot_do(mode: str) -> None:
         build(
             mode, "algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.rollout.calculate_log_probs=False"
         )
+
+
+def test_a_worker_process_can_import_its_class_first() -> None:
+    # verl's import of its engines loads ours: a worker that starts with another module must not run in a circle.
+    code = "from tree_rl.verl_plugin.detach_worker import TreeDetachActorWorker"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

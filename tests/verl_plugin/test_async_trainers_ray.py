@@ -16,10 +16,26 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPTS, SESSIONS = 4, 3
 STEPS = 4
+ENVIRONMENT = """
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+from tree_rl.rollout.environment import ShellEnvironment
+
+
+class LengthEnvironment(ShellEnvironment):
+    async def score(self, outcome):
+        return float(len(outcome.answer) % 3)
+
+
+class EagerBuffer(ReplayBufferAsync):
+    def __init__(self, **settings):
+        super().__init__(poll_interval=0.05, **settings)
+"""
 
 
 def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, float]]:
     """Run `main_ppo` on branching sessions and return the metrics of every step, each of so many updates."""
+    (tmp_path / "toy_environment.py").write_text(ENVIRONMENT)
     data = toy_qwen.save_prompts(
         tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_tool_agent"
     )
@@ -28,6 +44,7 @@ def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, f
         *toy_qwen.ppo_overrides(model, data, reward, tmp_path / "out"),
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
         "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.LengthEnvironment",
         "algorithm.rollout_correction.rollout_is=token",
         f"trainer.total_training_steps={STEPS}",
         "trainer.total_epochs=100",
@@ -36,6 +53,7 @@ def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, f
     ]
     environment = {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "disabled",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -66,18 +84,24 @@ def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, f
 
 
 def test_colocated_rollouts_lag_behind_and_continue_exactly_with_the_next_weights(tmp_path: Path) -> None:
+    # Few slots and a buffer that looks often: no step waits for all generations, so some are cut short and resumed.
     # A learning rate of zero gives every step a new version of the same weights: then rows of any versions, continued
     # ones too, have the trainer's log-probs, unless a token or its log-prob was misplaced on the way.
     steps = train(
         tmp_path,
         "trainer.v1.trainer_mode=tree_colocate_async",
         "trainer.v1.colocate_async.num_warmup_batches=1",
+        "trainer.v1.sampler.custom_sampler.path=pkg://toy_environment",
+        "trainer.v1.sampler.custom_sampler.name=EagerBuffer",
+        "actor_rollout_ref.rollout.max_num_seqs=6",
         "actor_rollout_ref.actor.optim.lr=0",
         "+ray_kwargs.ray_init.num_gpus=1",
     )
     assert max(figures["training/rollout_probs_diff_max"] for figures in steps) < 1e-5
     assert steps[0]["tree/staleness/oldest/max"] == 0
     assert max(figures["tree/staleness/oldest/max"] for figures in steps) >= 1
+    assert max(figures["tree/mixed_version_rows"] for figures in steps) > 0
+    assert max(figures["training/off_policy/trajectory_spans/max"] for figures in steps) >= 2
     for figures in steps:
         assert figures["tree/staleness/oldest/mean"] >= figures["tree/staleness/newest/mean"] >= 0
         assert figures["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-4)

@@ -7,7 +7,7 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, register
 
 from tree_rl.verl_plugin.compat import DetachActorWorker
-from tree_rl.verl_plugin.engine_run import TreeRunningEngine
+from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.worker import TreeActorRolloutRefWorker
 
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
@@ -39,5 +39,5 @@ class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
             n: key under which `save_model_to_cpu` kept them.
         """
         super().restore_model_from_cpu(n)
-        if isinstance(self.actor.engine, TreeRunningEngine):
+        if isinstance(self.actor.engine, TreeFSDPEngineWithLMHead):
             self.actor.engine.forget()
