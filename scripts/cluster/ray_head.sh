@@ -15,9 +15,14 @@ RAY_TEMP_DIR=${RAY_TEMP_DIR:-/tmp/ray}      # logs and spilled objects, on a loc
 
 # shellcheck source=scripts/cluster/node.sh
 source "$(dirname "${BASH_SOURCE[0]}")/node.sh"
+for name in HEAD_PORT DASHBOARD_PORT; do
+    # Ray refuses the range in which its workers listen, with a traceback.
+    if ! [[ ${!name} =~ ^[1-9][0-9]*$ ]] || ((${!name} >= 10002 && ${!name} <= 19999)); then
+        cluster_refuse "expected $name to be a port outside 10002-19999, which Ray's workers take, received '${!name}'"
+    fi
+done
 cluster_find_python
 cluster_use_token create
-[[ $HEAD_PORT =~ ^[0-9]+$ ]] || cluster_refuse "expected HEAD_PORT to be a port, received '$HEAD_PORT'"
 NODE_IP=$(cluster_node_ip)
 cluster_use_interface
 

@@ -3,7 +3,14 @@
 import pytest
 
 from tree_rl.verl_plugin.carried_environment import carry
-from tree_rl.verl_plugin.cluster_check import Environment, NodeReport, format_table, judge_cluster
+from tree_rl.verl_plugin.cluster_check import (
+    ClusterError,
+    Environment,
+    NodeReport,
+    examine_cluster,
+    format_table,
+    judge_cluster,
+)
 from tree_rl.verl_plugin.doctor import Status
 
 HERE = Environment(
@@ -43,6 +50,11 @@ def test_silent_node_fails() -> None:
     (finding,) = judge_cluster((silent,), HERE)
     assert (finding.subject, finding.status) == ("node b", Status.FAILED)
     assert "the node died" in finding.detail
+
+
+def test_absent_head_is_named_before_ray_asks_for_it() -> None:
+    with pytest.raises(ClusterError, match=r"nothing listens at 127\.0\.0\.1:1 after 0 s.*ray_head\.sh"):
+        examine_cluster(address="127.0.0.1:1", nodes=2, wait_seconds=0)
 
 
 def test_table_marks_what_differs() -> None:

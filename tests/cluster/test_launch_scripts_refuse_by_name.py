@@ -121,6 +121,15 @@ def test_worker_gives_up_on_a_head_that_does_not_answer(tmp_path: Path) -> None:
     assert "no answer from the head at 127.0.0.1:1 after 1 s" in refused.stderr
 
 
+@pytest.mark.parametrize("port", ["17111", "0", "six"])
+@pytest.mark.parametrize("name", ["HEAD_PORT", "DASHBOARD_PORT"])
+def test_head_refuses_the_ports_of_rays_workers(tmp_path: Path, name: str, port: str) -> None:
+    refused = run_script("ray_head.sh", **{"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), name: port})
+    assert refused.returncode == 2
+    assert f"expected {name} to be a port outside 10002-19999" in refused.stderr
+    assert not (tmp_path / "token").exists()
+
+
 def test_unknown_network_is_named(tmp_path: Path) -> None:
     refused = run_script("ray_head.sh", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"), INTERFACE="no_such_network")
     assert refused.returncode == 2

@@ -6,6 +6,7 @@ what verl's workers on that node will see.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -119,6 +120,7 @@ def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: flo
     """
     # Without an address and without a cluster, `ray.init` would start one of its own.
     address = address or os.environ.get("RAY_ADDRESS", "auto")
+    _require_listener(address, wait_seconds)
     try:
         context = ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
@@ -180,6 +182,25 @@ def format_table(reports: tuple[NodeReport, ...], expected: Environment) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _require_listener(address: str, wait_seconds: float) -> None:
+    # Ray itself asks a head that is not there for minutes, and says little.
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not port.isdecimal():
+        return
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"nothing listens at {address} after {wait_seconds:.0f} s ({error}); start "
+                    "scripts/cluster/ray_head.sh there, or set RAY_ADDRESS to the address that it prints"
+                ) from error
+        time.sleep(POLL_SECONDS)
 
 
 def _wait_for(nodes: int | None, wait_seconds: float) -> list[dict[str, Any]]:
