@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "attention"
 
 WRONG_MASK = """
@@ -48,6 +50,47 @@ def test_every_timing_has_passed_the_gate_and_says_what_it_is(tmp_path: Path) ->
         assert float(row["total_tflops"]) > 0
     assert output.count("needs a CUDA device") == 1
     assert "3.00" in output  # what the rows of a GRPO group with a quarter as prompt cost over their tree
+
+
+SHAPES = {"causal", "chains", "grpo", "stubs", "binary", "tiny", "recorded trial", "recorded call"}
+HEADS = {"qwen3-0.6b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "llama-3-8b", "llama-3.2-1b"}
+
+
+@pytest.mark.parametrize(
+    ("narrowed", "expected"),
+    [
+        (["--heads", "tiny"], {("tiny", shape) for shape in SHAPES}),
+        (["--shapes", "grpo"], {(h, "grpo") for h in HEADS}),
+    ],
+    ids=["every shape", "every head layout"],
+)
+def test_the_registry_runs_small_on_a_cpu(narrowed: list[str], expected: set[tuple[str, str]], tmp_path: Path) -> None:
+    table = tmp_path / "registry.csv"
+    arguments = ["--every", "--tokens", "130", "--group-seconds", "0.0001", "--commit", "test", "--out", str(table)]
+    run(str(BENCHMARK), "--device", "cpu", *arguments, *narrowed)
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["shape"]]
+    contenders = {"tree sdpa", "paths sdpa", "causal sdpa, equal tokens", "causal sdpa, equal operations"}
+    cases = {(*case, contender) for case in expected for contender in contenders}
+    assert {(row["heads"], row["shape"], row["contender"]) for row in rows} == cases and len(rows) == len(cases)
+    assert all(float(row["gate_error"]) < 1e-5 and float(row["total_ms"]) > 0 for row in rows)
+
+
+PLANS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from contenders import DEFAULT
+from plan import registry
+cases = registry(shapes=None, heads=None, tokens=None)
+print(len(cases) == len(set(cases)) == 240, min(c.tokens for c in cases), max(c.tokens for c in cases))
+print(*DEFAULT["cuda"], sep=",")
+"""
+
+
+def test_the_registry_spans_8k_to_128k_and_every_baseline() -> None:
+    spans, contenders = run("-c", PLANS, str(BENCHMARK)).splitlines()
+    assert spans == "True 8192 131072"
+    assert contenders.split(",") == ["tree fa4", "tree triton", "tree flex", "paths fa4", "paths cudnn", "causal fa4"]
 
 
 def test_a_wrong_mask_does_not_pass_the_gate() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from contenders import DEFAULT, Contender, contenders_named, reason_against
 from gate import GateError, check, inputs_of
-from plan import Case, full_plan, quick_plan
+from plan import Case, full_plan, quick_plan, registry
 from shapes import HEAD_LAYOUTS, SHAPES, HeadLayout
 from summary import summarise
 from timing import Timer
@@ -47,7 +47,7 @@ def measure(case: Case, names: Sequence[str], timer: Timer, dtype: torch.dtype, 
             yield about | {"contender": name, "not_run": reason}
             continue
         # The reference holds all scores, so that of a tree's rows only as many as the tree has tokens fit.
-        gated = contenders_named(name, small, device, most_tokens=GATE_TOKENS)
+        gated = contenders_named(name, small, device, most_tokens=small.num_unique)
         pairs = zip(contenders_named(name, forest, device), gated, strict=True)
         for contender, small_contender in pairs:
             try:
@@ -97,7 +97,9 @@ def matmul_ceiling(timer: Timer, dtype: torch.dtype, device: torch.device, size:
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="about a minute on an H200 instead of five")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="about a minute on an H200 instead of five")
+    extent.add_argument("--every", action="store_true", help="the whole registry: 240 cases, 8k to 128k tokens")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="only these")
     parser.add_argument("--heads", nargs="+", choices=HEAD_LAYOUTS, help="only these")
     parser.add_argument("--tokens", nargs="+", type=int, help="only these sizes")
@@ -122,8 +124,8 @@ def main() -> None:
     timer = Timer(device, group_seconds=args.group_seconds)
     rows = [matmul_ceiling(timer, dtype, device, MATMUL if device.type == "cuda" else 256) | about]
     reasons_shown = set()
-    cases = (quick_plan if args.quick else full_plan)(shapes=args.shapes, heads=args.heads, tokens=args.tokens)
-    for case in cases:
+    plan = quick_plan if args.quick else registry if args.every else full_plan
+    for case in plan(shapes=args.shapes, heads=args.heads, tokens=args.tokens):
         for row in measure(case, names, timer, dtype, device):
             rows.append(row | about)
             if "not_run" in row and row["not_run"] not in reasons_shown:

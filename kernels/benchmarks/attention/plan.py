@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from shapes import SHAPES
+from shapes import HEAD_LAYOUTS, SHAPES, TINY_HEADS
+
+TOKENS = (8_192, 16_384, 32_768, 65_536, 131_072)
+"""Sizes of the registry."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +40,12 @@ def full_plan(*, shapes: Sequence[str] | None, heads: Sequence[str] | None, toke
         *_cases(("grpo", "stubs", "chains"), ("qwen3-8b",), (131_072,)),
         *_cases(telling, others, (32_768,)),
     ]
+
+
+def registry(*, shapes: Sequence[str] | None, heads: Sequence[str] | None, tokens: Sequence[int] | None) -> list[Case]:
+    """Every shape at every size in every head layout of a published model; narrowed or replaced by what is given."""
+    published = [name for name in HEAD_LAYOUTS if name != TINY_HEADS]
+    return _cases(shapes or list(SHAPES), heads or published, tokens or TOKENS)
 
 
 def _cases(shapes: Sequence[str], heads: Sequence[str], tokens: Sequence[int]) -> list[Case]:

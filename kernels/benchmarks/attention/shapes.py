@@ -34,6 +34,8 @@ class HeadLayout:
     """D."""
 
 
+TINY_HEADS = "tiny"
+"""The layout that is no model's: for a CPU."""
 HEAD_LAYOUTS = {
     "qwen3-8b": HeadLayout(heads=32, kv_heads=8, head_size=128),
     "qwen3-0.6b": HeadLayout(heads=16, kv_heads=8, head_size=128),
@@ -41,7 +43,7 @@ HEAD_LAYOUTS = {
     "qwen3-30b-a3b": HeadLayout(heads=32, kv_heads=4, head_size=128),
     "llama-3-8b": HeadLayout(heads=32, kv_heads=8, head_size=128),
     "llama-3.2-1b": HeadLayout(heads=32, kv_heads=8, head_size=64),
-    "tiny": HeadLayout(heads=4, kv_heads=2, head_size=16),
+    TINY_HEADS: HeadLayout(heads=4, kv_heads=2, head_size=16),
 }
 
 
