@@ -9,13 +9,14 @@ import pytest
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "attention"
 
-WRONG_MASK = """
+QUESTIONS = """
 import dataclasses, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from contenders import tree_contender
+from contenders import DEFAULT, contenders_named, pairs_of_rows, tree_contender
 from gate import GateError, check
-from shapes import HEAD_LAYOUTS, grpo
+from plan import registry
+from shapes import HEAD_LAYOUTS, grpo, stubs
 from tree_kernels import tree_attention
 
 cpu, heads = torch.device("cpu"), HEAD_LAYOUTS["tiny"]
@@ -27,6 +28,16 @@ try:
     check(wrong, heads, torch.float32)
 except GateError as error:
     print("refused:", error)
+
+forest = stubs(4_000).forest()
+(whole,) = contenders_named("paths fa4", forest, cpu)
+(gated,) = contenders_named("paths fa4", forest, cpu, most_tokens=4_000)
+print(whole.tokens == forest.num_flat, whole.scale == 1.0, gated.tokens <= 4_000)
+print(round(gated.pairs * gated.scale) == pairs_of_rows(forest.row_index.lengths))
+
+cases = registry(shapes=None, heads=None, tokens=None)
+print(len(cases) == len(set(cases)) == 240, min(c.tokens for c in cases), max(c.tokens for c in cases))
+print(*DEFAULT["cuda"], sep=",")
 """
 
 
@@ -76,43 +87,21 @@ def test_the_registry_runs_small_on_a_cpu(narrowed: list[str], expected: set[tup
     assert all(float(row["gate_error"]) < 1e-5 and float(row["total_ms"]) > 0 for row in rows)
 
 
-PLANS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from contenders import DEFAULT
-from plan import registry
-cases = registry(shapes=None, heads=None, tokens=None)
-print(len(cases) == len(set(cases)) == 240, min(c.tokens for c in cases), max(c.tokens for c in cases))
-print(*DEFAULT["cuda"], sep=",")
-"""
+@pytest.fixture(scope="module")
+def answers() -> list[str]:
+    """Of one interpreter, whose modules are named as other packages are."""
+    return run("-c", QUESTIONS, str(BENCHMARK)).splitlines()
 
 
-def test_the_registry_spans_8k_to_128k_and_every_baseline() -> None:
-    spans, contenders = run("-c", PLANS, str(BENCHMARK)).splitlines()
-    assert spans == "True 8192 131072"
-    assert contenders.split(",") == ["tree fa4", "tree triton", "tree flex", "paths fa4", "paths cudnn", "causal fa4"]
+def test_a_wrong_mask_does_not_pass_the_gate(answers: list[str]) -> None:
+    assert answers[0] == "True"
+    assert answers[1].startswith("refused: tree sdpa: expected errors of at most 1e-05")
 
 
-def test_a_wrong_mask_does_not_pass_the_gate() -> None:
-    right, wrong = run("-c", WRONG_MASK, str(BENCHMARK)).splitlines()
-    assert right == "True"
-    assert wrong.startswith("refused: tree sdpa: expected errors of at most 1e-05")
+def test_the_gate_of_rows_is_no_larger_than_that_of_their_tree(answers: list[str]) -> None:
+    assert answers[2:4] == ["True True True", "True"]
 
 
-SAMPLED_GATE = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch
-from contenders import contenders_named, pairs_of_rows
-from shapes import stubs
-
-forest = stubs(4_000).forest()
-(whole,) = contenders_named("paths fa4", forest, torch.device("cpu"))
-(gated,) = contenders_named("paths fa4", forest, torch.device("cpu"), most_tokens=4_000)
-print(whole.tokens == forest.num_flat, whole.scale == 1.0, gated.tokens <= 4_000)
-print(round(gated.pairs * gated.scale) == pairs_of_rows(forest.row_index.lengths))
-"""
-
-
-def test_the_gate_of_rows_is_no_larger_than_that_of_their_tree() -> None:
-    assert run("-c", SAMPLED_GATE, str(BENCHMARK)).splitlines() == ["True True True", "True"]
+def test_the_registry_spans_8k_to_128k_and_every_baseline(answers: list[str]) -> None:
+    assert answers[4] == "True 8192 131072"
+    assert answers[5].split(",") == ["tree fa4", "tree triton", "tree flex", "paths fa4", "paths cudnn", "causal fa4"]
