@@ -45,9 +45,9 @@ HYBRIDS: dict[str, PretrainedConfig] = {
 }
 
 
-def build(config: PretrainedConfig, dtype: torch.dtype) -> Any:
+def build(config: PretrainedConfig, dtype: torch.dtype, *, seed: int = 0) -> Any:
     """A random model in training mode, the same weights in every dtype."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         config, attn_implementation="sdpa", experts_implementation="eager", dtype=torch.float32
     )

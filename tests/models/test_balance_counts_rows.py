@@ -99,6 +99,16 @@ def test_both_forms_in_float64_are_exact_to_rounding(form: BalanceForm) -> None:
     assert_equal_gradients(gradients(model, got), gradients(stock, expected), 1e-10)
 
 
+@pytest.mark.parametrize("family", ("qwen3_moe", "qwen3_next", "mixtral", "gpt_oss"))
+def test_switch_form_is_that_of_rows_alone(family: str) -> None:
+    stock, model = build(FAMILIES[family]), prepared(family)
+    expected = per_layer_loss(row_probabilities(stock, ROWS))
+    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)), "per_layer")
+    got = tree_auxiliary_loss(model, ROWS, weight_LE)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert_equal_gradients(gradients(model, got), gradients(stock, expected))
+
+
 def row_probabilities(model: torch.nn.Module, rows: list[list[int]]) -> list[torch.Tensor]:
     """Router probabilities [F, EXPERTS] of every layer, each row alone."""
     outputs = [model(input_ids=torch.tensor([row]), output_router_logits=True).router_logits for row in rows]
