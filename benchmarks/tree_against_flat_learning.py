@@ -114,7 +114,7 @@ def prepare(folder: Path, *, seed: int, demonstrations: int) -> None:
     print(f"{len(rewards)} demonstrations, {len(table)} rows, mean reward {rewards.mean():.2f}", flush=True)
 
 
-def phase(name: str, folder: Path, module: str, config: str, overrides: Sequence[str]) -> Phase:
+def phase(name: str, folder: Path, module: str, config: str, overrides: Sequence[str], **environment: str) -> Phase:
     """One training process with a config of the quickstart."""
     metrics = folder / f"{name}.jsonl"
     return Phase(
@@ -136,6 +136,7 @@ def phase(name: str, folder: Path, module: str, config: str, overrides: Sequence
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "recipes"), os.environ.get("PYTHONPATH", "")]),
             "TORCH_COMPILE_DISABLE": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **environment,
         },
     )
 
@@ -192,6 +193,8 @@ def arm_phase(arm: str, folder: Path, *, seed: int, steps: int) -> Phase:
             f"trainer.default_local_dir={folder / arm}",
             f"trainer.total_training_steps={steps}",
         ],
+        # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.
+        **({"VERL_ENGINE_DEVICE": "cuda"} if arm == "flat" else {}),
     )
 
 
