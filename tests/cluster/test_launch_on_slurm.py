@@ -24,7 +24,7 @@ exec chroot merged bash -euo pipefail -c "$2"
 INSTALL = """
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge
+apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null
 """
 SLURM_UP = """
 host=$(hostname -s)
@@ -76,9 +76,10 @@ def test_one_number_starts_and_ends_a_cluster(tmp_path: Path) -> None:
         f"""
         cd {ROOT}
         export PYTHON={sys.executable} HEAD_OPTIONS="{START}" WORKER_OPTIONS="{START}"
-        sbatch --wait --nodes=2 --output=/log-%j scripts/cluster/slurm.sbatch bash -c 'echo on $NNODES at $RAY_ADDRESS'
-        echo "SUCCESS $?"
-        code=0; sbatch --wait --nodes=1 --output=/log-%j scripts/cluster/slurm.sbatch bash -c 'exit 3' || code=$?
+        submit() {{ sbatch --wait --output=/log-%j "$@" >/dev/null || return $?; }}
+        code=0; submit --nodes=2 scripts/cluster/slurm.sbatch bash -c 'echo on $NNODES at $RAY_ADDRESS' || code=$?
+        echo "SUCCESS $code"
+        code=0; submit --nodes=1 scripts/cluster/slurm.sbatch bash -c 'exit 3' || code=$?
         echo "FAILURE $code"
         sleep 5
         echo "LEFT $(pgrep --count 'raylet|gcs_server' || true) $(find outputs/slurm -name ray_token | wc -l)"
