@@ -156,4 +156,4 @@ def _probe() -> Callable[[Any], tuple[str, str | None, str | None]]:
 
 def _has_started(worker: Any) -> bool:
     """Whether Ray has built the actor: before, its process may still be importing, and after, it owes an answer."""
-    return bool(ray._private.state.actors(worker._actor_id.hex())["State"] == "ALIVE")
+    return bool(ray._private.state.actors(worker._actor_id.hex()).get("State") == "ALIVE")

@@ -1,0 +1,186 @@
+"""Before the first step the trainer asks every worker for the plugin, and names those that lack it."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from omegaconf import OmegaConf
+from verl.single_controller.base import Worker
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer import main_ppo
+
+import tree_rl
+from tree_rl.verl_plugin import plugin_presence
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError, find_faults, job_workers, require_plugin_everywhere
+from tree_rl.verl_plugin.runtime_env import asks_for_trees, forwarding, plugin_variables
+
+REPOSITORY = Path(__file__).parents[2]
+DRIVER = ("here", tree_rl.__version__, "0.9.1")
+WITHOUT_PLUGIN = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with another version, to be found before the installed one."""
+    root = tmp_path_factory.mktemp("older")
+    shutil.copytree(REPOSITORY / "tree_rl", root / "tree_rl", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "tree_rl" / "__init__.py").write_text('__version__ = "0.0.9"\n')
+    return root
+
+
+@pytest.fixture(scope="module")
+def cluster(older: Path) -> Iterator[dict[str, Any]]:
+    """A Ray cluster with worker groups of verl; each test asks among the actors it is about."""
+    # Ray puts the driver's working directory before everything else that its workers import from.
+    with contextlib.chdir(older.parent):
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        yield {
+            "live": start_group("live", {}),
+            "bare": start_group("bare", WITHOUT_PLUGIN),
+            "older": start_group("older", {"PYTHONPATH": str(older)}),
+        }
+    finally:
+        ray.shutdown()
+
+
+def start_group(prefix: str, environment: dict[str, str]) -> RayWorkerGroup:
+    """One worker of verl; a local class, so that unpickling it does not bring the plugin along."""
+
+    class PlainWorker(Worker):
+        pass
+
+    return RayWorkerGroup(
+        resource_pool=RayResourcePool([1], use_gpu=False, max_colocate_count=1, name_prefix=prefix),
+        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(PlainWorker)),
+        name_prefix=prefix,
+        device_name="cpu",
+        worker_env=environment,
+    )
+
+
+def named(*prefixes: str) -> dict[str, Any]:
+    return {name: worker for name, worker in job_workers().items() if name.startswith(prefixes)}
+
+
+@pytest.mark.ray
+def test_a_worker_without_the_plugin_ends_the_job_by_name(cluster: dict[str, Any]) -> None:
+    started = time.monotonic()
+    with pytest.raises(PluginNotLiveError) as failure:
+        require_plugin_everywhere()
+    assert time.monotonic() - started < 60
+    message = str(failure.value)
+    assert message.startswith("2 of 3 workers cannot train trees"), message
+    address = ray.util.get_node_ip_address()
+    assert f"barePlainWorker_0:0 on {address} (pid " in message and "runs verl 0.9.1 without tree_rl" in message
+    assert "olderPlainWorker_0:0 on" in message and f"has tree_rl 0.0.9, the driver {tree_rl.__version__}" in message
+    assert "livePlainWorker" not in message
+    assert "VERL_USE_EXTERNAL_MODULES=tree_rl.verl_plugin" in message, "the remedy"
+
+
+@pytest.mark.ray
+def test_a_job_whose_workers_have_the_plugin_passes(cluster: dict[str, Any]) -> None:
+    @ray.remote(num_cpus=0)
+    class NoVerl:
+        pass
+
+    queue = NoVerl.options(name="live_queue").remote()
+    ray.get(queue.__ray_call__.remote(lambda _: None))
+    workers = named("live")
+    assert len(workers) == 2
+    assert find_faults(workers, DRIVER, answer_seconds=30) == []
+
+
+@pytest.mark.ray
+def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: dict[str, Any]) -> None:
+    @ray.remote(num_cpus=0)
+    class Actor:
+        def __init__(self, start_seconds: float = 0) -> None:
+            time.sleep(start_seconds)
+
+        def hang(self) -> None:
+            time.sleep(120)
+
+    @ray.remote(num_cpus=0)
+    class Broken:
+        def __init__(self) -> None:
+            raise ModuleNotFoundError("No module named 'tree_rl'")
+
+    hung, slow, broken = Actor.remote(), Actor.remote(2), Broken.remote()
+    hung.hang.remote()
+    assert find_faults({"slow": slow}, DRIVER, answer_seconds=0.5) == []
+    faults = find_faults({"hung": hung, "broken": broken, **named("live")}, DRIVER, answer_seconds=2)
+    assert faults == [
+        "broken died: ModuleNotFoundError: No module named 'tree_rl'",
+        "hung runs, but gave no answer within 2 s",
+    ]
+    with pytest.raises(PluginNotLiveError, match="worker 0 without a name died"):
+        require_plugin_everywhere([broken])
+
+
+def test_a_process_of_another_version_refuses_to_load_the_plugin(older: Path) -> None:
+    plugin_presence.check_job_version({})
+    plugin_presence.check_job_version({plugin_presence.JOB_VERSION: tree_rl.__version__})
+    with pytest.raises(
+        PluginNotLiveError, match=rf"has tree_rl {tree_rl.__version__}, the driver of its job has 0\.0\.9"
+    ):
+        plugin_presence.check_job_version({plugin_presence.JOB_VERSION: "0.0.9"})
+
+
+def test_the_driver_hands_the_plugin_to_a_job_of_trees_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
+    tree = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "tree_sync"}}})
+    flat = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "sync"}}})
+    runtime_env = forwarding(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN"}})
+    assert runtime_env(flat) == runtime_env() == {"env_vars": {"NCCL_DEBUG": "WARN"}}
+    assert runtime_env(tree)["env_vars"] == {
+        "NCCL_DEBUG": "WARN",
+        "VERL_USE_EXTERNAL_MODULES": "mine,tree_rl.verl_plugin",
+        "TREE_RL_JOB_VERSION": tree_rl.__version__,
+    }
+    assert asks_for_trees(OmegaConf.create({"actor_rollout_ref": {"model": {"model_type": "tree_language_model"}}}))
+
+
+def test_variables_of_a_submitted_job_stay_its_own() -> None:
+    submitted = {"runtime_env": {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}}
+    assert plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}) == {
+        "TREE_RL_JOB_VERSION": tree_rl.__version__
+    }
+    own = {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin,mine"}
+    assert plugin_variables(own)["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin,mine"
+
+
+def test_verls_main_hands_the_plugin_to_the_job() -> None:
+    tree = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "tree_sync"}}})
+    assert main_ppo.get_ppo_ray_runtime_env(tree)["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin"
+
+
+def test_verl_without_the_plugin_refuses_what_only_trees_have() -> None:
+    program = """
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.workers.engine import EngineRegistry
+
+look_ups = [(get_trainer_cls, "tree_sync"), (EngineRegistry.get_engine_cls, "tree_language_model", "fsdp2")]
+for function, *names in look_ups:
+    try:
+        print(function(*names))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    environment = os.environ | WITHOUT_PLUGIN
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    trainer, engine = done.stdout.splitlines()
+    assert "Error" in trainer and "tree_sync" in trainer
+    assert "Error" in engine and "tree_language_model" in engine
