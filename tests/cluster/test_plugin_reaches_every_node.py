@@ -1,0 +1,176 @@
+"""A node that lacks the plugin ends the job by name; code that travels with a job trains on nodes that lack it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from emulated_nodes import (
+    REPOSITORY,
+    Nodes,
+    address,
+    copy_of_the_code,
+    environment_without_us,
+    running_nodes,
+    why_none,
+)
+
+import tree_rl
+
+RECIPE = REPOSITORY / "recipes" / "grpo" / "run_qwen3_fsdp2.sh"
+EXISTING_CLUSTER = ["++ray_kwargs.ray_init.num_cpus=null", "++ray_kwargs.ray_init.num_gpus=null"]
+HERE = Path(sys.executable)
+STAMPED = """bash "$@" 2>&1 | while read -r line; do echo "$EPOCHREALTIME $line"; done; exit "${PIPESTATUS[0]}" """
+"""Runs a command and writes the time in front of each line."""
+
+REWARD = """
+import sys
+from pathlib import Path
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    with Path({seen!r}).open("a") as file:
+        file.write(sys.modules["tree_rl.verl_plugin"].__file__ + "\\n")
+    return float(len(solution_str) % 2)
+"""
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(why_none() is not None, reason=str(why_none())),
+]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment_without_us(tmp_path_factory.mktemp("bare") / "env")
+
+
+@pytest.fixture(scope="module")
+def bare_nodes(bare: Path) -> Iterator[Nodes]:
+    """Two nodes on which tree_rl is not installed."""
+    with running_nodes(2, gpus=1, pythons=[bare, bare]) as nodes:
+        yield nodes
+
+
+def one_step(folder: Path, python: Path, **environment: str) -> dict[str, str]:
+    """Environment of the recipe, as small as it gets."""
+    return {
+        "PYTHON": str(python),
+        "NNODES": "2",
+        "STEPS": "1",
+        "TRAIN_BATCH_SIZE": "4",
+        "MINI_BATCH_SIZE": "4",
+        "ROLLOUT_N": "2",
+        "OUTPUT": str(folder / "out"),
+        **environment,
+    }
+
+
+def reward_that_tells(folder: Path) -> tuple[str, Path]:
+    """A reward function that notes from where its process has the plugin.
+
+    Returns:
+        The override that chooses it, and the file of its notes.
+    """
+    seen = folder / "seen"
+    (folder / "reward.py").write_text(REWARD.format(seen=str(seen)))
+    return f"reward.custom_reward_function.path={folder / 'reward.py'}", seen
+
+
+def run_on_unequal_nodes(folder: Path, second: Path) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run the recipe on a complete node and one with another Python; seconds from Ray's start to the end too."""
+    with running_nodes(2, gpus=1, pythons=[HERE, second]) as nodes:
+        done = nodes.drive(
+            ["bash", "-c", STAMPED, "run", str(RECIPE), *EXISTING_CLUSTER],
+            python=HERE,
+            environment=one_step(folder, HERE),
+            folder=folder,
+            seconds=400,
+        )
+        ended = time.time()
+    (folder / "log").write_text(done.stdout)
+    begun = re.search(r"^([\d.]+) .*train and validate dataloader initialized", done.stdout, re.MULTILINE)
+    return done, ended - float(begun[1]) if begun else float("nan")
+
+
+def test_a_node_without_the_package_ends_the_job_by_name(tmp_path: Path, bare: Path) -> None:
+    done, seconds = run_on_unequal_nodes(tmp_path, bare)
+    assert done.returncode != 0
+    assert "training/global_step:1" not in done.stdout, "trained"
+    print(f"the job ended {seconds:.0f} s after its workers were asked for")
+    assert seconds < 60
+    error = done.stdout[-8000:]
+    assert "No module named 'tree_rl'" in error, error
+    assert address(1) in error, error
+
+
+def test_a_node_with_another_version_ends_the_job_by_name(tmp_path: Path) -> None:
+    python = environment_without_us(tmp_path / "env")
+    copy = copy_of_the_code(tmp_path / "older")
+    (copy / "tree_rl" / "__init__.py").write_text('__version__ = "0.0.9"\n')
+    next(python.parents[1].glob("lib/python3*/site-packages")).joinpath("older.pth").write_text(f"{copy}\n")
+    done, seconds = run_on_unequal_nodes(tmp_path, python)
+    assert done.returncode != 0
+    assert "training/global_step:1" not in done.stdout, "trained"
+    assert seconds < 60
+    error = done.stdout[-8000:]
+    assert f"has tree_rl 0.0.9, the driver of its job has {tree_rl.__version__}" in error, error
+
+
+def test_code_sent_as_py_modules_trains_on_nodes_without_it(tmp_path: Path, bare: Path, bare_nodes: Nodes) -> None:
+    code = copy_of_the_code(tmp_path / "code")
+    override, seen = reward_that_tells(tmp_path)
+    modules = f"[{code / 'tree_rl'},{code / 'tree_kernels'}]"
+    done = bare_nodes.drive(
+        ["bash", str(RECIPE), *EXISTING_CLUSTER, override, f"+ray_kwargs.ray_init.runtime_env.py_modules={modules}"],
+        python=bare,
+        environment=one_step(tmp_path, bare, PYTHONPATH=str(code), VERL_USE_EXTERNAL_MODULES="tree_rl.verl_plugin"),
+        folder=tmp_path,
+        seconds=500,
+    )
+    (tmp_path / "log").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert "training/global_step:1" in done.stdout
+    assert {"py_modules_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()
+
+
+def test_code_sent_as_working_dir_trains_on_nodes_without_it(tmp_path: Path, bare: Path, bare_nodes: Nodes) -> None:
+    travelling = copy_of_the_code(tmp_path / "travelling")
+    shutil.copytree(REPOSITORY / "recipes", travelling / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
+    override, seen = reward_that_tells(tmp_path)
+    runtime_env = {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}
+    assigned = [f"{name}={value}" for name, value in one_step(tmp_path, bare).items()]
+    done = bare_nodes.drive(
+        [
+            *("ray", "job", "submit", "--address", f"http://{address(0)}:8265", "--working-dir", str(travelling)),
+            *("--runtime-env-json", json.dumps(runtime_env), "--"),
+            *("env", *assigned, "bash", "recipes/grpo/run_qwen3_fsdp2.sh", *EXISTING_CLUSTER, override),
+        ],
+        python=bare,
+        environment={},
+        folder=tmp_path,
+        seconds=500,
+    )
+    (tmp_path / "log").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert "training/global_step:1" in done.stdout
+    assert {"working_dir_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()
+
+
+def test_a_driver_without_the_plugin_is_refused_by_verl(tmp_path: Path, bare_nodes: Nodes) -> None:
+    done = bare_nodes.drive(
+        ["bash", str(RECIPE), *EXISTING_CLUSTER],
+        python=HERE,
+        environment=one_step(tmp_path, HERE, VERL_USE_EXTERNAL_PLUGINS="none"),
+        folder=tmp_path,
+        seconds=300,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "tree_sync" in output and "training/global_step:1" not in output, output[-3000:]

@@ -1,0 +1,113 @@
+"""Two nodes with two training processes each take the same ten steps of the GRPO recipe as one node with four."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_nodes import REPOSITORY, running_nodes, why_none
+from safetensors.torch import load_file
+
+RECIPE = REPOSITORY / "recipes" / "grpo" / "run_qwen3_fsdp2.sh"
+STEPS = 10
+RANKS = 4
+LEARNT = ("actor/", "critic/", "tree/", "response_length/", "training/rollout_probs_diff")
+NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing")
+"""Parts of names that measure a machine, not what is learnt."""
+RELATIVE, ABSOLUTE = 1e-5, 1e-6
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run leaves."""
+
+    steps: list[dict[str, float]]
+    """Figures of every step that depend on what is learnt."""
+    updates: list[dict[str, object]]
+    """The trainer's ledger: prompts and digests of the rows of every update."""
+    weights: dict[str, torch.Tensor]
+    """After the last step."""
+
+
+def train(folder: Path, *, nodes: int) -> Run:
+    """Run the recipe as a user does: scripts/cluster on emulated nodes, four training processes in all."""
+    folder.mkdir()
+    environment = {
+        "PYTHON": sys.executable,
+        "NGPUS": str(RANKS // nodes),
+        "STEPS": str(STEPS),
+        "OUTPUT": str(folder / "out"),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+    }
+    launch = ["bash", str(REPOSITORY / "scripts" / "cluster" / "launch.sh"), str(nodes), "--"]
+    overrides = [
+        "trainer.logger=[console,file]",
+        f"trainer.save_freq={STEPS}",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+    ]
+    with running_nodes(nodes, gpus=RANKS // nodes) as cluster:
+        done = cluster.drive(
+            [*launch, "bash", str(RECIPE), *overrides],
+            python=Path(sys.executable),
+            environment=environment,
+            folder=folder,
+            seconds=1100,
+        )
+    (folder / "log").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    checkpoint = folder / "out" / "checkpoints"
+    return Run(
+        steps=[learnt(json.loads(line)["data"]) for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        updates=[json.loads(line) for line in (checkpoint / "updates.jsonl").read_text().splitlines()],
+        weights=load_weights(checkpoint / f"global_step_{STEPS}" / "actor" / "huggingface"),
+    )
+
+
+def learnt(figures: dict[str, float]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in figures.items()
+        if name.startswith(LEARNT) and not any(part in name for part in NOT_LEARNT)
+    }
+
+
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(file)
+    return weights
+
+
+def differing(names: Sequence[str], left: dict[str, float], right: dict[str, float]) -> dict[str, tuple[float, float]]:
+    return {
+        name: (left[name], right[name])
+        for name in names
+        if left[name] != pytest.approx(right[name], rel=RELATIVE, abs=ABSOLUTE)
+    }
+
+
+@pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
+def test_two_nodes_train_as_one_node_does(tmp_path: Path) -> None:
+    one = train(tmp_path / "one", nodes=1)
+    two = train(tmp_path / "two", nodes=2)
+
+    assert len(one.steps) == len(two.steps) == STEPS
+    assert {"actor/pg_loss", "actor/grad_norm", "critic/score/mean", "tree/por"} <= set(one.steps[0])
+    assert two.updates == one.updates, "the same rows, token for token, in the same updates"
+    for step, (left, right) in enumerate(zip(one.steps, two.steps, strict=True), start=1):
+        assert set(left) == set(right)
+        assert differing(sorted(left), left, right) == {}, f"step {step}"
+    assert one.steps[-1]["tree/session_score/mean"] > one.steps[0]["tree/session_score/mean"] + 0.2, "it learns"
+
+    assert set(one.weights) == set(two.weights) and len(one.weights) > 10
+    errors = {
+        name: float((two.weights[name].double() - weight.double()).norm() / weight.double().norm())
+        for name, weight in one.weights.items()
+    }
+    print(f"largest relative difference of a final weight: {max(errors.values()):.1e}")
+    assert max(errors.values()) < RELATIVE, errors
