@@ -102,19 +102,30 @@ def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, 
     return loss.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
 
 
+SHAPE_OF_FAMILY = {"qwen3_moe": "two_groups", "gpt_oss": "comb", "mixtral": "identical", "qwen3_5_moe": "branches"}
+
+
+@pytest.fixture(scope="module")
+def rows_alone(paths: dict[str, Path]) -> dict[str, tuple[dict[str, Any], float, dict[str, torch.Tensor]]]:
+    """Stock verl's update of each family, and the auxiliary loss of the same rows with its gradients."""
+    loss = actor_loss("vanilla", "token-mean")
+    found = {}
+    for family, name in SHAPE_OF_FAMILY.items():
+        engine = build_engine(paths[family], tree=None, attention=ATTENTION[family])
+        stock = run(engine, ppo_batch(SHAPES[name], **FLAGS, **ALONE), loss)
+        found[family] = (stock, *auxiliary_gradients(paths[family], SHAPES[name]))
+    return found
+
+
 @pytest.mark.parametrize("checkpointing", (False, True))
 @pytest.mark.parametrize("capacity", (5, 20, 1000))
-@pytest.mark.parametrize(
-    "family, name",
-    (("qwen3_moe", "two_groups"), ("gpt_oss", "comb"), ("mixtral", "identical"), ("qwen3_5_moe", "branches")),
-)
+@pytest.mark.parametrize("family", SHAPE_OF_FAMILY)
 def test_auxiliary_loss_over_all_rows(
-    paths: dict[str, Path], family: str, name: str, capacity: int, checkpointing: bool
+    paths: dict[str, Path], rows_alone: dict[str, Any], family: str, capacity: int, checkpointing: bool
 ) -> None:
-    path, attention = paths[family], ATTENTION[family]
+    path, attention, name = paths[family], ATTENTION[family], SHAPE_OF_FAMILY[family]
     loss = actor_loss("vanilla", "token-mean")
-    stock = run(build_engine(path, tree=None, attention=attention), ppo_batch(SHAPES[name], **FLAGS, **ALONE), loss)
-    value, auxiliary = auxiliary_gradients(path, SHAPES[name])
+    stock, value, auxiliary = rows_alone[family]
     tree = build_engine(
         path,
         tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=COEF),

@@ -43,19 +43,29 @@ def tree_engines(model_path: Path) -> dict[int, Any]:
     }
 
 
-def compare(stock: Any, tree: Any, name: str, loss: Any, *, alone: bool = True) -> dict[str, Any]:
-    expected = run(stock, ppo_batch(SHAPES[name], **FLAGS, **(ALONE if alone else {})), loss)
+def compare(
+    stock: Any, tree: Any, name: str, loss: Any, *, alone: bool = True, expected: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    if expected is None:
+        expected = run(stock, ppo_batch(SHAPES[name], **FLAGS, **(ALONE if alone else {})), loss)
     got = run(tree, ppo_batch(SHAPES[name], **FLAGS), loss)
     assert_equal_runs(expected, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
     return got
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.fixture(scope="module", params=SHAPES)
+def shape_alone(request: pytest.FixtureRequest, stock: Any) -> tuple[str, dict[str, Any]]:
+    """A hostile shape and stock verl's update on its rows, each alone."""
+    loss = actor_loss("vanilla", "token-mean")
+    return request.param, run(stock, ppo_batch(SHAPES[request.param], **FLAGS, **ALONE), loss)
+
+
 @pytest.mark.parametrize("capacity", (3, 7, 20, 64))
 def test_every_hostile_shape_at_every_budget(
-    stock: Any, tree_engines: dict[int, Any], name: str, capacity: int
+    stock: Any, tree_engines: dict[int, Any], shape_alone: tuple[str, dict[str, Any]], capacity: int
 ) -> None:
-    got = compare(stock, tree_engines[capacity], name, actor_loss("vanilla", "token-mean"))
+    name, expected = shape_alone
+    got = compare(stock, tree_engines[capacity], name, actor_loss("vanilla", "token-mean"), expected=expected)
     assert got["metrics"]["tree/partitions"].aggregate() >= got["metrics"]["tree/unique_tokens"].aggregate() / capacity
 
 
@@ -66,14 +76,21 @@ def test_every_policy_loss(stock: Any, tree_engines: dict[int, Any], loss_mode: 
     compare(stock, tree_engines[7], "masks_differ_on_shared_prefix", actor_loss(loss_mode, agg_mode), alone=alone)
 
 
+@pytest.fixture(scope="module")
+def critics(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Stock verl's critic and ours, in partitions."""
+    path = save_model(tmp_path_factory.mktemp("critic"), tiny_qwen3(tie_word_embeddings=False), value=True)
+    tree = TreeConfig(mode="tree", max_tokens=7)
+    return build_engine(path, tree=None, value=True), build_engine(path, tree=tree, value=True)
+
+
 @pytest.mark.parametrize("name", SHAPES)
-def test_value_loss(tmp_path: Path, name: str) -> None:
-    path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
+def test_value_loss(critics: tuple[Any, Any], name: str) -> None:
+    stock, critic = critics
     config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
     loss = partial(value_loss, config=config)
     flags = {"return_model_output": True}
-    expected = run(build_engine(path, tree=None, value=True), ppo_batch(SHAPES[name], **flags, **ALONE), loss)
-    critic = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=7), value=True)
+    expected = run(stock, ppo_batch(SHAPES[name], **flags, **ALONE), loss)
     got = run(critic, ppo_batch(SHAPES[name], **flags), loss)
     everywhere = torch.ones(sum(len(row.tokens) for row in SHAPES[name]), dtype=torch.bool)
     assert_equal_runs(expected, got, everywhere, ("values",))
