@@ -5,6 +5,7 @@ Legend: B rows, T tokens of a row, N unique tokens, L decoder layers, K experts 
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -28,9 +29,13 @@ def drop_filler(routes_TLK: np.ndarray) -> np.ndarray:
     """
     if routes_TLK.shape[-1] < 2:
         raise ValueError("routes with one expert per token cannot tell filler from expert 0; mark it with NATIVE")
-    by_number = np.sort(routes_TLK, axis=-1)
-    repeats = (by_number[..., 1:] == by_number[..., :-1]).any(axis=-1, keepdims=True)
-    return np.where(repeats, NATIVE, routes_TLK)
+    # Slot by slot: numpy is fast along runs and slow along K.
+    slots = np.ascontiguousarray(routes_TLK.reshape(-1, routes_TLK.shape[-1]).T)
+    repeats = np.zeros(slots.shape[1], dtype=bool)
+    for first, second in combinations(slots, 2):
+        repeats |= first == second
+    native = np.array(NATIVE, dtype=routes_TLK.dtype if routes_TLK.dtype.kind == "i" else np.int64)
+    return np.where(repeats.reshape(*routes_TLK.shape[:-1], 1), native, routes_TLK)
 
 
 def route_keys(routes: Sequence[np.ndarray], groups: Sequence[int] | np.ndarray | None = None) -> list[np.ndarray]:
@@ -49,14 +54,15 @@ def route_keys(routes: Sequence[np.ndarray], groups: Sequence[int] | np.ndarray 
     """
     if groups is not None and len(groups) != len(routes):
         raise ValueError(f"groups: expected one for each of {len(routes)} rows, received {len(groups)}")
+    # The bytes of two tokens are equal exactly where their experts are.
+    dtype = np.result_type(*{np.asarray(routes_TLK).dtype for routes_TLK in routes}, np.int16)
     number_of: dict[tuple[int, bytes], int] = {}
     keys = []
     for row, routes_TLK in enumerate(routes):
         _check(routes_TLK, row, routes[0].shape[1:])
         group = 0 if groups is None else int(groups[row])
-        # One row of the table per token; the bytes of two tokens are equal exactly where their experts are.
-        table = np.sort(routes_TLK.astype(np.int32, copy=False), axis=-1).reshape(len(routes_TLK), -1)
-        numbers = [number_of.setdefault((group, token.tobytes()), len(number_of)) for token in table]
+        tokens = _bytes_of_tokens(np.sort(routes_TLK, axis=-1).astype(dtype, copy=False)).tolist()
+        numbers = [number_of.setdefault((group, token), len(number_of)) for token in tokens]
         keys.append(np.array(numbers, dtype=np.int64))
     return keys
 
@@ -81,11 +87,20 @@ def routes_of_unique_tokens(forest: Forest, routes: Sequence[np.ndarray]) -> np.
     index = forest.row_index.values
     unique = np.empty((forest.num_unique, *flat.shape[1:]), dtype=flat.dtype)
     unique[index] = flat
-    differs = (np.sort(unique, axis=-1)[index] != np.sort(flat, axis=-1)).any(axis=(1, 2))
+    # Most rows that share a token name its experts in the same order.
+    unlike = np.flatnonzero(_bytes_of_tokens(unique)[index] != _bytes_of_tokens(flat))
+    differs = (np.sort(unique[index[unlike]]) != np.sort(flat[unlike])).any(axis=(1, 2))
     if differs.any():
-        row = int(np.searchsorted(forest.row_index.offsets, int(differs.argmax()), side="right")) - 1
+        first = int(unlike[differs.argmax()])
+        row = int(np.searchsorted(forest.row_index.offsets, first, side="right")) - 1
         raise ValueError(f"row {row} shares a token with a row of other routes; build the forest with route_keys")
     return unique
+
+
+def _bytes_of_tokens(routes_TLK: np.ndarray) -> np.ndarray:
+    """[T], one opaque value per token: compared and hashed as a whole."""
+    table = np.ascontiguousarray(routes_TLK).reshape(len(routes_TLK), -1)
+    return table.view(np.dtype((np.void, table.shape[1] * table.itemsize)))[:, 0]
 
 
 def _check(routes: np.ndarray, row: int, layers_and_experts: tuple[int, ...]) -> None:
