@@ -219,7 +219,7 @@ def _wait_for(nodes: int | None, wait_seconds: float) -> list[dict[str, Any]]:
 
 
 def _examine(nodes: list[dict[str, Any]]) -> tuple[NodeReport, ...]:
-    probe = ray.remote(_probe_task()).options(num_cpus=0, max_retries=0)
+    probe = ray.remote(num_cpus=0, max_retries=0)(_probe_task())
     pinned = [NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False) for node in nodes]
     answers = [probe.options(scheduling_strategy=place).remote(NODE_PROBE, PROBE_SECONDS) for place in pinned]
     return tuple(_read_report(node, answer) for node, answer in zip(nodes, answers, strict=True))
