@@ -33,7 +33,7 @@ def run(*arguments: str) -> str:
 
 def test_every_timing_has_passed_the_gate_and_says_what_it_is(tmp_path: Path) -> None:
     table = tmp_path / "gdn.csv"
-    arguments = ["--tokens", "150", "--heads", "tiny", "--group-seconds", "0.001", "--commit", "test"]
+    arguments = ["--tokens", "90", "--heads", "tiny", "--group-seconds", "0.001", "--commit", "test"]
     output = run(str(BENCHMARK), "--device", "cpu", *arguments, "--out", str(table))
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -45,7 +45,7 @@ def test_every_timing_has_passed_the_gate_and_says_what_it_is(tmp_path: Path) ->
     for row in ran:
         assert float(row["gate_error"]) < 2e-6
         assert 0 < float(row["total_ms_low"]) <= float(row["total_ms"]) <= float(row["total_ms_high"])
-    measured = {(row["shape"], row["contender"]): row["measured_tokens"] for row in ran}
+    measured = {(row["shape"], row["contender"]): int(row["measured_tokens"]) for row in ran}
     assert measured["grpo", "tree chunked"] == measured["grpo", "linear chunked"] < measured["grpo", "rows chunked"]
     assert output.count("flash-linear-attention needs a CUDA device") == 10
 

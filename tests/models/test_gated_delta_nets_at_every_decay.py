@@ -43,8 +43,9 @@ def tree(family: str, decay: float, dtype: torch.dtype) -> Result:
     return gradients(model, forest_log_probs(model, Forest.from_rows(ROWS)))
 
 
-@pytest.mark.parametrize("decay", (0.2, 2.0, 20.0))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "decay"), (("qwen3_5", 0.2), ("qwen3_5", 2.0), ("qwen3_5", 20.0), ("qwen3_next", 20.0))
+)
 def test_float32_is_right_to_rounding(family: str, decay: float) -> None:
     with float64_throughout():
         expected = stock(family, decay, torch.float64)

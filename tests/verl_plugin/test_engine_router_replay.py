@@ -24,7 +24,7 @@ from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.rows import RowError
 
 LAYERS, PER_TOKEN = 2, 2
-SHAPES_OF_ONE = ("strict_prefix", "identical", "two_groups", "branch_at_63_64_65", "masks_differ_on_shared_prefix")
+SHAPES_OF_ONE = ("strict_prefix", "identical", "two_groups", "masks_differ_on_shared_prefix")
 Routes = list[np.ndarray]
 
 
@@ -96,8 +96,10 @@ def engines(paths: dict[str, Path]) -> dict[str, tuple[Any, Any]]:
     return {name: (build(name, tree=None), build(name, tree=TreeConfig(), **replaying("R3"))) for name in CONFIGS}
 
 
-CASES = [("qwen3_moe", name, 9) for name in SHAPES_OF_ONE] + [
-    (family, name, capacity) for family in CONFIGS for name, capacity in (("comb", 5), ("branches", 1000))
+CASES = [
+    *(("qwen3_moe", name, 9) for name in SHAPES_OF_ONE),
+    *((family, "comb", 9) for family in CONFIGS),
+    *((family, "branches", 1000) for family in CONFIGS),
 ]
 
 
