@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tree_rl.rollout.environment import Outcome, ShellEnvironment
@@ -48,6 +49,26 @@ def test_a_row_spans_the_versions_of_the_calls_that_it_trains() -> None:
     # Here the second call goes on after the first, in one row that both versions generated.
     (row,) = outputs_of(call((1,), (2, 3)), call((1, 2, 3, 7), (4,)))
     assert (row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]) == (3, 5)
+
+
+def test_branches_agree_on_the_routes_of_what_they_share() -> None:
+    calls = (call((1,), (2, 3)), call((1, 2, 3, 7), (4, 5)), call((1, 2, 3, 8), (6,)), call((1, 9), (2,)))
+    record = SessionRecord(calls=calls, reward=0.5, outcome=OUTCOME, tool_calls=3)
+    model = _RecordingModel(None, {})
+    model.versions += [(0, 0)] * 4
+    # Call n says 10 n + position; its last token was never fed to the model.
+    lengths = [len(one.prompt_ids) + len(one.response_ids) - 1 for one in calls]
+    model.routes += [np.full((n, 2, 2), 10 * i) + np.arange(n)[:, None, None] for i, n in enumerate(lengths)]
+    outputs = to_outputs(record, model, seconds=1.0)
+    assert [output.prompt_ids + output.response_ids for output in outputs] == [
+        [1, 2, 3, 7, 4, 5],
+        [1, 2, 3, 8, 6],
+        [1, 9, 2],
+    ]
+    routes = [output.as_dict()["routed_experts"][:, 1, 0].tolist() for output in outputs]
+    assert routes == [[0, 1, 12, 13, 14, 0], [0, 1, 22, 23, 0], [30, 31, 0]]
+    model.routes[1] = None
+    assert [output.routed_experts is None for output in to_outputs(record, model, seconds=1.0)] == [True, False, False]
 
 
 def test_versions_that_no_server_reports_stay_unknown() -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from tree_rl.rollout.chat import Chat
@@ -77,6 +78,8 @@ class _RecordingModel:
         self.preempted = 0
         self.versions: list[tuple[int | None, int | None]] = []
         """Oldest and newest weights that generated in each call, in the order in which calls were answered."""
+        self.routes: list[np.ndarray | None] = []
+        """[prompt and response tokens, L, K] of each call, experts that its tokens visited; None: not recorded."""
 
     async def __call__(self, prompt_ids: list[int], *, max_tokens: int) -> tuple[list[int], list[float] | None]:
         started = time.monotonic()
@@ -88,6 +91,7 @@ class _RecordingModel:
         self.seconds += time.monotonic() - started
         self.preempted += output.num_preempted or 0
         self.versions.append((output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")))
+        self.routes.append(None if output.routed_experts is None else np.asarray(output.routed_experts))
         return list(output.token_ids), output.log_probs or None
 
 
@@ -118,6 +122,7 @@ def to_outputs(record: SessionRecord, model: _RecordingModel, *, seconds: float)
             response_ids=list(row.response_ids),
             response_mask=list(row.response_mask),
             response_logprobs=None if row.response_log_probs is None else list(row.response_log_probs),
+            routed_experts=routes_of_row(row, model.routes),
             reward_score=record.reward,
             num_turns=2 * record.outcome.turns,
             metrics=AgentLoopMetrics(
@@ -134,6 +139,35 @@ def to_outputs(record: SessionRecord, model: _RecordingModel, *, seconds: float)
         )
         for row in rows
     ]
+
+
+def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Experts that a row's tokens visited, [prompt and response tokens, L, K]; zeros where nothing was recorded.
+
+    A token's are those of the first call that computed it in this context, so that branches agree on what they share.
+
+    Args:
+        row: of the session.
+        routes: of each call of the session.
+
+    Returns:
+        None if a call that generated a token of the row recorded nothing.
+    """
+    calls = np.array(row.response_calls)
+    recorded: list[np.ndarray] = []
+    done = 0
+    for call in sorted(set(row.response_calls) - {-1}):
+        of_call = routes[call] if call < len(routes) else None
+        if of_call is None:
+            return None
+        # The row goes with the call up to the last token that the call generated in it.
+        end = len(row.prompt_ids) + int(np.flatnonzero(calls == call)[-1]) + 1
+        recorded.append(of_call[done:end])
+        done += len(recorded[-1])
+    if not recorded:
+        return None
+    filler = np.zeros((len(row.token_ids) - done, *recorded[0].shape[1:]), dtype=recorded[0].dtype)
+    return np.concatenate([*recorded, filler])
 
 
 def version_span(row: Row, versions: Sequence[tuple[int | None, int | None]]) -> dict[str, int | None]:
