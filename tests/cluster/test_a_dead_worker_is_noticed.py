@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 
+from tree_rl.verl_plugin import liveness
 from tree_rl.verl_plugin.liveness import Watch, WorkerDiedError
 
 pytestmark = pytest.mark.ray
@@ -30,33 +33,52 @@ def worker_class() -> Iterator[Any]:
     ray.shutdown()
 
 
-def test_a_killed_worker_is_named_and_a_busy_one_is_not(worker_class: Any) -> None:
+def test_a_killed_worker_is_named_and_a_busy_one_is_not(worker_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "BUSY_SECONDS", 1.0)
     busy, killed = worker_class.remote(), worker_class.remote()
     pid = ray.get([busy.pid.remote(), killed.pid.remote()])[1]
     watch = Watch({"agent loop worker 0": busy, "rollout server 3": killed})
-    watch.confirm()
-    watch.look()
-    busy.work.remote(60.0)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerDiedError, match=r"rollout server 3 died .*trainer\.resume_mode=auto"):
+    with watch.guard():
         watch.confirm()
+        busy.work.remote(60.0)
+        started = time.monotonic()
+        watch.confirm()
+        watch.check()
+        assert time.monotonic() - started < 5
 
-    started = time.monotonic()
-    alive = Watch({"agent loop worker 0": busy})
-    alive.look()
-    alive.confirm()
-    assert time.monotonic() - started < 5
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=r"rollout server 3 died .*trainer\.resume_mode=auto"):
+            watch.confirm()
+        deadline = time.monotonic() + 30
+        with pytest.raises(WorkerDiedError, match="rollout server 3 died"):
+            while time.monotonic() < deadline:
+                watch.check()
+                time.sleep(0.05)
 
 
-def test_a_poll_notices_sooner_or_later_and_never_waits(worker_class: Any) -> None:
-    worker = worker_class.remote()
-    pid = ray.get(worker.pid.remote())
-    watch = Watch({"agent loop worker 1": worker})
+HANGING = """
+import os, signal, sys, time
+import ray
+from tree_rl.verl_plugin import liveness
+liveness.LOOK_SECONDS, liveness.GRACE_SECONDS = 0.1, 0.5
+ray.init(address=sys.argv[1], namespace="hanging", logging_level="error")
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def pid(self):
+        return os.getpid()
+
+worker = Worker.remote()
+pid = ray.get(worker.pid.remote())
+with liveness.Watch({"storage of the rows' queue 0": worker}).guard():
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    with pytest.raises(WorkerDiedError, match="agent loop worker 1 died"):
-        while time.monotonic() < deadline:
-            started = time.monotonic()
-            watch.look()
-            assert time.monotonic() - started < 1
-            time.sleep(0.05)
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_on_a_dead_one_is_ended(worker_class: Any) -> None:
+    address = ray.get_runtime_context().gcs_address
+    ended = subprocess.run([sys.executable, "-c", HANGING, address], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "storage of the rows' queue 0 died" in ended.stderr and "ending it" in ended.stderr

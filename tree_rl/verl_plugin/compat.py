@@ -74,6 +74,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "response_to_nested": "verl.workers.utils.padding",
     "upsample_batch_to_divisible_size": "verl.trainer.ppo.padding_utils",
     "KVBatchMeta": "transfer_queue",
+    # The actors that keep the rows, in the process that started them.
+    "_TQ_STORAGE": "transfer_queue.interface",
     # Supervised fine-tuning.
     "SFTTrainer": "verl.trainer.sft_trainer",
     "destroy_global_process_group": "verl.utils.distributed",

@@ -17,6 +17,7 @@ import ray
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.checkpoint_commit import (
     begin_checkpoint,
     commit_checkpoint,
@@ -62,13 +63,14 @@ class ResumableTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, watching the processes that make rows."""
         self._watch.actors.update(self._row_makers(agent_loop_manager))
-        super().fit(agent_loop_manager)
+        with self._watch.guard():
+            super().fit(agent_loop_manager)
 
     def _build_replay_buffer(self) -> Any:
         """verl's buffer, which polls for finished prompts only as long as somebody can finish them."""
         self._watch = Watch({})
         buffer = super()._build_replay_buffer()
-        buffer._sync_metadata_from_transfer_queue = _after(self._watch.look, buffer._sync_metadata_from_transfer_queue)
+        buffer._sync_metadata_from_transfer_queue = _after(self._watch.check, buffer._sync_metadata_from_transfer_queue)
         buffer.sample = self._sampled_in_order(buffer.sample)
         return buffer
 
@@ -96,9 +98,10 @@ class ResumableTrainer(PPOTrainer):
                 for server in replica.servers
             ],
             "training worker": self.actor_rollout_wg.workers,
+            "storage of the rows' queue": (compat._TQ_STORAGE or {}).get("SimpleStorage", {}).values(),
         }
         makers = {f"{kind} {rank}": handle for kind, handles in groups.items() for rank, handle in enumerate(handles)}
-        makers["rows' queue"] = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        makers["controller of the rows' queue"] = ray.get_actor("TransferQueueController", namespace="transfer_queue")
         return makers
 
     def _fetch_one_gen_batch(self) -> TensorDict:
