@@ -15,13 +15,14 @@ from engine_harness import Row, build_engine, nested, ppo_batch, save_model, tin
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from tensordict import TensorDict
 from test_engine_experts import ALONE, ATTENTION, CONFIGS, EXPERTS, FLAGS, SHAPES, SIZES
+from test_trainer_worker import build_worker
 from transformers import Glm4MoeConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.rows import RowError
+from tree_rl.verl_plugin.rows import RowError, Rows
 
 LAYERS, PER_TOKEN = 2, 2
 SHAPES_OF_ONE = ("strict_prefix", "identical", "two_groups", "masks_differ_on_shared_prefix")
@@ -183,6 +184,31 @@ def test_old_log_probs_record_what_the_update_repeats(paths: dict[str, Path], ca
     got = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))
     assert_same(stock_run(stock, rows, routes), got, rows)
     assert "routed_experts" not in got["model_output"]
+
+
+def test_a_worker_hands_recorded_routes_from_inference_to_update(paths: dict[str, Path]) -> None:
+    settings = {"router_replay": EngineRouterReplayConfig(mode="R2"), "infer_max_token_len_per_gpu": 4096}
+    worker = build_worker(paths["qwen3_moe"], **settings)
+    rows = SHAPES["two_groups"]
+    recorded = worker.infer_batch(ppo_batch(rows, calculate_entropy=True, compute_loss=False))
+    routes = recorded["routed_experts"]
+    assert routes.dtype == torch.int16 and [len(one) for one in routes.unbind()] == [len(row.tokens) for row in rows]
+    seen: list[np.ndarray] = []
+    replayed = worker.engine.replay.with_routes
+
+    def listening(data: TensorDict, given: Rows) -> Rows:
+        told = replayed(data, given)
+        seen.append(told.routes_FLK)
+        return told
+
+    data = ppo_batch(rows, num_mini_batch=2, global_batch_size=2, epochs=2)
+    data["routed_experts"] = routes
+    with patch.object(worker.engine.replay, "with_routes", listening):
+        worker.train_mini_batch(data)
+    flat = routes.values().numpy()
+    half = sum(len(row.tokens) for row in rows[:2])
+    for told, expected in zip(seen, [flat[:half], flat[half:]] * 2, strict=True):
+        assert np.array_equal(told, expected)
 
 
 def test_an_update_with_unmoved_weights_knows_load_and_log_probs_of_recorded_rows(paths: dict[str, Path]) -> None:

@@ -38,7 +38,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def build_worker(path: Path, *, model_type: str = "tree_language_model", hf_model_type: str | None = None) -> Any:
+def build_worker(
+    path: Path, *, model_type: str = "tree_language_model", hf_model_type: str | None = None, **engine: Any
+) -> Any:
     """A worker as verl's trainer builds it, in this process."""
     join_process_group()
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -58,6 +60,7 @@ def build_worker(path: Path, *, model_type: str = "tree_language_model", hf_mode
             max_token_len_per_gpu=4096,
             use_dynamic_bsz=True,
             tree=TreeConfig(mode="tree", self_check=False),
+            **engine,
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-2, total_training_steps=10),
         checkpoint_config=CheckpointConfig(),
