@@ -6,7 +6,6 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,15 @@ def running(marker: str) -> int:
     return found
 
 
+def wait_until_gone(marker: str) -> None:
+    """Fail unless processes with a marker, which would run for an hour, end within half a minute."""
+    for _ in range(600):
+        if not running(marker):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still running: {running(marker)} processes with {marker}")
+
+
 def test_commands_see_and_change_the_files(workspace: Workspace) -> None:
     result = workspace.run("cat a.txt sub/b.txt && printf '%s' gamma > c.txt && ls | sort | tr '\\n' ' '; exit 3")
     assert (result.output, result.exit_code, result.timed_out) == ("alpha\nbeta\na.txt c.txt sub ", 3, False)
@@ -52,10 +60,8 @@ def test_the_environment_is_empty(workspace: Workspace) -> None:
 
 
 def test_an_infinite_loop_ends_at_a_limit(workspace: Workspace) -> None:
-    started = time.monotonic()
-    result = workspace.run("while :; do :; done")
-    assert result.exit_code != 0 and time.monotonic() - started < 6
-    assert workspace.run("sleep 30").timed_out
+    assert workspace.run("while :; do :; done").exit_code != 0
+    assert workspace.run("sleep 3600").timed_out
 
 
 def test_endless_output_is_cut(workspace: Workspace) -> None:
@@ -65,29 +71,25 @@ def test_endless_output_is_cut(workspace: Workspace) -> None:
 
 
 def test_nothing_outlives_its_command(workspace: Workspace) -> None:
-    result = workspace.run("sleep 31.4159 & echo started")
-    assert (result.output, result.timed_out) == ("started\n", False) and result.seconds < 1.5
-    time.sleep(0.2)
-    assert running("31.4159") == 0
+    # Waiting for it would last beyond the limit.
+    result = workspace.run("sleep 3141.59 & echo started")
+    assert (result.output, result.timed_out) == ("started\n", False)
+    wait_until_gone("3141.59")
 
 
 def test_a_detached_process_dies_with_its_namespace() -> None:
     if strictest_means() == "limits":
         pytest.skip("no namespaces on this machine")
     with Workspace() as workspace:
-        workspace.run("setsid sleep 27.1828 >/dev/null 2>&1 & echo started")
-        time.sleep(0.2)
-        assert running("27.1828") == 0
+        workspace.run("setsid sleep 2718.28 >/dev/null 2>&1 & echo started")
+        wait_until_gone("2718.28")
 
 
 def test_a_fork_bomb_is_contained(workspace: Workspace) -> None:
     if os.geteuid() != 0 and workspace.means == "limits":
         pytest.skip("without root and namespaces there is no process limit of the workspace's own")
-    started = time.monotonic()
     result = workspace.run("bomb() { bomb 161803 | bomb 161803 & }; bomb; sleep 1; echo still here")
-    assert time.monotonic() - started < 6
-    time.sleep(0.3)
-    assert running("161803") == 0
+    wait_until_gone("161803")
     assert workspace.run("echo alive").output == "alive\n", result
 
 
@@ -156,22 +158,22 @@ def test_a_command_costs_milliseconds(means: Means) -> None:
 
 
 def test_concurrent_commands_do_not_block_the_event_loop() -> None:
-    async def run() -> float:
-        with Workspace() as workspace:
-            ticks: list[float] = []
+    async def run() -> None:
+        with Workspace(limits=Limits(timeout_seconds=60)) as workspace:
+            begun = [workspace.directory / f"begun{i}" for i in range(4)]
 
-            async def tick() -> None:
-                while True:
-                    ticks.append(time.monotonic())
+            async def answer() -> None:
+                while not all(path.exists() for path in begun):
                     await asyncio.sleep(0.01)
+                (workspace.directory / "answer").write_text("")
 
-            ticker = asyncio.create_task(tick())
-            results = await asyncio.gather(*[workspace.run_async(f"sleep 0.1; echo {i}") for i in range(8)])
-            ticker.cancel()
-            assert [result.output for result in results] == [f"{i}\n" for i in range(8)]
-            return max(later - earlier for earlier, later in pairwise(ticks))
+            # Each command waits for what only the event loop does, once all of them have begun.
+            wait = "touch begun{}; until [ -e answer ]; do sleep 0.05; done; echo {}"
+            commands = [workspace.run_async(wait.format(i, i)) for i in range(4)]
+            *results, _ = await asyncio.gather(*commands, answer())
+            assert [(result.output, result.timed_out) for result in results] == [(f"{i}\n", False) for i in range(4)]
 
-    assert asyncio.run(run()) < 0.5
+    asyncio.run(run())
 
 
 def test_limits_are_checked() -> None:
