@@ -155,11 +155,11 @@ def test_a_session_that_takes_too_long_is_scored_and_leaves_no_process(chatml: P
 
     def script(prompt: str) -> str:
         first = prompt.count("<|im_start|>assistant") == 1
-        return mini_turn(repaired if first else "sleep 53.97")
+        return mini_turn(repaired if first else "sleep 5397.1")
 
     (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], seconds=6)
-    assert session.result == ("timed_out", 1.0) and session.done.seconds < 20
-    assert not [line for line in command_lines() if "53.97" in line]
+    assert session.result == ("timed_out", 1.0)
+    assert not [line for line in command_lines() if "5397.1" in line]
 
 
 def repair_with_tools(prompt: str) -> str:

