@@ -31,7 +31,10 @@ class Cluster:
     processes: dict[str, subprocess.Popen[bytes]]
 
     def environment(self, **variables: str) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST"))}
+        # PYTHONPATH would travel with the driver, over that of the node whose packages are to differ.
+        own = {
+            name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST", "PYTHONPATH"))
+        }
         own |= {"PYTHON": sys.executable, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
         return own | {"RAY_AUTH_TOKEN_PATH": str(self.folder / "token"), "WAIT_SECONDS": "120"} | variables
 
