@@ -107,12 +107,12 @@ def test_any_rows_any_budget(two_layers: Any, rows: list[list[int]], capacity: i
         assert_same(partitioned_gradients(two_layers, rows, capacity, offload=seed % 2 == 0), expected)
 
 
-@pytest.mark.parametrize("capacity", (3, 30))
-def test_float32_partitions_equal_rows_in_float64(capacity: int) -> None:
+@pytest.mark.parametrize(("family", "capacity"), (("qwen3_next", 30), ("qwen3_next", 3), ("qwen3_5", 3)))
+def test_float32_partitions_equal_rows_in_float64(family: str, capacity: int) -> None:
     rows = rows_with_prefix(65)
     with float64_throughout():
-        expected = row_gradients(build(HYBRIDS["qwen3_next"], torch.float64), rows)
-    model = build(HYBRIDS["qwen3_next"], torch.float32)
+        expected = row_gradients(build(HYBRIDS[family], torch.float64), rows)
+    model = build(HYBRIDS[family], torch.float32)
     use_tree_attention(model)
     assert_same(partitioned_gradients(model, rows, capacity), expected, 2e-5)
 
