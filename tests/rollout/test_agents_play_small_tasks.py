@@ -157,7 +157,7 @@ def test_a_session_that_takes_too_long_is_scored_and_leaves_no_process(chatml: P
         first = prompt.count("<|im_start|>assistant") == 1
         return mini_turn(repaired if first else "sleep 5397.1")
 
-    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], seconds=6)
+    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], seconds=15)
     assert session.result == ("timed_out", 1.0)
     assert not [line for line in command_lines() if "5397.1" in line]
 
