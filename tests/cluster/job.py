@@ -13,7 +13,7 @@ from pathlib import Path
 
 import toy_qwen
 
-STEPS = 12
+STEPS = 20
 SAVE_FREQ = 2
 PROMPTS = 20
 """Five steps of four prompts are an epoch, so the data are shuffled anew within a run."""
