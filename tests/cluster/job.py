@@ -114,7 +114,7 @@ def shared_memory_of(processes: list[Process]) -> set[Path]:
 
 def workspaces(folder: Path) -> set[str]:
     """Workspaces of sessions, whether their owner lives or not."""
-    return {path.name for path in (folder / "tmp").glob("tree-rl-workspace-*")}
+    return {path.name for path in (folder / "tmp").glob("tree-rl-owned-workspace-*")}
 
 
 def prepare(folder: Path) -> None:

@@ -16,7 +16,8 @@ from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "tree-rl-"
+PREFIX = "tree-rl-owned-"
+"""No folder that a user makes by hand has such a name: whatever bears it and is not held is deleted."""
 MAKING = "making-"
 """A folder whose owner does not hold it yet has this name; a minute later its owner is dead, too."""
 MAKING_SECONDS = 60.0
