@@ -85,6 +85,13 @@ def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:
     assert (row["rows"], row["flat_tokens"], row["unique_tokens"]) == ("2", "100", "60")
 
 
+def test_tokens_that_the_model_lacks_are_named(tmp_path: Path) -> None:
+    data = tmp_path / "recorded.jsonl"
+    data.write_text('{"uid": "a", "input_ids": [1, 2, 900]}\n{"uid": "a", "input_ids": [1, 3]}')
+    result = CliRunner().invoke(app, [*TINY, "--data", str(data)])
+    assert result.exit_code == 2 and "token ids below its vocabulary of 512, recorded has 900" in result.output
+
+
 def test_a_recording_makes_batches_that_share_no_group() -> None:
     rows = [
         Row(name=f"row {n}", group=f"task {n // 2}", token_ids=np.arange(10) + n // 4, trained=None) for n in range(12)
@@ -104,6 +111,19 @@ def test_two_training_runs_stay_together(tmp_path: Path) -> None:
     for row in curves:
         assert float(row["loss_tree_to_exact"]) < 1e-5
         assert 0 < float(row["gradient_tree_to_exact"]) < 1e-5
+
+
+def test_bfloat16_drives_two_training_runs_no_further_apart_than_packed_rows_from_exact(tmp_path: Path) -> None:
+    bench("--row-tokens", "64", "--por", "0.5", "--steps", "3", "--dtype", "bfloat16", "--out", str(tmp_path))
+    curves = rows_of(tmp_path / "deviation_tiny_agents.csv")
+    assert {row["dtype"] for row in curves} == {"bfloat16"}
+    largest = {name: max(float(row[f"gradient_{name}_to_exact"]) for row in curves) for name in ("tree", "packed")}
+    assert 1e-4 < largest["tree"] < 1.5 * largest["packed"] < 0.1
+
+
+def test_a_precision_that_is_none_is_refused_in_one_line() -> None:
+    result = CliRunner().invoke(app, [*TINY, "--dtype", "float8"])
+    assert result.exit_code == 2 and "--dtype float8: expected one of bfloat16, float16, float32" in result.output
 
 
 def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path) -> None:

@@ -195,9 +195,16 @@ def batches_of(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
     """Batches of about that overlap: of the recording, or synthetic agents.
 
     Raises:
-        RowFileError: so much overlap is not possible, or no group of the recording is small enough.
+        RowFileError: so much overlap is not possible, no group of the recording is small enough, or the model lacks
+            tokens of the recording.
     """
     if options.data is not None:
+        largest = max(int(row.token_ids.max()) for row in options.data)
+        if largest >= options.size.shape.vocab:
+            raise RowFileError(
+                f"--model {options.model}: expected token ids below its vocabulary of {options.size.shape.vocab}, "
+                f"{options.data_name} has {largest}; choose a model of that vocabulary (a small machine: --layers 1)"
+            )
         return recorded_batches(
             options.data,
             name=options.data_name,
