@@ -29,11 +29,12 @@ def main() -> None:
         for panel, seed in zip(panels[0], seeds, strict=True):
             for arm, look in LOOKS.items():
                 curve = table[(table["seed"] == seed) & (table["arm"] == arm)]
-                panel.plot(curve["step"], curve["reward"], **look)
+                if len(curve):
+                    panel.plot(curve["step"], curve["reward"], **look)
             panel.set(title=f"seed {seed}", xlabel="step", ylim=(0, 1))
             panel.grid(alpha=0.3)
         panels[0][0].set_ylabel("mean reward of a step's sessions")
-        panels[0][0].legend(loc="upper left", frameon=False)
+        panels[0][0].legend(loc="lower right", frameon=False)
         figure.tight_layout()
         figure.savefig(source.with_suffix(".png"), dpi=120)
 
