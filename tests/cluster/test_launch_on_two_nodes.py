@@ -119,9 +119,8 @@ def test_submitted_job_runs_there_and_its_failure_is_the_scripts(cluster: Cluste
     assert failed.returncode != 0
 
 
-@pytest.mark.parametrize("variables", [{"RAY_AUTH_TOKEN": "another"}], ids=["wrong_token"])
-def test_cluster_refuses_who_has_another_token(cluster: Cluster, variables: dict[str, str]) -> None:
-    refused = cluster.run("launch.sh", "2", "--", "touch", "ran", **variables)
+def test_cluster_refuses_who_has_another_token(cluster: Cluster) -> None:
+    refused = cluster.run("launch.sh", "2", "--", "touch", "ran", RAY_AUTH_TOKEN="another")
     assert refused.returncode != 0
     assert "token" in refused.stderr
     assert not (cluster.folder / "ran").exists()
