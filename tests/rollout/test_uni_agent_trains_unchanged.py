@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "verl_plugin"))
 import toy_qwen
 
 CHECKOUT = os.environ.get("UNI_AGENT", "")
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUNNER = """
 import aiohttp
@@ -72,7 +72,7 @@ def test_rows_of_uni_agent_train_on_trees(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=860,
         check=False,
     )
     log = finished.stdout + finished.stderr
