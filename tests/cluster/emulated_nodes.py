@@ -22,6 +22,8 @@ CLUSTER_SCRIPTS = REPOSITORY / "scripts" / "cluster"
 PORT = 6379
 INTERFACE = "eth0"
 START_SECONDS = 120
+EXISTING_CLUSTER = ["++ray_kwargs.ray_init.num_cpus=null", "++ray_kwargs.ray_init.num_gpus=null"]
+"""verl may not count processors where Ray runs already; scripts/cluster/launch.sh adds the same."""
 OWN_PACKAGES = ("tree_rl", "__editable__")
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY")
 """All that a node and a driver get of the environment of the tests: a node that boots knows nothing of a checkout."""
@@ -48,7 +50,6 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "HF_HUB_OFFLINE": "1",
             "TORCH_COMPILE_DISABLE": "1",
-            "GLOO_SOCKET_IFNAME": INTERFACE,
             **environment,
         }
         full = ["ip", "netns", "exec", self.namespaces[0], "env", "-i", *as_arguments(variables), *command]
@@ -133,7 +134,9 @@ def node_environment(python: Path, token: Path) -> dict[str, str]:
     """What a shell on a fresh node has, with the given Python in front."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept["PATH"] = f"{python.parent}:{kept['PATH']}"
-    return kept | {"OMP_NUM_THREADS": "1", "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONSAFEPATH": "1"}
+    own = {"OMP_NUM_THREADS": "1", "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONSAFEPATH": "1"}
+    # Left alone, gloo takes the address of the host's name, which all namespaces share: 127.0.0.1.
+    return kept | own | {"GLOO_SOCKET_IFNAME": INTERFACE}
 
 
 def wait_until_started(node: subprocess.Popen[bytes], log: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from emulated_nodes import (
+    EXISTING_CLUSTER,
     REPOSITORY,
     Nodes,
     address,
@@ -23,7 +24,6 @@ from emulated_nodes import (
 import tree_rl
 
 RECIPE = REPOSITORY / "recipes" / "grpo" / "run_qwen3_fsdp2.sh"
-EXISTING_CLUSTER = ["++ray_kwargs.ray_init.num_cpus=null", "++ray_kwargs.ray_init.num_gpus=null"]
 HERE = Path(sys.executable)
 STAMPED = """bash "$@" 2>&1 | while read -r line; do echo "$EPOCHREALTIME $line"; done; exit "${PIPESTATUS[0]}" """
 """Runs a command and writes the time in front of each line."""

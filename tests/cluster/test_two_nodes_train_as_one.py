@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_nodes import REPOSITORY, running_nodes, why_none
+from emulated_nodes import EXISTING_CLUSTER, REPOSITORY, running_nodes, why_none
 from safetensors.torch import load_file
 
 RECIPE = REPOSITORY / "recipes" / "grpo" / "run_qwen3_fsdp2.sh"
@@ -35,24 +35,27 @@ class Run:
 
 
 def train(folder: Path, *, nodes: int) -> Run:
-    """Run the recipe as a user does: scripts/cluster on emulated nodes, four training processes in all."""
+    """Run the recipe on emulated nodes, four training processes in all."""
     folder.mkdir()
     environment = {
         "PYTHON": sys.executable,
+        "NNODES": str(nodes),
         "NGPUS": str(RANKS // nodes),
+        "ROLLOUT_N": "4",
         "STEPS": str(STEPS),
         "OUTPUT": str(folder / "out"),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.carried_environment.carry",
     }
-    launch = ["bash", str(REPOSITORY / "scripts" / "cluster" / "launch.sh"), str(nodes), "--"]
     overrides = [
+        *EXISTING_CLUSTER,
         "trainer.logger=[console,file]",
         f"trainer.save_freq={STEPS}",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
     ]
     with running_nodes(nodes, gpus=RANKS // nodes) as cluster:
         done = cluster.drive(
-            [*launch, "bash", str(RECIPE), *overrides],
+            ["bash", str(RECIPE), *overrides],
             python=Path(sys.executable),
             environment=environment,
             folder=folder,
