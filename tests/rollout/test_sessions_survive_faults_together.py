@@ -124,7 +124,7 @@ class Environment(SweEnvironment):
     """A real sandbox with short limits; one of them dies."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(SandboxOptions(limits=Limits(timeout_seconds=4, output_bytes=4096, processes=16)))
+        super().__init__(SandboxOptions(limits=Limits(timeout_seconds=8, output_bytes=4096, processes=16)))
         self.dies = kind == "dead sandbox"
 
     async def run(self, command: str) -> Any:
@@ -145,7 +145,7 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
                 endpoint=gateway.endpoint(session),
                 task={"swe": TASK.to_row()},
                 messages=[{"role": "user", "content": f"session {number}: {kind}"}],
-                timeout_seconds=9 if kind == "hanging model" else 120,
+                timeout_seconds=16 if kind == "hanging model" else 120,
             )
             return done, await gateway.close_session(session)
 
