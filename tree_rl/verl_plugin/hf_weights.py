@@ -3,7 +3,8 @@
 NumPy has no bfloat16, so every tensor travels as bytes with its dtype and shape.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,15 +65,34 @@ def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for packed in bucket:
-        if packed.name not in targets:
+        target = targets.get(packed.name, _slice_of_experts(packed.name, targets))
+        if target is None:
             raise KeyError(
                 f"weight {packed.name!r} from the trainer: the rollout model has no such parameter, expected names "
                 f"like {next(iter(targets))!r}. LoRA adapters must be merged: actor_rollout_ref.model.lora.merge=True"
             )
-        target = targets[packed.name]
         if tuple(target.shape) != packed.shape:
             raise ValueError(
                 f"weight {packed.name!r}: expected shape {tuple(target.shape)} of the rollout model, received "
                 f"{packed.shape}; do actor and rollout name the same model.path?"
             )
         target.copy_(packed.unpack())
+
+
+EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<projection>gate|up|down)_proj\.weight")
+"""A weight of a single expert as checkpoints name it; transformers holds those of all experts in one tensor."""
+
+
+def _slice_of_experts(name: str, targets: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The part of a tensor of all experts that a checkpoint's name means; None if it means none."""
+    match = EXPERT.fullmatch(name)
+    if match is None:
+        return None
+    projection, number = match["projection"], int(match["number"])
+    fused = targets.get(f"{match['experts']}.{'down' if projection == 'down' else 'gate_up'}_proj")
+    if fused is None or number >= len(fused):
+        return None
+    if projection == "down":
+        return fused[number]
+    gate, up = fused[number].chunk(2, dim=0)
+    return gate if projection == "gate" else up
