@@ -38,7 +38,7 @@ VICTIMS = {
 }
 """What is killed -> what its title contains."""
 PHASES = ("rollout", "update", "checkpoint")
-NAMED = ("died", "ActorDiedError", "actor died", "Connection closed by peer", "WorkerCrashedError")
+NAMED = ("died", "ActorDiedError", "ActorUnavailableError")
 """What the log of a job that lost a process says."""
 
 
