@@ -58,4 +58,4 @@ def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(
         assert figures["tree/self_check_error"] < 1e-4
         assert figures["training/rollout_probs_diff_max"] < 1e-4
         assert figures["actor/grad_norm"] > 0
-    assert not list(sandboxes.glob("workspace-*")), "every sandbox is thrown away"
+    assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
