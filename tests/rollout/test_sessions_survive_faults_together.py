@@ -124,7 +124,7 @@ class Environment(SweEnvironment):
     """A real sandbox with short limits; one of them dies."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(SandboxOptions(limits=Limits(timeout_seconds=8, output_bytes=4096, processes=16)))
+        super().__init__(SandboxOptions(limits=Limits(timeout_seconds=30, output_bytes=4096, processes=16)))
         self.dies = kind == "dead sandbox"
 
     async def run(self, command: str) -> Any:
