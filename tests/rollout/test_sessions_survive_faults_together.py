@@ -145,7 +145,7 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
                 endpoint=gateway.endpoint(session),
                 task={"swe": TASK.to_row()},
                 messages=[{"role": "user", "content": f"session {number}: {kind}"}],
-                timeout_seconds=16 if kind == "hanging model" else 120,
+                timeout_seconds=40 if kind == "hanging model" else 120,
             )
             return done, await gateway.close_session(session)
 
