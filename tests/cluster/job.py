@@ -62,8 +62,6 @@ def environment(folder: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "disabled",
-        # A node may take its time on a busy machine.
-        "RAY_raylet_start_wait_time_s": "120",
         # Paths of sockets must be short.
         "RAY_TMPDIR": "/tmp",
         "HF_HUB_OFFLINE": "1",
