@@ -67,6 +67,7 @@ tensordict_utils.assign_non_tensor(tensor_dict, kwargs)
 tensordict_utils.assign_non_tensor_stack(tensor_dict, key, val)
 tensordict_utils.get(tensordict, key, default)
 tensordict_utils.get_non_tensor_data(data, key, default)
+tensordict_utils.get_tensordict(tensor_dict, non_tensor_dict)
 tensordict_utils.index_select_tensor_dict(batch, indices)
 tensordict_utils.pop(tensordict, key, default)
 tensordict_utils.unwrap_non_tensor_data(data)
@@ -182,6 +183,8 @@ def test_plug_points_are_where_verl_documents_them(module: str) -> None:
 
 @pytest.mark.parametrize("module", tree_rl.verl_plugin.REGISTRATIONS)
 def test_a_module_whose_import_we_wait_for_exists(module: str) -> None:
+    if module.startswith("vllm."):
+        pytest.importorskip("vllm", reason="scripts/test_vllm.sh has vLLM")
     assert import_module(module).__name__ == module
 
 
