@@ -25,7 +25,8 @@ from tree_rl.verl_plugin.runtime_env import asks_for_trees, forwarding, plugin_v
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = ("here", tree_rl.__version__, "0.9.1")
-WITHOUT_PLUGIN = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+# No platform named either: verl without the plugin knows none for CPUs.
+WITHOUT_PLUGIN = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_PLATFORM": ""}
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -1,28 +1,36 @@
-"""recipes/swe_grpo as a user runs it: main_ppo, Ray, the native agent, gateway, sandboxes and tests, on a CPU."""
+"""The recipes for software tasks as a user runs them: main_ppo, Ray, the native agent, gateway, sandboxes and tests."""
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "swe_grpo" / "run_qwen3_fsdp2.sh"
+RECIPES = Path(__file__).parents[2] / "recipes"
+SESSIONS = 6
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(420)
-def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    sandboxes = tmp_path_factory.mktemp("sandboxes")
-    for folder in (sandboxes, *sandboxes.parents):
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o005)
+@pytest.fixture
+def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where sandboxes lie; commands in them run as nobody, who must be able to pass through."""
+    folder = tmp_path_factory.mktemp("sandboxes")
+    for above in (folder, *folder.parents):
+        if above.stat().st_uid == os.geteuid() and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o005)
+    return folder
+
+
+def train(
+    recipe: str, output: Path, sandboxes: Path, overrides: Sequence[str] = (), **variables: str
+) -> list[dict[str, float]]:
+    """Two steps of a recipe with a tiny random model; the metrics of each."""
     environment = os.environ | {
         "PYTHON": sys.executable,
-        "OUTPUT": str(tmp_path / "out"),
+        "OUTPUT": str(output / "out"),
         "STEPS": "2",
         "TRAIN_TASKS": "4",
         "TRAIN_BATCH_SIZE": "2",
@@ -30,32 +38,67 @@ def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(
         "ROLLOUT_N": "3",
         "MAX_TURNS": "2",
         "TURN_LENGTH": "48",
-        "ESTIMATOR": "tree_loo",
         "HF_HUB_OFFLINE": "1",
         "RAY_AUTH_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(sandboxes),
         "RAY_TMPDIR": "/tmp",
+        **variables,
     }
     # The random model repairs nothing: without the entropy bonus its gradient would be zero.
     finished = subprocess.run(
-        ["bash", RECIPE, "actor_rollout_ref.actor.entropy_coeff=0.01"],
+        ["bash", RECIPES / recipe / "run_qwen3_fsdp2.sh", "actor_rollout_ref.actor.entropy_coeff=0.01", *overrides],
         env=environment,
-        cwd=tmp_path,
+        cwd=output,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=860,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    steps = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
+    assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
+    lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
+    steps = [
+        {name: float(value) for name, value in re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}
+        for line in lines
+    ]
     assert len(steps) == 2
-    for line in steps:
-        figures = {name: float(value) for name, value in re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}
-        assert figures["tree/sessions"] == 6
+    for figures in steps:
+        assert figures["tree/sessions"] == SESSIONS
         assert figures["tree/por"] > 0.3, "sessions of a prompt share it"
         assert figures["tree/session_score/max"] == 0.0
         assert figures["tree/self_check_error"] < 1e-4
         assert figures["training/rollout_probs_diff_max"] < 1e-4
         assert figures["actor/grad_norm"] > 0
-    assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
+    return steps
+
+
+def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, sandboxes: Path) -> None:
+    train("swe_grpo", tmp_path, sandboxes, ESTIMATOR="tree_loo")
+
+
+@pytest.mark.slow
+def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, sandboxes: Path) -> None:
+    for figures in train("swe_grpo", tmp_path, sandboxes, ESTIMATOR="longest_path"):
+        assert figures["tree/paths_per_session/max"] == 1
+        assert figures["tree/untrained_rows"] >= 0
+
+
+@pytest.mark.slow
+def test_swe_ppo_trains_its_critic_on_the_same_trees(tmp_path: Path, sandboxes: Path) -> None:
+    first, second = train("swe_ppo", tmp_path, sandboxes)
+    for figures in (first, second):
+        assert figures["critic/grad_norm"] > 0
+        assert figures["critic/vf_loss"] > 0 or figures["critic/values/max"] == 0.0
+    assert first["critic/values/mean"] != second["critic/values/mean"], "the critic has learned something"
+
+
+@pytest.mark.slow
+def test_an_environment_of_ones_own_trains_as_its_documentation_says(tmp_path: Path, sandboxes: Path) -> None:
+    text = (RECIPES.parent / "docs" / "environments.md").read_text(encoding="utf-8")
+    environment, data_set = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "guess.py").write_text(environment)
+    subprocess.run([sys.executable, "-c", data_set], cwd=tmp_path, check=True)
+    (override,) = re.findall(r"actor_rollout_ref\S+=guess.GuessEnvironment", text)
+    given = {"TRAIN_FILE": "guess.parquet", "PYTHONPATH": str(tmp_path)}
+    train("swe_grpo", tmp_path, sandboxes, [override], **given)
