@@ -5,7 +5,6 @@ Legend: B rows, F packed tokens, H heads, D state size.
 """
 
 import functools
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import nn
 from tree_kernels.layout import TreeLayout
 from tree_rl.benchmark.packed_attention import HALF, PackedLayout
 from tree_rl.models.linear_attention import tree_functions
-from tree_rl.models.recurrent_layers import GATED_DELTA_NET, layers_of, replace_during_trees
+from tree_rl.models.recurrent_layers import GATED_DELTA_NET, replace_during_trees
 
 FLA, OURS = "fla", "tree kernels, rows apart"
 PROBE_TOKENS = 128
@@ -23,9 +22,7 @@ PROBE_TOKENS = 128
 
 def use_packed_linear_attention(model: nn.Module) -> None:
     """Let every Gated DeltaNet of `model` read packed rows; a model without such layers is left alone."""
-    for layer in layers_of(model, GATED_DELTA_NET):
-        mixer: Any = layer.linear_attn
-        replace_during_trees(layer, mixer, partial(_functions, mixer), keyword="packed_layout")
+    replace_during_trees(model, GATED_DELTA_NET, _functions, keyword="packed_layout")
 
 
 @functools.cache
@@ -45,7 +42,7 @@ def chosen_implementation(device: torch.device, dtype: torch.dtype, state_size: 
 
 
 def _functions(mixer: Any, layout: PackedLayout, _: object) -> dict[str, Any]:
-    ours = tree_functions(mixer, "auto", layout.metadata("rows_apart", _rows_apart), None)
+    ours = tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, impl="auto")
 
     def delta_rule(
         query: torch.Tensor,

@@ -16,7 +16,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
 from tree_rl.models.kv_relay import KeyValueRelay
-from tree_rl.models.recurrent_layers import GATED_DELTA_NET, layers_of, replace_during_trees
+from tree_rl.models.recurrent_layers import GATED_DELTA_NET, replace_during_trees
 
 NORM_EPSILON = 1e-6
 
@@ -28,19 +28,17 @@ def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
         model: checked by `check_model`; a model without such layers is left alone.
         impl: implementation of `tree_kernels.tree_gated_delta_rule`.
     """
-    for layer in layers_of(model, GATED_DELTA_NET):
-        mixer: Any = layer.linear_attn
-        replace_during_trees(layer, mixer, partial(tree_functions, mixer, impl))
+    replace_during_trees(model, GATED_DELTA_NET, partial(tree_functions, impl=impl))
 
 
-def tree_functions(mixer: Any, impl: str, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
+def tree_functions(mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, *, impl: str) -> dict[str, Any]:
     """What stands in for a mixer's functions during one forward over a tree.
 
     Args:
         mixer: a Gated DeltaNet.
-        impl: implementation of `tree_kernels.tree_gated_delta_rule`.
         layout: of the forward.
         relay: what crosses the partition's cuts, or None.
+        impl: implementation of `tree_kernels.tree_gated_delta_rule`.
     """
     call = _TreeCall(mixer, layout, relay, impl)
     return {"causal_conv1d_fn": call.conv, "chunk_gated_delta_rule": call.delta_rule}

@@ -6,6 +6,7 @@ forward and in a recomputation of it; other calls run transformers' own code.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -59,20 +60,37 @@ def readable_layer_types(model: nn.Module) -> frozenset[str]:
 
 
 def replace_during_trees(
-    layer: nn.Module, mixer: Any, replacements: Callable[..., dict[str, Any]], *, keyword: str = "tree_layout"
+    model: nn.Module, kind: RecurrentKind, replacements: Callable[..., dict[str, Any]], *, keyword: str = "tree_layout"
 ) -> None:
-    """Let a mixer read trees.
+    """Let every mixer of a kind read trees; a model without such layers is left alone.
 
     Args:
-        layer: its decoder layer, which receives the layout and `kv_relay` as keywords.
-        mixer: whose attributes are replaced.
-        replacements: from the layout of a call and the relay of its partition (or None) to the attributes that stand in
-            for the mixer's.
-        keyword: under which the layer receives the layout; calls without it are left alone.
+        model: whose decoder layers receive the layout and `kv_relay` as keywords.
+        kind: of the mixers.
+        replacements: from a mixer, the layout of a call and the relay of its partition (or None) to the attributes that
+            stand in for the mixer's.
+        keyword: under which a layer receives the layout; calls without it are left alone.
     """
-    hooks = _TreeHooks(mixer, replacements, keyword)
-    layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
-    layer.register_forward_hook(hooks.leave, always_call=True)
+    for layer in layers_of(model, kind):
+        mixer = getattr(layer, kind.attribute)
+        hooks = _TreeHooks(mixer, partial(replacements, mixer), keyword)
+        layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
+        layer.register_forward_hook(hooks.leave, always_call=True)
+
+
+def replace_forward_during_trees(model: nn.Module, kind: RecurrentKind, forward: Callable[..., Any]) -> None:
+    """Let every mixer of a kind read trees by another forward; a model without such layers is left alone.
+
+    Args:
+        model: whose decoder layers receive the layout and `kv_relay` as keywords.
+        kind: of the mixers.
+        forward: of a mixer, the layout of a call, the relay of its partition (or None) and the mixer's own arguments.
+    """
+    replace_during_trees(model, kind, partial(_forward_of, forward))
+
+
+def _forward_of(forward: Callable[..., Any], mixer: Any, layout: Any, relay: Any) -> dict[str, Any]:
+    return {"forward": partial(forward, mixer, layout, relay)}
 
 
 class _TreeHooks:

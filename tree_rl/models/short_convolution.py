@@ -3,7 +3,6 @@
 Legend: N unique tokens, C channels, K taps, S cuts.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_rl.models.kv_relay import KeyValueRelay
-from tree_rl.models.recurrent_layers import SHORT_CONVOLUTION, layers_of, replace_during_trees
+from tree_rl.models.recurrent_layers import SHORT_CONVOLUTION, replace_forward_during_trees
 
 
 def use_tree_short_convolution(model: nn.Module) -> None:
@@ -21,13 +20,7 @@ def use_tree_short_convolution(model: nn.Module) -> None:
     Args:
         model: checked by `check_model`; a model without such layers is left alone.
     """
-    for layer in layers_of(model, SHORT_CONVOLUTION):
-        mixer: Any = layer.conv
-        replace_during_trees(layer, mixer, partial(_replacements, mixer))
-
-
-def _replacements(mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
-    return {"forward": partial(_forward, mixer, layout, relay)}
+    replace_forward_during_trees(model, SHORT_CONVOLUTION, _forward)
 
 
 def _forward(

@@ -3,7 +3,6 @@
 Legend: N unique tokens, C channels of the convolution, H heads, P head size, G groups, K state size, S cuts.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_state_space import tree_state_space
 from tree_rl.models.kv_relay import KeyValueRelay
-from tree_rl.models.recurrent_layers import MAMBA_2, layers_of, replace_during_trees
+from tree_rl.models.recurrent_layers import MAMBA_2, replace_forward_during_trees
 
 
 def use_tree_state_space(model: nn.Module) -> None:
@@ -24,13 +23,7 @@ def use_tree_state_space(model: nn.Module) -> None:
     Args:
         model: checked by `check_model`; a model without such layers is left alone.
     """
-    for layer in layers_of(model, MAMBA_2):
-        mixer: Any = layer.mamba
-        replace_during_trees(layer, mixer, partial(_replacements, mixer))
-
-
-def _replacements(mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None) -> dict[str, Any]:
-    return {"forward": partial(_forward, mixer, layout, relay)}
+    replace_forward_during_trees(model, MAMBA_2, _forward)
 
 
 def _forward(
