@@ -30,7 +30,7 @@ from tree_rl.verl_plugin.compat import KVBatchMeta, PPOTrainer
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.liveness import Watch
-from tree_rl.verl_plugin.row_names import prompt_uid, row_place
+from tree_rl.verl_plugin.row_names import prompt_uid, row_place, uid_of_row
 from tree_rl.verl_plugin.tree_dump import set_aside_later_trees
 from tree_rl.verl_plugin.update_ledger import append_groups, cut_ledger, trained_groups
 
@@ -120,7 +120,7 @@ class ResumableTrainer(PPOTrainer):
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = sorted(self._row_tokens)
         column = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["index"])["index"]
-        index_of_uid = {key.rsplit("_", 2)[0]: index for key, index in zip(keys, column, strict=True)}
+        index_of_uid = {uid_of_row(key): index for key, index in zip(keys, column, strict=True)}
         groups = trained_groups(self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
         append_groups(self._root, groups)
         return batch

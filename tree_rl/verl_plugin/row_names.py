@@ -11,6 +11,11 @@ def prompt_uid(step: int, place: int) -> str:
     return str(UUID(int=(high << 64) | low))
 
 
+def uid_of_row(key: str) -> str:
+    """The uid of the prompt in verl's key `{uid}_{session}_{index}`."""
+    return row_place(key)[0]
+
+
 def row_place(key: str) -> tuple[str, int, int]:
     """verl's key `{uid}_{session}_{index}` as something to sort by."""
     uid, session, index = key.rsplit("_", 2)

@@ -25,6 +25,7 @@ from tree_rl.verl_plugin.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.metrics import overlap_metrics, update_metrics
 from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.resume import ResumableTrainer
+from tree_rl.verl_plugin.row_names import uid_of_row
 from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.staleness import staleness_metrics
 from tree_rl.verl_plugin.trainer_config import NEEDS_SUM_PI_SQUARED, prepare_config
@@ -80,7 +81,7 @@ class TreeTrainerMixin(ResumableTrainer):
         """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
         num_ranks = max(self._dp_ranks("actor")) + 1
-        uids = [key.rsplit("_", 2)[0] for key in batch.keys]
+        uids = [uid_of_row(key) for key in batch.keys]
         group_of_row = number_groups(uids)
         self._row_tokens = fetch_row_tokens(batch)
         overlaps = measure_groups(group_of_row, [self._row_tokens[key] for key in batch.keys])

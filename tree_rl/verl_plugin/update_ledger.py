@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tree_rl.verl_plugin.checkpoint_commit import write_atomically
+from tree_rl.verl_plugin.row_names import uid_of_row
 
 LEDGER = "updates.jsonl"
 
@@ -47,7 +48,7 @@ def trained_groups(
     """
     keys_of_uid: dict[str, list[str]] = {}
     for key in sorted(row_tokens):
-        keys_of_uid.setdefault(key.rsplit("_", 2)[0], []).append(key)
+        keys_of_uid.setdefault(uid_of_row(key), []).append(key)
     groups = []
     for uid, keys in keys_of_uid.items():
         digest = blake2b(digest_size=12)
