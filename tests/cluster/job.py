@@ -3,7 +3,6 @@
 A run has a folder, and its processes are those that run in it: whoever reads or kills here never touches another one.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -58,17 +57,8 @@ def start(folder: Path, log: Path, overrides: list[str]) -> subprocess.Popen[byt
 def environment(folder: Path) -> dict[str, str]:
     """Of every process of the run; temporary files, workspaces among them, go below the folder."""
     (folder / "tmp").mkdir(exist_ok=True)
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-        "RAY_AUTH_MODE": "disabled",
-        # Paths of sockets must be short.
-        "RAY_TMPDIR": "/tmp",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        "TMPDIR": str(folder / "tmp"),
-    }
+    # Paths of sockets must be short.
+    return toy_qwen.job_environment(folder, RAY_TMPDIR="/tmp", TMPDIR=str(folder / "tmp"))
 
 
 def processes_in(folder: Path) -> list[Process]:

@@ -5,7 +5,6 @@ earlier answers as context where a history was edited, and have fields and tags 
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -58,27 +57,10 @@ def test_rows_of_uni_agent_train_on_trees(tmp_path: Path) -> None:
         "+ray_kwargs.ray_init.num_gpus=1",
         "trainer.n_gpus_per_node=1",
     ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), CHECKOUT, os.environ.get("PYTHONPATH", "")]),
-        "RAY_AUTH_MODE": "disabled",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-    }
-    finished = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=860,
-        check=False,
-    )
-    log = finished.stdout + finished.stderr
-    assert finished.returncode == 0, log[-6000:]
+    environment = toy_qwen.job_environment(tmp_path, CHECKOUT)
+    finished = toy_qwen.run_main_ppo(tmp_path, overrides, environment=environment, seconds=860)
     steps = [metrics for metrics in toy_qwen.read_metrics(finished.stdout) if "tree/sessions" in metrics]
-    assert len(steps) == 2, log[-6000:]
+    assert len(steps) == 2, finished.stdout[-6000:]
     for metrics in steps:
         assert metrics["tree/sessions"] == 12
         assert metrics["tree/paths_per_session/mean"] == 2, "an edited history is a chain, and so a row, of its own"

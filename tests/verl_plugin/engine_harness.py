@@ -1,6 +1,5 @@
 """Engines in one process: a tiny model on disk, stock verl's FSDP2 engine and ours, rows as verl builds them."""
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from tree_rl.verl_plugin.bench_engines import join_process_group
 from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
@@ -59,17 +59,6 @@ def save_model(path: Path, config: PretrainedConfig, *, value: bool = False) -> 
         model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(path)
     return path
-
-
-def join_process_group() -> None:
-    """A group of one process as verl makes it for this machine, unless there is a group already."""
-    if torch.distributed.is_initialized():
-        return
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
 
 
 def build_engine(

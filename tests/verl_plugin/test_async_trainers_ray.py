@@ -3,10 +3,7 @@
 python -m pytest -m slow tests/verl_plugin/test_async_trainers_ray.py
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,26 +48,8 @@ def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, f
         "trainer.n_gpus_per_node=1",
         *overrides,
     ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
-        "RAY_AUTH_MODE": "disabled",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-    }
-    finished = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *given],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    log = finished.stdout + finished.stderr
-    (tmp_path / "log.txt").write_text(log)
-    assert finished.returncode == 0, log[-6000:]
+    environment = toy_qwen.job_environment(tmp_path)
+    finished = toy_qwen.run_main_ppo(tmp_path, given, environment=environment, seconds=580)
     lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
     pattern = r"([\w/]+):(?:np\.\w+\()?(-?[\d.]+(?:e[+-]?\d+)?)"
     steps = [{name: float(value) for name, value in re.findall(pattern, line)} for line in lines]

@@ -1,6 +1,10 @@
 """A Qwen3-shaped model, tokenizer and data set of a few kilobytes, for tests that start verl."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +160,43 @@ def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
         "+ray_kwargs.ray_init.include_dashboard=False",
         "ray_kwargs.ray_init.num_cpus=24",
     ]
+
+
+def job_environment(*paths: Path | str, **variables: str) -> dict[str, str]:
+    """Of a job that is started from a test.
+
+    Args:
+        paths: where its processes find modules, before those of this process.
+        variables: that win over those of this process.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
+        "RAY_AUTH_MODE": "disabled",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        **variables,
+    }
+
+
+def run_main_ppo(
+    folder: Path, overrides: Sequence[str], *, environment: dict[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Run verl's stock `main_ppo` in a folder to its end; the test fails with the log's end where it fails."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    log = finished.stdout + finished.stderr
+    (folder / "log.txt").write_text(log)
+    assert finished.returncode == 0, log[-6000:]
+    return finished
 
 
 def read_metrics(log: str) -> list[dict[str, float]]:

@@ -68,7 +68,7 @@ def build_engine(
         attention: of transformers, for rows.
         checkpointing: recompute layers in the backward, as the script does.
     """
-    _join_process_group()
+    join_process_group()
     settings: dict[str, Any] = {
         "strategy": "fsdp2",
         "mixed_precision": BFLOAT16 if dtype == torch.bfloat16 else FLOAT32,
@@ -108,7 +108,7 @@ def actor_loss() -> Any:
     return partial(ppo_loss, config=config)
 
 
-def _join_process_group() -> None:
+def join_process_group() -> None:
     """A group of one process, as verl's engines expect, unless there is a group already."""
     if torch.distributed.is_initialized():
         return
