@@ -165,4 +165,4 @@ def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, tmp_path_f
     differences = figures(log, "rollout_corr/log_ppl_diff")
     assert len(differences) == 2 and differences == pytest.approx([expected] * 2, abs=1e-3)
     assert max(figures(log, "training/rollout_probs_diff_max")) < 1e-4
-    assert not list(sandboxes.glob("workspace-*")), "every sandbox is thrown away"
+    assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
