@@ -113,3 +113,19 @@ def test_token_unique_trains_a_shared_token_once(model_path: Path) -> None:
     # verl divides by the trained tokens of all rows, repeated ones included: 9 + 10 against 9 + 4.
     scaled = {name: g * (9 + 4) / (9 + 10) for name, g in plain["gradients"].items()}
     assert_close(weighted["gradients"], scaled)
+
+
+def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: Path) -> None:
+    trunk = tokens(1, 8)
+    rows = [row(trunk + tokens(2, 3)), row(trunk + tokens(3, 4))]
+    data = ppo_batch(rows, calculate_entropy=True)
+    kept, removed = data["response_mask"].unbind()
+    data["response_mask"] = torch.nested.as_nested_tensor([kept, torch.zeros_like(removed)], layout=torch.jagged)
+    loss = actor_loss("vanilla", "token-sum")
+    runs = [
+        run(build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting)), data, loss)
+        for weighting in ("token_unique", "verl")
+    ]
+    # One row is left, so every one of its tokens weighs 1.
+    assert_close(runs[0]["gradients"], runs[1]["gradients"])
+    assert max(g.abs().max() for g in runs[0]["gradients"].values()) > 0

@@ -148,7 +148,7 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config:
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
     if config.path_weighting == "token_unique":
         trained_F = np.zeros(forest.num_flat, dtype=bool)
-        trained_F[1:] = rows.wanted_F[:-1]
+        trained_F[1:] = rows.counted_F[:-1]
         weights = row_token_weights(forest, "token_unique", trained=forest.row_index.with_values(trained_F))
         weight_of_next_F = np.append(weights.values[1:], 0.0)
         flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]

@@ -29,6 +29,8 @@ class Rows:
     """int64 [B + 1], row boundaries."""
     wanted_F: np.ndarray
     """bool [F], positions whose next token is trained (or asked for)."""
+    counted_F: np.ndarray
+    """bool [F], positions whose next token the loss counts: wanted ones that no rejection has taken out since."""
     temperature_B: np.ndarray
     """float32 [B]."""
     group_B: np.ndarray
@@ -83,10 +85,14 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None) -
     for column in CHECKED_COLUMNS:
         if column in data:
             _check_finite(data[column], column, labels)
+    wanted_F = _wanted(data["loss_mask"], offsets, labels)
+    # algorithm.rollout_correction rejects in response_mask alone; SFT has no such column.
+    kept_F = _wanted(data["response_mask"], offsets, labels) if "response_mask" in data else wanted_F
     return Rows(
         token_ids_F=token_ids_F,
         offsets=offsets,
-        wanted_F=_wanted(data["loss_mask"], offsets, labels),
+        wanted_F=wanted_F,
+        counted_F=wanted_F & kept_F,
         temperature_B=_temperatures(data, len(lengths)),
         group_B=_groups(data, len(lengths)),
         label_B=tuple(labels),
