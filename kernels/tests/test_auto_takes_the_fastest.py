@@ -111,3 +111,22 @@ def test_attention_tells_auto_what_the_layout_knows(monkeypatch: pytest.MonkeyPa
     # Blocks are counted without a window.
     api.tree_attention(q, q, q, layout, window=2)
     assert asked == [0.75, None]
+
+
+@pytest.mark.parametrize(("past", "is_asked"), [(0, None), (1, 0.75)])
+def test_rows_that_share_nothing_visit_no_partial_blocks(
+    past: int, is_asked: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    def chosen(*, partial_share: float | None, **wanted: object) -> str:
+        asked.append(partial_share)
+        return "sdpa"
+
+    monkeypatch.setattr(api, "chosen_implementation", chosen)
+    size = 200
+    q, behind = torch.zeros(size, 2, 16), torch.zeros(past, 2, 16)
+    end = torch.arange(1, size + 1)
+    layout = TreeLayout.from_subtree_end(end, past_length=past, partial_share=0.75)
+    api.tree_attention(q, q, q, layout, past_k=behind if past else None, past_v=behind if past else None)
+    assert asked == [is_asked]

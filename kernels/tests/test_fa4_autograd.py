@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import SHAPES, subtree_end_of
+from tree_shapes import SHAPES, rows, subtree_end_of
 
 from tree_kernels import TreeLayout
+from tree_kernels.layout import Chains
 from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree
 from tree_kernels.tree_attention.fa4_plan import Fa4Plan
 from tree_kernels.tree_attention.reference import reference_attention
@@ -19,14 +20,19 @@ from tree_kernels.tree_attention.score_rule import ScoreRule
 
 
 def dense_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Fa4Plan, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Fa4Plan | Chains, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     queries, keys = q.shape[0], k.shape[0]
     own_key, key = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
-    seen = (key <= own_key) & (own_key < plan.ends[:keys])
-    if plan.window is not None:
-        assert plan.key_depths is not None and plan.query_depths is not None
-        seen &= plan.query_depths[:queries, None] - plan.key_depths[:keys] < plan.window
+    seen = key <= own_key
+    if isinstance(plan, Chains):
+        row = torch.bucketize(key, plan.offsets[1:], right=True)
+        seen &= row == row[:, None]
+    else:
+        seen &= own_key < plan.ends[:keys]
+        if plan.window is not None:
+            assert plan.key_depths is not None and plan.query_depths is not None
+            seen &= plan.query_depths[:queries, None] - plan.key_depths[:keys] < plan.window
     group = q.shape[1] // k.shape[1]
     scores = scale * torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1))
     scores = scores.masked_fill(~seen, float("-inf"))
@@ -42,17 +48,25 @@ def dense_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(dense_forward(*leaves, plan, scale)[0], leaves, grad_out)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize(("size", "past"), [(1, 0), (1, 5), (192, 0), (193, 77), (260, 1)])
-def test_outputs_and_gradients_are_those_of_the_reference(
-    size: int, past: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Fa4Plan | Chains]:
+    """Dense attention in place of the kernels; the list tells what plans they were given."""
+    given: list[Fa4Plan | Chains] = []
+
+    def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        given.append(arguments[3])
+        return dense_forward(*arguments)
+
     kernels = ModuleType("tree_kernels.tree_attention.fa4_kernels")
-    kernels.forward, kernels.backward = dense_forward, dense_backward  # type: ignore[attr-defined]
+    kernels.forward, kernels.backward = forward, dense_backward  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     monkeypatch.setattr(sys.modules["tree_kernels.tree_attention"], "fa4_kernels", kernels, raising=False)
+    return given
+
+
+def check_against_reference(layout: TreeLayout, window: int | None) -> None:
+    size, past = layout.num_tokens, layout.past_length
     torch.manual_seed(size)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)), past_length=past)
     q = torch.randn(size, 4, 64, dtype=torch.float64, requires_grad=True)
     k = torch.randn(past + size, 1, 64, dtype=torch.float64, requires_grad=True)
     v = torch.randn(past + size, 2, 64, dtype=torch.float64, requires_grad=True)
@@ -66,3 +80,29 @@ def test_outputs_and_gradients_are_those_of_the_reference(
         torch.autograd.grad(own, (q, k, v), weight), torch.autograd.grad(expected, (q, k, v), weight), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("size", "past"), [(1, 0), (1, 5), (192, 0), (193, 77), (260, 1)])
+def test_outputs_and_gradients_are_those_of_the_reference(
+    size: int, past: int, window: int | None, plans: list[Fa4Plan | Chains]
+) -> None:
+    ends = subtree_end_of(SHAPES["forest"](size))
+    check_against_reference(TreeLayout.from_subtree_end(ends, past_length=past), window)
+    assert [type(plan) for plan in plans] == [Fa4Plan]
+
+
+@pytest.mark.parametrize("sizes", [(193,), (1, 60, 131, 1), (1,) * 300])
+def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: list[Fa4Plan | Chains]) -> None:
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))), None)
+    (plan,) = plans
+    assert isinstance(plan, Chains)
+    assert plan.offsets.diff().tolist() == list(sizes) and plan.longest == max(sizes)
+
+
+@pytest.mark.parametrize(("sizes", "past", "window"), [((100, 92), 0, None), ((200, 60), 3, None), ((200, 60), 0, 20)])
+def test_few_tokens_a_past_and_a_window_keep_the_tree_kernels(
+    sizes: tuple[int, ...], past: int, window: int | None, plans: list[Fa4Plan | Chains]
+) -> None:
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes)), past_length=past), window)
+    assert [type(plan) for plan in plans] == [Fa4Plan]

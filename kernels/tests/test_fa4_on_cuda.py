@@ -4,15 +4,18 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import SHAPES, subtree_end_of
+from tree_shapes import SHAPES, rows, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
+from tree_kernels.tree_attention.fa4_plan import rows_that_share_nothing
 
 pytestmark = pytest.mark.gpu
 
 SIZES = (1, 3, 63, 64, 65, 129, 1000, 5000)
 PASTS = (0, 1, 77, 1234)
 RATIOS = (1, 2, 4, 8)
+ROWS = ((193,), (5000,), (1, 2, 300, 64, 129, 1), (1000, 77), (3,) * 300)
+"""Rows that share nothing; beyond 256 rows flash-attn-4 finds a block's row by other kernels."""
 SLACK = 1.25
 """Another order of summation may cost a little; a wrong pair, scale or rounding costs far more."""
 
@@ -26,13 +29,25 @@ def _can_run() -> None:
 
 def case(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -> tuple[TreeLayout, list[torch.Tensor]]:
     """A layout, and q, k, v, past_k, past_v and the gradient of the output."""
+    ends = subtree_end_of(SHAPES["forest" if size % 2 else "trunk_and_stubs"](size))
+    layout = TreeLayout.from_subtree_end(ends, past_length=past).to("cuda")
+    return layout, inputs(size, past, ratio, head_size, dtype)
+
+
+def case_of_rows(sizes: tuple[int, ...], ratio: int, head_size: int) -> tuple[TreeLayout, list[torch.Tensor]]:
+    """As `case`, without a past."""
+    layout = TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))).to("cuda")
+    assert rows_that_share_nothing(layout, None) is not None
+    return layout, inputs(sum(sizes), 0, ratio, head_size, torch.bfloat16)
+
+
+def inputs(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """q, k, v, past_k, past_v and the gradient of the output."""
     torch.manual_seed(size + past)
     key_heads = 2
     wide, narrow = (size, ratio * key_heads, head_size), (size, key_heads, head_size)
     behind = (past, key_heads, head_size)
-    tensors = [torch.randn(shape, device="cuda", dtype=dtype) for shape in (wide, narrow, narrow, behind, behind, wide)]
-    ends = subtree_end_of(SHAPES["forest" if size % 2 else "trunk_and_stubs"](size))
-    return TreeLayout.from_subtree_end(ends, past_length=past).to("cuda"), tensors
+    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in (wide, narrow, narrow, behind, behind, wide)]
 
 
 def run(layout: TreeLayout, tensors: list[torch.Tensor], impl: str, **options: Any) -> dict[str, torch.Tensor]:
@@ -55,12 +70,16 @@ def errors(actual: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> d
 
 def check(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype, **options: Any) -> None:
     layout, tensors = case(size, past, ratio, head_size, dtype)
+    check_against_float64(layout, tensors, **options)
+
+
+def check_against_float64(layout: TreeLayout, tensors: list[torch.Tensor], **options: Any) -> None:
     exact = run(layout, [t.double() for t in tensors], "reference", **options)
     own = errors(run(layout, tensors, "fa4", **options), exact)
     yardstick = errors(run(layout, tensors, "triton", **options), exact)
-    roundings = torch.finfo(dtype).eps / 4
+    roundings = torch.finfo(tensors[0].dtype).eps / 4
     for name, error in own.items():
-        assert error <= max(SLACK * yardstick[name], roundings), (name, error, yardstick[name], size, past, options)
+        assert error <= max(SLACK * yardstick[name], roundings), (name, error, yardstick[name], layout, options)
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
@@ -69,6 +88,43 @@ def test_outputs_and_gradients_are_as_near_to_float64_as_the_portable_kernel(rat
     for place, size in enumerate(SIZES):
         past = PASTS[(place + RATIOS.index(ratio)) % len(PASTS)]
         check(size, past, ratio, head_size, torch.bfloat16)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_rows_that_share_nothing_are_as_near_to_float64(ratio: int, head_size: int) -> None:
+    for sizes in ROWS:
+        check_against_float64(*case_of_rows(sizes, ratio, head_size))
+
+
+def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    layout, tensors = case_of_rows((700, 1300, 40), 4, 128)
+    q, k, v = tensors[:3]
+    offsets = torch.tensor([0, 700, 2000, 2040], dtype=torch.int32, device="cuda")
+    expected = flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=1300, max_seqlen_k=1300, causal=True
+    )
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    assert torch.equal(tree_attention(q, k, v, layout, impl="fa4"), expected)
+
+
+def test_rows_that_share_nothing_never_wait_for_the_device() -> None:
+    layout, tensors = case_of_rows((700, 1300, 40), 4, 128)
+    q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
+
+    def step() -> None:
+        out = tree_attention(q, k, v, layout, impl="fa4")
+        assert isinstance(out, torch.Tensor)
+        out.backward(tensors[5])
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("head_size", [64, 128])
@@ -119,9 +175,12 @@ def test_no_length_compiles_anything() -> None:
     ]
     layout, tensors = case(1000, 0, 4, 128, torch.bfloat16)
     run(layout, tensors, "fa4")
+    run(*case_of_rows((500, 500), 4, 128), "fa4")
     compiled = [set(cache) for cache in caches]
     for size in (1, 2, 64, 128, 129, 255, 4096, 7777):
         for past in (0, 5, 128):
             layout, tensors = case(size, past, 4, 128, torch.bfloat16)
             run(layout, tensors, "fa4")
+    for sizes in ((193,), (1, 300), (7777,), (20,) * 256):
+        run(*case_of_rows(sizes, 4, 128), "fa4")
     assert [set(cache) for cache in caches] == compiled

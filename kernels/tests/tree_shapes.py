@@ -18,6 +18,15 @@ def chain(size: int) -> list[int]:
     return list(range(-1, size - 1))
 
 
+def rows(*sizes: int) -> list[int]:
+    """Chains side by side."""
+    parent: list[int] = []
+    for size in sizes:
+        start = len(parent)
+        parent += [-1, *range(start, start + size - 1)]
+    return parent
+
+
 def star(size: int) -> list[int]:
     """One root, every other token its child."""
     return [-1] + [0] * (size - 1) if size else []

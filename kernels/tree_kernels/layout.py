@@ -5,10 +5,36 @@ Legend: N unique tokens, P past tokens, M keys that a query block reads.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chains:
+    """The rows of a forest that shares nothing: B trees without a branch."""
+
+    offsets: torch.Tensor
+    """int32 [B + 1], first token of each row, then N"""
+    longest: int
+    """tokens of the longest row, known to the host"""
+
+
+def chains_of(subtree_end: np.ndarray) -> Chains | None:
+    """The rows of a forest, on the host, if no token has two children; otherwise, or without a token, None; in O(N).
+
+    Args:
+        subtree_end: integer [N] of a forest in DFS order.
+    """
+    num_tokens = len(subtree_end)
+    ends_row = subtree_end[:-1] == np.arange(1, num_tokens)
+    # The next token is the only child iff its subtree ends where its parent's does.
+    if num_tokens == 0 or not np.all(ends_row | (subtree_end[:-1] == subtree_end[1:])):
+        return None
+    offsets = np.concatenate([[0], np.flatnonzero(ends_row) + 1, [num_tokens]]).astype(np.int32)
+    return Chains(offsets=torch.from_numpy(offsets), longest=int(np.diff(offsets).max()))
 
 
 class TreeLayout:
@@ -24,6 +50,8 @@ class TreeLayout:
         past_length: P, number of ancestor tokens in front of the forest, visible to every token.
         partial_share: partly visible among visited blocks of 128 x 128 tokens, as the planner counted them; None if
             nobody did.
+        chains: the rows of a forest that shares nothing, on the vectors' device; None if it branches or if nobody
+            looked.
     """
 
     def __init__(
@@ -32,16 +60,23 @@ class TreeLayout:
         position: torch.Tensor,
         past_length: int,
         partial_share: float | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self.subtree_end = subtree_end
         self.position = position
         self.past_length = past_length
         self.partial_share = partial_share
+        self.chains = chains
         self._metadata: dict[Hashable, Any] = {}
 
     @classmethod
     def from_subtree_end(
-        cls, subtree_end: torch.Tensor, *, past_length: int = 0, partial_share: float | None = None
+        cls,
+        subtree_end: torch.Tensor,
+        *,
+        past_length: int = 0,
+        partial_share: float | None = None,
+        chains: Chains | None = None,
     ) -> "TreeLayout":
         """Build the layout of a forest.
 
@@ -53,6 +88,8 @@ class TreeLayout:
             past_length: number P of ancestor tokens whose keys and values precede the forest.
             partial_share: partly visible among visited blocks of 128 x 128 tokens, counted on the host because a count
                 on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
+            chains: `chains_of` the same vector; only needed for data on an accelerator, since reading it there would
+                synchronise.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
@@ -70,7 +107,8 @@ class TreeLayout:
         end = subtree_end.detach().to(torch.int32).contiguous()
         if end.device.type == "cpu":
             _check_forest(end.numpy())
-        return cls(end, _positions(end), int(past_length), partial_share)
+            chains = chains_of(end.numpy())
+        return cls(end, _positions(end), int(past_length), partial_share, _chains_on(chains, end.device))
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +131,7 @@ class TreeLayout:
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
         subtree_end, position = (_copied(t, target) for t in (self.subtree_end, self.position))
-        return TreeLayout(subtree_end, position, self.past_length, self.partial_share)
+        return TreeLayout(subtree_end, position, self.past_length, self.partial_share, _chains_on(self.chains, target))
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
         """What `build` makes of this layout, built at the first call with `key` and kept."""
@@ -103,6 +141,10 @@ class TreeLayout:
 
     def __repr__(self) -> str:
         return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
+
+
+def _chains_on(chains: Chains | None, device: torch.device) -> Chains | None:
+    return None if chains is None else replace(chains, offsets=_copied(chains.offsets, device))
 
 
 def _copied(t: torch.Tensor, device: torch.device) -> torch.Tensor:

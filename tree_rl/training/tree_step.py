@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, chains_of
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.edge_head import edge_values
 from tree_rl.models.router_trace import KEYWORD, RouterTrace
@@ -69,7 +69,9 @@ def planned_layout(subtree_end: np.ndarray, device: torch.device | str, *, past_
     """The mask of a forest or a partition that was planned, with what the host knows about its attention."""
     share = count_attention_blocks(subtree_end, past_length=past_length).partial_share
     # Moved first: a forest that was planned needs no check, which only data on the host gets.
-    return TreeLayout.from_subtree_end(to_device(subtree_end, device), past_length=past_length, partial_share=share)
+    return TreeLayout.from_subtree_end(
+        to_device(subtree_end, device), past_length=past_length, partial_share=share, chains=chains_of(subtree_end)
+    )
 
 
 def tree_kwargs(input_ids_1N: torch.Tensor, position_ids_1N: torch.Tensor, layout: TreeLayout) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Tree attention by flash-attn-4's CuTe kernels: Hopper, bf16 and fp16, not deterministic.
 
-Blocks that no query of a tile sees are skipped and wholly visible ones need no mask. One set of kernels serves every
-length. Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
+Blocks that no query of a tile sees are skipped and wholly visible ones need no mask. Where nothing is shared, FA4's own
+causal kernels run over the rows. One set of kernels serves every length.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
 """
 
 import functools
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan
+from tree_kernels.layout import Chains, TreeLayout
+from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_that_share_nothing
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
 PACKAGE = "flash-attn-4"
@@ -68,6 +69,10 @@ def fa4_attention_of_tree(
     num_tokens, heads, head_size = q_NHD.shape
     if num_tokens == 0:
         return q_NHD.clone()
+    rows = rows_that_share_nothing(layout, rule.window)
+    if rows is not None:
+        out_of_rows_NHD: torch.Tensor = _Fa4Attention.apply(q_NHD, k_MKD, v_MKD, rows, rule.scale)
+        return out_of_rows_NHD
     plan = fa4_plan(layout, head_size=head_size, heads=heads, window=rule.window)
     inputs = [_padded(t, plan.padding) for t in (q_NHD, k_MKD, v_MKD)]
     out_NHD: torch.Tensor = _Fa4Attention.apply(*inputs, plan, rule.scale)
@@ -76,11 +81,11 @@ def fa4_attention_of_tree(
 
 
 class _Fa4Attention(torch.autograd.Function):
-    """Forward and backward kernels of one plan."""
+    """Forward and backward kernels of one plan, or of rows that share nothing."""
 
     @staticmethod
     def forward(
-        ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan, scale: float
+        ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | Chains, scale: float
     ) -> torch.Tensor:
         # The package is optional, and importing it takes seconds.
         from tree_kernels.tree_attention import fa4_kernels

@@ -1,5 +1,6 @@
-"""The door to flash-attn-4: one forward and one backward over a plan; imported only where that package is installed.
+"""The door to flash-attn-4: one forward and one backward over a plan or over rows that share nothing.
 
+Imported only where that package is installed.
 Legend: N tokens (padding included), M keys, H query heads, K key heads, D head size.
 """
 
@@ -11,14 +12,20 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tree_kernels.layout import Chains
 from tree_kernels.tree_attention.fa4_masks import sees_ancestors, sees_near_ancestors
-from tree_kernels.tree_attention.fa4_plan import Fa4Plan, HeadBlockLists
+from tree_kernels.tree_attention.fa4_plan import SHORTEST, Fa4Plan, HeadBlockLists
 
 
 def forward(
-    q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan, scale: float
+    q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | Chains, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [N, H, D] and log-sum-exp float32 [H, N], natural logarithm."""
+    if isinstance(plan, Chains):
+        out_NHD, lse_HN = _flash_attn_fwd(
+            q_NHD, k_MKD, v_MKD, softmax_scale=scale, return_lse=True, **_causal_rows(plan)
+        )[:2]
+        return out_NHD, lse_HN
     out_1NHD, lse_1HN = _flash_attn_fwd(
         q_NHD.unsqueeze(0),
         k_MKD.unsqueeze(0),
@@ -38,10 +45,15 @@ def backward(
     out_NHD: torch.Tensor,
     lse_HN: torch.Tensor,
     grad_out_NHD: torch.Tensor,
-    plan: Fa4Plan,
+    plan: Fa4Plan | Chains,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v in their dtype."""
+    if isinstance(plan, Chains):
+        grad_q, grad_k, grad_v = _flash_attn_bwd(
+            q_NHD, k_MKD, v_MKD, out_NHD, grad_out_NHD, lse_HN, softmax_scale=scale, **_causal_rows(plan)
+        )
+        return grad_q, grad_k, grad_v
     grad_q, grad_k, grad_v = _flash_attn_bwd(
         q_NHD.unsqueeze(0),
         k_MKD.unsqueeze(0),
@@ -54,6 +66,19 @@ def backward(
         **_mask(plan),
     )
     return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)
+
+
+def _causal_rows(rows: Chains) -> dict[str, Any]:
+    """Rows laid end to end, each causal by itself."""
+    # An upper bound serves, and for rows within a single block FA4 compiles other kernels.
+    longest = max(rows.longest, SHORTEST)
+    return {
+        "causal": True,
+        "cu_seqlens_q": rows.offsets,
+        "cu_seqlens_k": rows.offsets,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+    }
 
 
 def _sparse_tensors(lists: HeadBlockLists) -> BlockSparseTensorsTorch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import Chains, TreeLayout
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
 
 SHORTEST = 193
@@ -55,6 +55,19 @@ class Fa4Plan:
     """int32 [N rounded up], with a window"""
     window: int | None
     """a query at depth d sees keys of depth > d - window only"""
+
+
+def rows_that_share_nothing(layout: TreeLayout, window: int | None) -> Chains | None:
+    """The rows of a layout that FA4's own causal kernel for rows of any length serves: no mask, no block lists.
+
+    Nothing is left to gain from a tree there, and the mask alone costs 4 to 6 % (docs/benchmarks/attention.csv, commit
+    f333bca). Below `SHORTEST` the padded plan stays: its kernels are the same for every length.
+
+    Returns:
+        None where a token branches, sees a past or a window, or where the host does not know.
+    """
+    is_plain = window is None and layout.past_length == 0 and layout.num_tokens >= SHORTEST
+    return layout.chains if is_plain else None
 
 
 def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | None) -> Fa4Plan:

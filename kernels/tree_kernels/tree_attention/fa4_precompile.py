@@ -15,12 +15,14 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import Chains, TreeLayout
 from tree_kernels.tree_attention.fa4 import DTYPES, package_reason
-from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, HeadBlockLists, fa4_plan
+from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, HeadBlockLists, fa4_plan
 
 TOKENS = 300
 """Any length serves: kernels do not depend on it."""
+ROWS = (2, 300)
+"""Rows that share nothing: FA4 finds the row of a block by other means, and so by other kernels, beyond 256 rows."""
 STREAMING_MULTIPROCESSORS = "132"
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -66,7 +68,8 @@ def precompile(
         head_sizes: D, each of FORWARD_BLOCKS.
         query_heads_per_key_head: ratios Hq / Hkv.
         dtypes: "bfloat16", "float16".
-        windows: False for full attention, True for attention with a window, of any size.
+        windows: False for full attention, rows that share nothing included, True for attention with a window, of any
+            size.
         arch: compilation target, "sm_90a".
         cache: folder of the compiled kernels.
         report: receives one line per combination.
@@ -106,26 +109,32 @@ def compiled_kernels(cache: Path) -> Iterator[Path]:
 
 
 def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> None:
-    """One forward and one backward of two key heads; without autograd, which would start a device."""
+    """Forward and backward of two key heads, of a forest and of rows; without autograd, which would start a device."""
     # Reads the settings above when first imported.
     from tree_kernels.tree_attention import fa4_kernels
 
     layout = TreeLayout.from_subtree_end(torch.arange(1, TOKENS + 1, dtype=torch.int32))
     real = fa4_plan(layout, head_size=head_size, heads=2 * ratio, window=TOKENS // 2 if window else None)
     with FakeTensorMode():
-        plan = replace(
-            real,
-            forward=_without_data(real.forward),
-            backward=_without_data(real.backward),
-            ends=_fake(real.ends),
-            key_depths=None if real.key_depths is None else _fake(real.key_depths),
-            query_depths=None if real.query_depths is None else _fake(real.query_depths),
-        )
+        plans: list[Fa4Plan | Chains] = [
+            replace(
+                real,
+                forward=_without_data(real.forward),
+                backward=_without_data(real.backward),
+                ends=_fake(real.ends),
+                key_depths=None if real.key_depths is None else _fake(real.key_depths),
+                query_depths=None if real.query_depths is None else _fake(real.query_depths),
+            )
+        ]
+        if not window:
+            offsets = (torch.empty(rows + 1, dtype=torch.int32, device="cuda") for rows in ROWS)
+            plans += [Chains(offsets=vector, longest=TOKENS) for vector in offsets]
         q, out, grad_out = (torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda") for _ in range(3))
         k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in range(2))
         lse = torch.empty(2 * ratio, TOKENS, device="cuda")
-        fa4_kernels.forward(q, k, v, plan, 1.0)
-        fa4_kernels.backward(q, k, v, out, lse, grad_out, plan, 1.0)
+        for plan in plans:
+            fa4_kernels.forward(q, k, v, plan, 1.0)
+            fa4_kernels.backward(q, k, v, out, lse, grad_out, plan, 1.0)
 
 
 def _without_data(lists: HeadBlockLists) -> HeadBlockLists:
