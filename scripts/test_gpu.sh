@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests marked gpu on this machine's GPUs, file after file in processes of their own, and writes one log.
-# Use: bash scripts/test_gpu.sh [LOG], in the documented GPU environment; LOG is docs/benchmarks/gpu_tests.log by default.
+# Runs the tests marked gpu on this machine's GPUs, each file in a process of its own, and writes one log.
+# Use: bash scripts/test_gpu.sh [--jobs N] [LOG [FILE ...]], in the documented GPU environment; LOG is
+# docs/benchmarks/gpu_tests.log by default, N files run at a time (1), FILEs are all that hold such tests.
 # Set PYTHON to choose an interpreter, COMMIT outside a git checkout.
 set -euo pipefail
 
@@ -49,26 +50,41 @@ gpu_files() {
     printf '%s\n' "$found" | sed -n 's/^\([^ ]*\.py\)::.*/\1/p' | sort -u
 }
 
-# Runs the tests of each file that carry the marker, and appends to the log; returns how many files failed.
-gpu_run_files() {
-    local marker="$1" log="$2" failed=0 file output seconds
-    shift 2
+# Runs the tests of one file that carry the marker, and appends its section to the log in one piece, also where files
+# run side by side.
+gpu_run_file() {
+    local marker="$1" log="$2" file="$3" output status=0 seconds=$SECONDS
     output="$(mktemp)"
+    # A process per file returns its memory on the GPU, whatever happens in it.
+    "$gpu_python" -m pytest -q -rfE -p no:cacheprovider -m "$marker" "$file" >"$output" 2>&1 || status=$?
+    {
+        printf '\n== %s\n' "$file"
+        [ "$status" -eq 0 ] || cat "$output" >&2
+        grep -E '^(FAILED|ERROR)' "$output" || true
+        tail -n 1 "$output"
+        echo "$((SECONDS - seconds)) s with imports"
+    } >"$output.section"
+    tee -a "$log" <"$output.section"
+    rm -f "$output" "$output.section"
+    return "$status"
+}
+
+# Runs `gpu_run_file` for each file, GPU_JOBS at a time; returns 1 if any failed.
+gpu_run_files() {
+    local marker="$1" log="$2" failed=0 running=0 file
+    shift 2
     for file in "$@"; do
-        seconds=$SECONDS
-        printf '\n== %s\n' "$file" | tee -a "$log"
-        # A process per file returns its memory on the GPU, whatever happens in it.
-        if ! "$gpu_python" -m pytest -q -rfE -p no:cacheprovider -m "$marker" "$file" >"$output" 2>&1; then
-            failed=$((failed + 1))
-            cat "$output"
+        if [ "$running" -ge "${GPU_JOBS:-1}" ]; then
+            wait -n || failed=$((failed + 1))
+            running=$((running - 1))
         fi
-        {
-            grep -E '^(FAILED|ERROR)' "$output" || true
-            tail -n 1 "$output"
-            echo "$((SECONDS - seconds)) s with imports"
-        } | tee -a "$log"
+        gpu_run_file "$marker" "$log" "$file" &
+        running=$((running + 1))
     done
-    rm -f "$output"
+    while [ "$running" -gt 0 ]; do
+        wait -n || failed=$((failed + 1))
+        running=$((running - 1))
+    done
     printf '\n%d files, %d failed\n' "$#" "$failed" | tee -a "$log"
     return $((failed > 0))
 }
@@ -76,9 +92,13 @@ gpu_run_files() {
 gpu_main() {
     local log files
     cd "$gpu_root"
+    if [ "${1:-}" = --jobs ]; then
+        GPU_JOBS="${2:?test_gpu.sh: --jobs expects a number of files that run at a time}"
+        shift 2
+    fi
     log="${1:-docs/benchmarks/gpu_tests.log}"
     gpu_require_device
-    mapfile -t files < <(gpu_files gpu)
+    mapfile -t files < <(gpu_files gpu "${@:2}")
     if [ ${#files[@]} -eq 0 ]; then
         echo "test_gpu.sh found no test marked gpu; the lines above say why" >&2
         return 1
