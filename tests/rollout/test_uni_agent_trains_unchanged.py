@@ -1,7 +1,7 @@
 """uni-agent's own framework and gateway write the rows, `tree_sync` trains them: stock `main_ppo`, nothing in between.
 
-Run with UNI_AGENT set to a checkout of verl-project/uni-agent (written against 6f4a7c9; not run yet). Its chains hold
-earlier answers as context where a history was edited, and have fields and tags of their own.
+Run with UNI_AGENT set to a checkout of verl-project/uni-agent (run with 6f4a7c9). Its chains hold earlier
+answers as context where a history was edited, and have fields and tags of their own.
 """
 
 import os

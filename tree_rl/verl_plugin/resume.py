@@ -89,7 +89,7 @@ class ResumableTrainer(PPOTrainer):
     def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
         """Every process without which rows would be missing."""
         groups = {
-            "agent loop worker": agent_loop_manager.agent_loop_workers,
+            "agent loop worker": _actors_of(agent_loop_manager),
             "reward worker": self.get_reward_handles() or [],
             "rollout server": [
                 server
@@ -119,8 +119,10 @@ class ResumableTrainer(PPOTrainer):
         """verl's update, written into the ledger."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = sorted(self._row_tokens)
-        column = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["index"])["index"]
-        index_of_uid = {uid_of_row(key): index for key, index in zip(keys, column, strict=True)}
+        # Not verl's field `index`, which other rollout managers do not write; the data set gives every prompt this one.
+        rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
+        infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
+        index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
         groups = trained_groups(self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
         append_groups(self._root, groups)
         return batch
@@ -180,6 +182,13 @@ class ResumableTrainer(PPOTrainer):
     def _restore(self, state: dict[str, Any]) -> None:
         if self.config.algorithm.use_kl_in_reward and "kl_coefficient" in state:
             self.kl_ctrl_in_reward.value = state["kl_coefficient"]
+
+
+def _actors_of(agent_loop_manager: Any) -> list[Any]:
+    """The actors that run agents. A manager that is not verl's is asked for every actor that it holds itself."""
+    if isinstance(agent_loop_manager, compat.AgentLoopManagerTQ):
+        return list(agent_loop_manager.agent_loop_workers)
+    return [held for held in vars(agent_loop_manager).values() if isinstance(held, ray.actor.ActorHandle)]
 
 
 def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
