@@ -36,6 +36,8 @@ REGISTRY = ("grpo", "stubs", "tiny", "chains", "causal")
 GATE_TOKENS = 1_000
 LIMIT = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
 """Largest relative error (norm) of an output or a gradient against float64, as in kernels/tests/test_gdn_on_cuda.py."""
+FLA_SLACK = 2
+"""fla may be so much further off: its path sums of the gates are float32. A wrong product shows as an error of 1."""
 NAMES = ("q", "k", "v", "g", "beta")
 HEADER = ("shape", "tokens", "contender", "ms fwd", "ms f+b", "range", "of linear", "error")
 
@@ -101,21 +103,21 @@ def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: H
 
 def inputs_of(tokens: int, heads: Heads, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
     """Random leaves; decays are log-uniform from 0.001 to 20 a token."""
-    draw = torch.Generator().manual_seed(tokens)
+    draw = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(tokens, *shape, generator=draw)
+        return torch.randn(tokens, *shape, generator=draw, device=device)
 
     unit = partial(torch.nn.functional.normalize, dim=-1)
-    decay = 1e-3 * 2e4 ** torch.rand(tokens, heads.value_heads, generator=draw)
+    decay = 1e-3 * 2e4 ** torch.rand(tokens, heads.value_heads, generator=draw, device=device)
     leaves = [
         unit(normal(heads.key_heads, heads.key_size)).to(dtype),
         unit(normal(heads.key_heads, heads.key_size)).to(dtype),
         normal(heads.value_heads, heads.value_size).to(dtype),
         -decay,
-        torch.rand(tokens, heads.value_heads, generator=draw),
+        torch.rand(tokens, heads.value_heads, generator=draw, device=device),
     ]
-    return [leaf.to(device).requires_grad_() for leaf in leaves]
+    return [leaf.requires_grad_() for leaf in leaves]
 
 
 def gate_error(
@@ -124,7 +126,7 @@ def gate_error(
     """Largest relative error of the outputs and all gradients of a small forest against float64.
 
     Raises:
-        GateError: it is beyond `LIMIT`.
+        GateError: it is beyond `LIMIT`, for fla beyond `FLA_SLACK` times that.
     """
     leaves = inputs_of(forest.num_unique, heads, dtype, device)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
@@ -141,9 +143,10 @@ def gate_error(
         gradients = torch.autograd.grad((out.double() * weight.double()).sum(), inputs)
         results.append([out.detach(), *gradients])
     errors = [float((got.double() - true).norm() / true.norm()) for got, true in zip(*results, strict=True)]
-    if not max(errors) <= LIMIT[dtype]:
+    limit = LIMIT[dtype] * (FLA_SLACK if small.name.endswith(FLA) else 1)
+    if not max(errors) <= limit:
         named = ", ".join(f"{name} {error:.2g}" for name, error in zip(("out", *NAMES), errors, strict=True))
-        raise GateError(f"{small.name}: expected errors of at most {LIMIT[dtype]:.2g}, received {named}")
+        raise GateError(f"{small.name}: expected errors of at most {limit:.2g}, received {named}")
     return max(errors)
 
 
@@ -219,14 +222,19 @@ def _ours(layout: TreeLayout, impl: str, *inputs: torch.Tensor) -> torch.Tensor:
     return tree_gated_delta_rule(*inputs, layout, impl=impl)[0]
 
 
-def _fla(offsets: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+def _fla(offsets: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
+    # Faster than as transformers calls it, which repeats keys for every value head.
     q, k, v, g, beta = (t.unsqueeze(0) for t in inputs)
-    group = v.shape[2] // k.shape[2]
-    # As transformers calls it: keys repeated for every value head.
-    q, k = (t.repeat_interleave(group, dim=2) for t in (q, k))
     return chunk_gated_delta_rule(q, k, v, g=g, beta=beta, cu_seqlens=offsets)[0][0]
+
+
+def _force_fla() -> None:
+    """Take away fla's guard against a miscompiled product (Triton 3.4 to 3.7.0, Hopper), which needs smaller heads."""
+    from fla.ops.common import chunk_o
+
+    chunk_o.TRITON_ABOVE_3_7_1 = True
 
 
 def _fla_missing(device: torch.device) -> str | None:
@@ -239,7 +247,10 @@ def _fla_missing(device: torch.device) -> str | None:
     return None
 
 
-def _offsets(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+def _offsets(lengths: Sequence[int], device: torch.device) -> torch.Tensor | None:
+    """None for a single row, which fla reads without looking anything up."""
+    if len(lengths) == 1:
+        return None
     return torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32, device=device)
 
 
@@ -258,6 +269,9 @@ def options() -> argparse.Namespace:
         "--dtype", choices=("bfloat16", "float16", "float32"), help="default bfloat16, on a CPU float32"
     )
     parser.add_argument("--group-seconds", type=float, default=0.1, help="length of a group of repeats")
+    parser.add_argument(
+        "--force-fla", action="store_true", help="run fla where it refuses Triton on Hopper; the gate still decides"
+    )
     parser.add_argument("--commit", help="outside a git checkout")
     parser.add_argument("--out", type=Path, help="CSV to write")
     return parser.parse_args()
@@ -275,6 +289,8 @@ def main() -> None:
         "heads": args.heads,
         "dtype": str(dtype).removeprefix("torch."),
     }
+    if args.force_fla:
+        _force_fla()
     timer = Timer(device, group_seconds=args.group_seconds)
     rows: list[dict[str, object]] = []
     for shape in args.shapes:
