@@ -10,6 +10,7 @@ from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.request_memory import Heard
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
@@ -24,19 +25,24 @@ ERROR_TYPES = {
 }
 
 
-def read_request(body: Any) -> ChatRequest:
+def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
     """Read the body of `POST /v1/messages`.
+
+    Args:
+        body: decoded.
+        heard: what is known of its messages.
 
     Raises:
         RequestError: names the field that is missing, malformed or not supported.
     """
     fields = Fields(body)
-    return _request(fields, max_tokens=fields.integer("max_tokens", None, low=1) or _missing("max_tokens"))
+    max_tokens = fields.integer("max_tokens", None, low=1) or _missing("max_tokens")
+    return _request(fields, heard or Heard(), max_tokens=max_tokens)
 
 
 def read_count_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/messages/count_tokens`."""
-    return _request(Fields(body), max_tokens=None)
+    return _request(Fields(body), Heard(), max_tokens=None)
 
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
@@ -93,16 +99,14 @@ def _missing(field: str) -> Any:
     raise wrong(field, "a whole number of at least 1", None)
 
 
-def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
+def _request(fields: Fields, heard: Heard, *, max_tokens: int | None) -> ChatRequest:
     choice = fields.child("tool_choice").text("type") if fields.raw("tool_choice") is not None else "auto"
     if choice not in ("auto", "none"):
         raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice.type")
-    messages = [*_system(fields)]
-    sent = fields.objects("messages", required=True)
-    if not sent:
+    system = _system(fields)
+    messages = heard.messages(fields, _read_message)
+    if not fields.items("messages"):
         raise wrong("messages", "at least one message", [])
-    for message in sent:
-        messages += _read_message(message)
     stop = fields.items("stop_sequences")
     if not all(isinstance(text, str) and text for text in stop):
         raise wrong("stop_sequences", "a list of texts", stop)
@@ -114,7 +118,7 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     }
     return ChatRequest(
         model=fields.text("model", "default"),
-        messages=tuple(messages),
+        messages=(*system, *messages),
         tools=() if choice == "none" else tools,
         max_tokens=max_tokens,
         stop=tuple(stop),

@@ -17,6 +17,8 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+PLAIN = frozenset({str, int, float, bool, NoneType})
+OWN_OF_DICT = frozenset(dir(dict))
 KNOWN = frozenset({str, int, float, bool, NoneType, list, tuple, dict, Namespace, LoopContext})
 
 
@@ -65,6 +67,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._is_safe: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # What jinja's own does, without its way through an exception for every key of a message.
+        kind = type(obj)
+        if kind is dict and attribute not in OWN_OF_DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if self._is_safe.get((kind, attribute)):
+            value = getattr(obj, attribute, None)
+            if value is not None and type(value) in PLAIN:
+                return value
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) not in KNOWN:

@@ -77,9 +77,9 @@ class Match:
     """What no recorded token covers."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True)
 class _Step:
-    """A node matched on the way through a text."""
+    """A node matched on the way through a text. A prompt makes hundreds, so they are as cheap as Python has them."""
 
     node: Node
     start: int
@@ -116,17 +116,18 @@ class ContextTrie:
         Args:
             text: a whole rendering.
         """
-        best = _Step(node=self._root, start=0, end=0, num_turns=0, before=None)
+        best = _Step(self._root, 0, 0, 0, None)
         stack = [best]
         while stack:
             step = stack.pop()
-            if (step.num_turns, step.end) > (best.num_turns, best.end):  # of equals the first, that is the latest child
+            start, num_turns = step.end, step.num_turns
+            # Of equals the first, that is the latest child.
+            if num_turns > best.num_turns or (num_turns == best.num_turns and start > best.end):
                 best = step
             for child in step.node.children:
-                end = self._end_of_match(child, text, step.end)
+                end = self._end_of_match(child, text, start)
                 if end is not None:
-                    num_turns = step.num_turns + (child.turn is not None)
-                    stack.append(_Step(node=child, start=step.end, end=end, num_turns=num_turns, before=step))
+                    stack.append(_Step(child, start, end, num_turns + (child.turn is not None), step))
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
         return Match(

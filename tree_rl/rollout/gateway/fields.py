@@ -97,10 +97,10 @@ class Fields:
             raise wrong(self.name(key), "a list", value)
         return value
 
-    def objects(self, key: str, *, required: bool = False) -> list["Fields"]:
-        """A list of objects."""
+    def objects(self, key: str, *, required: bool = False, start: int = 0) -> list["Fields"]:
+        """A list of objects, from one of them on."""
         items = self.items(key, required=required)
-        return [Fields(item, f"{self.name(key)}[{index}]") for index, item in enumerate(items)]
+        return [Fields(items[index], f"{self.name(key)}[{index}]") for index in range(start, len(items))]
 
     def child(self, key: str) -> "Fields":
         """An object."""
@@ -122,7 +122,7 @@ def read_json(body: bytes) -> Any:
         RequestError: not UTF-8, or not JSON.
     """
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8, received byte {body[error.start]:#04x} at {error.start}") from error
     except json.JSONDecodeError as error:
@@ -131,5 +131,6 @@ def read_json(body: bytes) -> Any:
         raise RequestError("expected JSON of reasonable depth, received brackets nested too deep") from error
 
 
-def _refuse_constant(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
+    """What a decoder does about `NaN` and `Infinity`, which Python's would take."""
     raise RequestError(f"expected JSON, received {constant}, which is no JSON number")

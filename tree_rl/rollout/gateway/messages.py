@@ -5,10 +5,13 @@ reasoning field is dropped. Keys see nothing of that.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+
+KEPT = 8
+"""Conversations of a session whose keys are remembered: an agent's and its sub-agents'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,35 +67,57 @@ class ChatMessage:
         return message
 
 
-class History:
-    """Keys of the messages of a conversation; each stands for its message and everything before it.
+class Keys:
+    """Keys of the messages of a session's conversations; each stands for its message and everything before it.
 
     A key covers role, text and tool calls: what stays the same when a client sends a message back.
     """
 
     def __init__(self) -> None:
-        self._digest = blake2b(digest_size=16)
+        self._recent: list[tuple[Sequence[ChatMessage], list[bytes]]] = []
 
-    def append(self, message: ChatMessage) -> bytes:
-        """Go on by a message and return its key."""
-        content = message.content.strip() if message.role == "assistant" else message.content
-        self._add(message.role)
-        self._add(content)
-        for call in message.tool_calls:
-            self._add(call.name)
-            self._add(call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, sort_keys=True))
-        return self._digest.digest()
+    def of(self, messages: Sequence[ChatMessage]) -> list[bytes]:
+        """The key of each message of a conversation. Objects that stood there in a recent one have theirs already."""
+        keys: list[bytes] = []
+        others = []
+        for known, its_keys in self._recent:
+            shared = _shared(known, messages)
+            if shared > len(keys):
+                keys = its_keys[:shared]
+            if shared < len(known):
+                others.append((known, its_keys))
+        for message in messages[len(keys) :]:
+            keys.append(key_after(keys, message))
+        self._recent = [*others[1 - KEPT :], (messages, keys)]
+        return keys
 
-    def key_after(self, message: ChatMessage) -> bytes:
-        """The key that a message would have; the history stays as it is."""
-        ahead = History()
-        ahead._digest = self._digest.copy()
-        return ahead.append(message)
 
-    def _add(self, text: str) -> None:
-        encoded = text.encode("utf-8", "surrogatepass")
-        self._digest.update(b"%d:" % len(encoded))  # the length keeps neighbours apart
-        self._digest.update(encoded)
+def key_after(keys: Sequence[bytes], message: ChatMessage) -> bytes:
+    """The key of a message that follows others.
+
+    Args:
+        keys: of those before it.
+        message: the next one.
+    """
+    content = message.content.strip() if message.role == "assistant" else message.content
+    parts = [message.role, content]
+    for call in message.tool_calls:
+        written = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, sort_keys=True)
+        parts += [call.name, written]
+    digest = blake2b(keys[-1] if keys else b"", digest_size=16)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded))  # the length keeps neighbours apart
+        digest.update(encoded)
+    return digest.digest()
+
+
+def _shared(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
+    """How many of the first messages are the very same objects."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left is not right:
+            return index
+    return min(len(one), len(other))
 
 
 def read_arguments(text: str) -> Mapping[str, Any] | str:

@@ -11,6 +11,7 @@ from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage, read_arguments
+from tree_rl.rollout.gateway.request_memory import Heard
 
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
@@ -19,8 +20,12 @@ UNSUPPORTED = ("audio", "function_call", "functions", "logit_bias", "prediction"
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def read_request(body: Any) -> ChatRequest:
+def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
     """Read the body of `POST /v1/chat/completions`.
+
+    Args:
+        body: decoded.
+        heard: what is known of its messages.
 
     Raises:
         RequestError: names the field that is missing, malformed or not supported.
@@ -36,7 +41,7 @@ def read_request(body: Any) -> ChatRequest:
     if not all(isinstance(text, str) and text for text in stop_texts):
         raise wrong("stop", "a text or a list of texts", stop)
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
-    messages = tuple(_message(message) for message in fields.objects("messages", required=True))
+    messages = tuple((heard or Heard()).messages(fields, lambda message: [_message(message)]))
     if not messages:
         raise wrong("messages", "at least one message", [])
     stream_options = fields.child("stream_options") if fields.raw("stream_options") is not None else Fields({})

@@ -12,7 +12,7 @@ from tree_rl.rollout.gateway.drift import DriftReport, ReturnedTurn, find_drifte
 from tree_rl.rollout.gateway.exchange import ChatRequest
 from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.messages import ChatMessage, History
+from tree_rl.rollout.gateway.messages import ChatMessage, Keys, key_after
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.gateway.turns import read_message
@@ -31,7 +31,7 @@ class Prompt:
     request: ChatRequest
     messages: tuple[ChatMessage, ...]
     """With the reasoning that clients drop."""
-    history: History
+    keys: list[bytes]
     """Of the request's messages."""
     text: str
     """As the template writes it."""
@@ -54,6 +54,7 @@ class Recorder:
         self._renderer = renderer
         self._options = options
         self._trie = ContextTrie(renderer)
+        self._keys = Keys()
         self._answered: dict[bytes, list[ChatMessage]] = {}
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[int, tuple[Node, str]] = {}
@@ -73,7 +74,7 @@ class Recorder:
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        messages, history = self._with_reasoning(request.messages)
+        messages, keys = self._with_reasoning(request.messages)
         text = await self._unblocked(
             sum(len(message.content) for message in messages),
             lambda: self._renderer.render(messages, tools=request.tools, is_prompt=True),
@@ -87,7 +88,7 @@ class Recorder:
         ids = tuple(node.path_ids() if self._options.on_drift == "reuse" else await self._spelled_anew(text))
         self._check_length(len(ids))
         self._note_returned(match)
-        return Prompt(request=request, messages=messages, history=history, text=text, ids=ids, node=node)
+        return Prompt(request=request, messages=messages, keys=keys, text=text, ids=ids, node=node)
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
         """Record an answer.
@@ -127,7 +128,7 @@ class Recorder:
             in_template=cache(partial(self._in_template, prompt.messages, message, prompt.request.tools, answer.text)),
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
-        self._answered.setdefault(prompt.history.key_after(message), []).append(message)
+        self._answered.setdefault(key_after(prompt.keys, message), []).append(message)
         return message
 
     def _in_template(
@@ -147,16 +148,16 @@ class Recorder:
         text, closing, _ = whole[len(before) :].rpartition(self._renderer.end_text)
         return (text, closing) if closing else (whole[len(before) :], "")
 
-    def _with_reasoning(self, messages: tuple[ChatMessage, ...]) -> tuple[tuple[ChatMessage, ...], History]:
+    def _with_reasoning(self, messages: tuple[ChatMessage, ...]) -> tuple[tuple[ChatMessage, ...], list[bytes]]:
         """Put back what the session's own turns have lost on their way through the client: the reasoning field."""
-        history = History()
-        restored = []
-        for message in messages:
-            key = history.append(message)
-            candidates = self._answered.get(key, []) if message.role == "assistant" else []
-            alike = [own for own in candidates if message.reasoning in (None, "", own.reasoning)]
-            restored.append(alike[-1] if alike else message)
-        return tuple(restored), history
+        keys = self._keys.of(messages)
+        restored = list(messages)
+        for index, message in enumerate(messages):
+            if message.role == "assistant" and keys[index] in self._answered:
+                answers = self._answered[keys[index]]
+                alike = [own for own in answers if message.reasoning in (None, "", own.reasoning)]
+                restored[index] = alike[-1] if alike else message
+        return tuple(restored), keys
 
     def _note_returned(self, match: Match) -> None:
         """Remember the turns that a prompt brings back for the first time."""

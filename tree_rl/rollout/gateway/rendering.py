@@ -112,7 +112,7 @@ class Renderer:
         if not texts:
             return []
         try:
-            encoded = [one.ids for one in self._backend.encode_batch(texts, add_special_tokens=False)]
+            encoded = [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
         return [tuple(ids[1:]) if lead else tuple(ids) for ids, lead in zip(encoded, leads, strict=True)]

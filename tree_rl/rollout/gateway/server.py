@@ -82,7 +82,7 @@ class Doors:
         try:
             session = self._session(request)
             agent = _agent(request)
-            asked = api.read_request(read_json(await self._body(request)))
+            asked = session.read(await self._body(request), api)
             task = session.start(asked, agent=agent)
         except RequestError as error:
             return _refusal(api, error, session)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Backend, BackendError
@@ -18,6 +19,7 @@ from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.recorder import Prompt, Recorder
 from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.request_memory import RequestMemory
 from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.transcript import ModelCall
 
@@ -59,6 +61,7 @@ class Session:
         self._options = options
         self._sampling = dict(sampling)
         self._recorder = Recorder(self.id, renderer=renderer, options=options)
+        self._requests: dict[str, RequestMemory] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._admitted = 0
@@ -69,6 +72,22 @@ class Session:
     def accepts(self, token: str) -> bool:
         """Whether a client's token is this session's; takes the same time for every wrong one."""
         return hmac.compare_digest(_digest(token), _digest(self.token))
+
+    def read(self, body: bytes, api: ModuleType) -> ChatRequest:
+        """Read a request.
+
+        Args:
+            body: as sent.
+            api: `openai_api` or `anthropic_api`.
+
+        Raises:
+            RequestError: says what is wrong with it.
+        """
+        memory = self._requests.setdefault(api.__name__, RequestMemory())
+        decoded, heard = memory.load(body)
+        request: ChatRequest = api.read_request(decoded, heard)
+        memory.keep(heard)
+        return request
 
     def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task of its own; cancelling it cancels the generation.
