@@ -251,6 +251,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS))
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--demonstrations", type=int, default=1500)
+    parser.add_argument("--commit", default=None, help="to write beside figures; asked of git if left out")
     parser.add_argument("--output", type=Path, default=Path("outputs/tree_against_flat_learning"))
     parser.add_argument("--csv", type=Path, default=Path("outputs/tree_against_flat_learning.csv"))
     arguments = parser.parse_args()
@@ -267,7 +268,9 @@ def main() -> None:
                 for rows in (folder / f"{arm}_rows").glob("*.jsonl"):
                     rows.unlink()
                 run_phase(arm_phase(arm, folder, seed=seed, steps=arguments.steps))
-                made_by = provenance(packages=("torch", "transformers", "verl")) | {"cores": str(os.cpu_count())}
+                made_by = provenance(commit=arguments.commit, packages=("torch", "transformers", "verl")) | {
+                    "cores": str(os.cpu_count())
+                }
                 (folder / f"{arm}.made_by.json").write_text(json.dumps(made_by))
         lines += measured(folder, seed)
     pd.DataFrame(lines).to_csv(arguments.csv, index=False)
