@@ -1,6 +1,6 @@
 """Demonstrations for a warm start: the reference repairs, played through the gateway, as rows that RL would see.
 
-Usage: PYTHONPATH=recipes/swe_tasks python recipes/swe_tasks/experts.py MODEL OUTPUT.parquet [--tasks 31]
+Usage: PYTHONPATH=recipes/swe_tasks python recipes/swe_tasks/experts.py MODEL OUTPUT.parquet [--tasks 31] [--think]
 
 Every session really runs: native agent, gateway, sandbox, tests, and must end with reward 1. Train on the rows with
 recipes/sft (`data.custom_cls` of tree_rl.verl_plugin.token_rows_dataset).
@@ -19,12 +19,12 @@ from generate import build_tasks, split_of, to_row
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tree_rl.rollout.agents.in_environment import run_task
-from tree_rl.rollout.agents.react import ReActAgent
+from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
-from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.options import GatewayOptions, Reasoning
 from tree_rl.rollout.transcript import rows_of_calls
 
 AT_ONCE = 8
@@ -49,11 +49,16 @@ def edit_command(path: str, wrong: str, right: str) -> str:
     return f"sed -i -e '{last}r /dev/stdin' -e '{first},{last}d' {path} <<'END'\n{replacement}\nEND"
 
 
-def turns_of(task: SweTask) -> list[str]:
-    """What the expert says, turn by turn."""
+def turns_of(task: SweTask, *, think: bool = False) -> list[str]:
+    """What the expert says, turn by turn; with `think`, after a sentence of reasoning that the agent cuts out."""
     changed = list(task.solution_files)
     edits = "\n".join(edit_command(path, task.files[path], task.solution_files[path]) for path in changed)
-    return [shell(f"cat {' '.join(changed)}"), shell(edits), "The issue is solved."]
+    turns = [shell(f"cat {' '.join(changed)}"), shell(edits), "The issue is solved."]
+    if not think:
+        return turns
+    names = " and ".join(changed)
+    thoughts = [f"The issue is about {names}.", f"I see what is wrong in {names}.", f"{names} is repaired."]
+    return [f"<think>\n{thought}\n</think>\n{turn}" for thought, turn in zip(thoughts, turns, strict=True)]
 
 
 def shell(command: str) -> str:
@@ -64,9 +69,10 @@ def shell(command: str) -> str:
 class Expert:
     """A backend that plays one task's turns."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[SweTask]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[SweTask], *, think: bool = False) -> None:
         self._tokenizer = tokenizer
         self._tasks = tasks
+        self._think = think
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
@@ -74,25 +80,33 @@ class Expert:
         """Write the next turn of the task whose statement stands in the prompt."""
         prompt = self._tokenizer.decode(list(prompt_ids))
         (task,) = [task for task in self._tasks if task.problem_statement in prompt]
-        turn = turns_of(task)[prompt.count("<|im_start|>assistant") - 1]
+        turn = turns_of(task, think=self._think)[prompt.count("<|im_start|>assistant") - 1]
         ids = [*self._tokenizer.encode(turn, add_special_tokens=False), self._tokenizer.eos_token_id]
         return Generation(token_ids=tuple(ids), log_probs=None, finish_reason="stop")
 
 
-async def play(tokenizer: PreTrainedTokenizerBase, tasks: Sequence[SweTask]) -> list[dict[str, Any]]:
+async def play(
+    tokenizer: PreTrainedTokenizerBase, tasks: Sequence[SweTask], *, think: bool = False
+) -> list[dict[str, Any]]:
     """Play every task once.
+
+    Args:
+        tokenizer: writes the rows.
+        tasks: to solve.
+        think: reason before every turn; the agent cuts reasoning out of its history, so every turn is a row.
 
     Raises:
         RuntimeError: a session without reward 1.
     """
-    options = GatewayOptions(max_context_tokens=32_768, max_turn_tokens=8192)
+    reasoning: Reasoning = "inline" if think else "field"
+    options = GatewayOptions(max_context_tokens=32_768, max_turn_tokens=8192, reasoning=reasoning)
     free = asyncio.Semaphore(AT_ONCE)
 
     async def play_one(gateway: Gateway, task: SweTask) -> list[dict[str, Any]]:
         async with free:
             session = gateway.open_session()
             done = await run_task(
-                agent=ReActAgent(),
+                agent=ReActAgent(ReActOptions(think="strip" if think else "keep")),
                 environment=SweEnvironment(),
                 endpoint=gateway.endpoint(session),
                 task={"swe": task.to_row()},
@@ -111,7 +125,8 @@ async def play(tokenizer: PreTrainedTokenizerBase, tasks: Sequence[SweTask]) -> 
             for row in rows_of_calls(record.calls)
         ]
 
-    async with Gateway(tokenizer=tokenizer, backend=Expert(tokenizer, tasks), options=options) as gateway:
+    backend = Expert(tokenizer, tasks, think=think)
+    async with Gateway(tokenizer=tokenizer, backend=backend, options=options) as gateway:
         played = await asyncio.gather(*[play_one(gateway, task) for task in tasks])
     return [row for rows in played for row in rows]
 
@@ -122,9 +137,10 @@ def main() -> None:
     parser.add_argument("model", help="folder or name of the model whose tokenizer writes the rows")
     parser.add_argument("output", type=Path)
     parser.add_argument("--tasks", type=int, default=None, help="the first so many; all by default")
+    parser.add_argument("--think", action="store_true", help="reason before every turn, for an agent with think=strip")
     arguments = parser.parse_args()
     tasks = [task for task, split in split_of(build_tasks()) if split == "train"][: arguments.tasks]
-    rows = asyncio.run(play(AutoTokenizer.from_pretrained(arguments.model), tasks))
+    rows = asyncio.run(play(AutoTokenizer.from_pretrained(arguments.model), tasks, think=arguments.think))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(arguments.output)
     lengths = [len(row["input_ids"]) for row in rows]
