@@ -73,6 +73,9 @@ def save_model(size: ModelSize, path: Path) -> None:
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(Qwen3Config(**size.config()), dtype=torch.bfloat16)
     model.save_pretrained(path)
+    del model
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
 
 
 def build_engine(path: Path, *, attention: str, forward_prefetch: bool) -> Any:
