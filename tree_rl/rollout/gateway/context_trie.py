@@ -45,22 +45,18 @@ class Node:
     turn: GeneratedTurn | None = None
     """None for context that no model wrote here."""
     children: list["Node"] = field(default_factory=list)
+    prompt_ids: tuple[int, ...] | None = None
+    """Token ids from the start to the node's end, where a prompt that ended here has put them together."""
 
-    def path(self) -> list["Node"]:
-        """Nodes from the root's child to this one."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-    def path_ids(self) -> list[int]:
+    def path_ids(self) -> tuple[int, ...]:
         """Token ids from the start to the node's end."""
-        ids: list[int] = []
-        for node in self.path():
-            ids.extend(node.ids)
-        return ids
+        behind: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.prompt_ids is None:
+            behind.append(node)
+            node = node.parent
+        known = () if node is None or node.prompt_ids is None else node.prompt_ids
+        return known + tuple(token for one in reversed(behind) for token in one.ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,10 @@ async def generate_answer(
         seeded = {"seed": sampling["seed"] + len(done.token_ids)} if sampling.get("seed") is not None else {}
         try:
             slice_ = await backend.generate(
-                [*prompt_ids, *done.token_ids], max_tokens=limit, sampling={**sampling, **seeded}, session=session
+                [*prompt_ids, *done.token_ids] if done.token_ids else prompt_ids,
+                max_tokens=limit,
+                sampling={**sampling, **seeded},
+                session=session,
             )
         except ValueError as error:
             raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error

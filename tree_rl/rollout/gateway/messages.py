@@ -81,7 +81,7 @@ class Keys:
         keys: list[bytes] = []
         others = []
         for known, its_keys in self._recent:
-            shared = _shared(known, messages)
+            shared = shared_objects(known, messages)
             if shared > len(keys):
                 keys = its_keys[:shared]
             if shared < len(known):
@@ -112,7 +112,7 @@ def key_after(keys: Sequence[bytes], message: ChatMessage) -> bytes:
     return digest.digest()
 
 
-def _shared(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
+def shared_objects(one: Sequence[object], other: Sequence[object]) -> int:
     """How many of the first messages are the very same objects."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left is not right:

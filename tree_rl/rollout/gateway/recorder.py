@@ -15,6 +15,7 @@ from tree_rl.rollout.gateway.generation import Answer
 from tree_rl.rollout.gateway.messages import ChatMessage, Keys, key_after
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.template_memory import TemplateMemory
 from tree_rl.rollout.gateway.turns import read_message
 from tree_rl.rollout.transcript import ModelCall
 
@@ -55,6 +56,7 @@ class Recorder:
         self._options = options
         self._trie = ContextTrie(renderer)
         self._keys = Keys()
+        self._written = TemplateMemory()
         self._answered: dict[bytes, list[ChatMessage]] = {}
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[int, tuple[Node, str]] = {}
@@ -77,7 +79,7 @@ class Recorder:
         messages, keys = self._with_reasoning(request.messages)
         text = await self._unblocked(
             sum(len(message.content) for message in messages),
-            lambda: self._renderer.render(messages, tools=request.tools, is_prompt=True),
+            lambda: self._renderer.render(messages, tools=request.tools, is_prompt=True, memory=self._written),
         )
         match = self._trie.match(text)
         pieces = self._renderer.pieces(match.rest)
@@ -85,7 +87,9 @@ class Recorder:
         known = match.node.depth + (len(match.cut[1]) if match.cut else 0)
         self._check_length(known + sum(len(ids) for ids in encoded))
         node = self._trie.extend(match, pieces, encoded)
-        ids = tuple(node.path_ids() if self._options.on_drift == "reuse" else await self._spelled_anew(text))
+        if node.prompt_ids is None:
+            node.prompt_ids = node.path_ids()
+        ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
         self._check_length(len(ids))
         self._note_returned(match)
         return Prompt(request=request, messages=messages, keys=keys, text=text, ids=ids, node=node)
@@ -139,8 +143,9 @@ class Recorder:
         raw_text: str,
     ) -> tuple[str, str]:
         try:
-            before = self._renderer.render(messages, tools=tools, is_prompt=True)
-            whole = self._renderer.render([*messages, message], tools=tools, is_prompt=False)
+            before = self._renderer.render(messages, tools=tools, is_prompt=True, memory=self._written)
+            longer = (*messages, message)
+            whole = self._renderer.render(longer, tools=tools, is_prompt=False, memory=self._written)
         except RequestError:
             return raw_text, self._renderer.end_text
         if not whole.startswith(before):
@@ -181,12 +186,12 @@ class Recorder:
             was_reused=self._options.on_drift == "reuse",
         )
 
-    async def _spelled_anew(self, text: str) -> list[int]:
+    async def _spelled_anew(self, text: str) -> tuple[int, ...]:
         pieces = self._renderer.pieces(text)
         new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
         encoded = await self._unblocked(sum(map(len, new)), lambda: self._renderer.encode(new))
         self._pieces.update(zip(new, encoded, strict=True))
-        return [token for piece in pieces for token in self._pieces[piece]]
+        return tuple(token for piece in pieces for token in self._pieces[piece])
 
     async def _unblocked(self, characters: int, work: Callable[[], Made]) -> Made:
         return work() if characters < LARGE_TEXT else await asyncio.to_thread(work)

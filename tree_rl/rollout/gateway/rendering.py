@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from tree_rl.rollout.gateway.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.messages import ChatMessage
+from tree_rl.rollout.gateway.template_memory import TemplateMemory
 
 PROBE = "reasoning-probe"
 
@@ -74,20 +75,43 @@ class Renderer:
         self._inline_reasoning = False
         self._probe_template(template_options)
 
-    def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        is_prompt: bool,
+        memory: TemplateMemory | None = None,
+    ) -> str:
         """Write a conversation as the template does.
 
         Args:
             messages: from the start.
             tools: offered to the model.
             is_prompt: end with the start of an assistant turn.
+            memory: of the session; None, or one that another thread is using, writes everything anew.
 
         Raises:
             RequestError: the template refuses the messages.
         """
+        if memory is not None and memory.in_use.acquire(blocking=False):
+            try:
+                conversation = memory.forms(messages, inline_reasoning=self._inline_reasoning)
+                return self._write(conversation, tools, is_prompt, memory)
+            finally:
+                memory.in_use.release()
         conversation = [message.for_template(inline_reasoning=self._inline_reasoning) for message in messages]
+        return self._write(conversation, tools, is_prompt, None)
+
+    def _write(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        is_prompt: bool,
+        memory: TemplateMemory | None,
+    ) -> str:
         try:
-            return self._template.render(conversation, tools=list(tools) or None, is_prompt=is_prompt)
+            return self._template.render(conversation, tools=list(tools) or None, is_prompt=is_prompt, memory=memory)
         except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", field="messages"
