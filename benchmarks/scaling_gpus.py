@@ -252,7 +252,7 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
                 row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
                 print(f"{model} {world} GPUs", row, flush=True)
                 write_csv(args.out, [*read(args.out), row | about])
-        if args.profile is not None:
+        if args.profile is not None and shape == args.shapes[0]:
             batch = share_of(one, EQUAL, **place).batch
             text = describe_step(partial(update, side, batch))
             if rank == 0:
@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--forward-prefetch", action="store_true", help="verl's fsdp_config.forward_prefetch")
-    parser.add_argument("--profile", type=Path, help="folder for a profile of one step of rank 0")
+    parser.add_argument("--profile", type=Path, help="folder for a profile of one step of the first shape on rank 0")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/scaling.csv"))
