@@ -100,6 +100,11 @@ def _task_program(name: str, *rest: str) -> None:
     subprocess.run([sys.executable, str(RECIPES / "swe_tasks" / name), *rest], env=environment, check=True)
 
 
+def left(arguments: argparse.Namespace, *, share: float) -> float:
+    """Seconds that a phase may take: until the deadline, and at most that share of the time there was."""
+    return min(arguments.deadline - (time.monotonic() - arguments.started), share * arguments.deadline)
+
+
 def environment_of(arguments: argparse.Namespace, gpu: str | None) -> dict[str, str]:
     """Variables of a training process."""
     chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
@@ -133,7 +138,7 @@ def warm_start(arguments: argparse.Namespace, gpu: str | None) -> Phase:
             *arguments.sft_override,
         ],
         log=arguments.output / "sft.log",
-        limit_seconds=arguments.deadline - (time.monotonic() - arguments.started),
+        limit_seconds=left(arguments, share=0.4),
         metrics=metrics,
         describe=lambda step, figures: f"step {step:3d}  loss {figures.get('train/loss', float('nan')):.4f}",
         environment={
@@ -182,8 +187,9 @@ def run_arm(
     """
     number, gpu = place
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
-    share = (os.cpu_count() or 1) // max(1, len(arguments.gpus)) if arguments.at_once else 0
-    cores = [str(core) for core in sorted(os.sched_getaffinity(0))[number * share : (number + 1) * share]]
+    every = sorted(os.sched_getaffinity(0))
+    share = len(every) // len(arguments.gpus) if arguments.at_once and arguments.device == "gpu" else 0
+    cores = [str(core) for core in every[number * share : (number + 1) * share]]
     settled = ["~ray_kwargs.ray_init.num_gpus", "~ray_kwargs.ray_init.include_dashboard"]
     command = [
         *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_arm.py"), "--number", str(number)),
@@ -217,7 +223,7 @@ def run_arm(
             name=name,
             command=command,
             log=folder / f"{name}.log",
-            limit_seconds=arguments.deadline - (time.monotonic() - arguments.started),
+            limit_seconds=left(arguments, share=0.3 if name.startswith("check_") else 1.0),
             metrics=metrics,
             describe=lambda step, figures: (
                 f"step {step:3d}  reward {figures['tree/session_score/mean']:.3f}  {figures['timing_s/step']:.1f} s"
