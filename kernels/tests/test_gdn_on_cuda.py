@@ -102,3 +102,25 @@ def test_convolution_equals_float64(dtype: torch.dtype) -> None:
         results.append([out, *torch.autograd.grad((out.double() * rounded[0].double()).sum(), inputs)])
     for actual, expected in zip(results[1], results[0], strict=True):
         assert relative_error(actual, expected) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+def test_a_branch_changes_no_bit_of_its_siblings(dtype: torch.dtype) -> None:
+    parent = fork(65, [130, 64, 40])
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
+    changed, others = slice(195, 259), [*range(65, 195), *range(259, 299)]
+    heads = {"key_heads": 2, "value_heads": 4, "key_size": 128, "value_size": 128}
+    results = []
+    for seed in (0, 1):
+        leaves = delta_leaves(len(parent), **heads)
+        for name, other in delta_leaves(len(parent), seed=seed, **heads).items():
+            if name != "initial_state":
+                leaves[name].detach()[changed] = other.detach()[changed]
+        inputs = [
+            leaf.detach().cuda().to(dtype if name in "qkv" else torch.float32).requires_grad_()
+            for name, leaf in leaves.items()
+        ]
+        out, _ = tree_gated_delta_rule(*inputs[:5], layout, initial_state=inputs[5], impl="triton")
+        gradients = torch.autograd.grad(out.float().square().sum(), inputs[:5])
+        results.append([t[others] for t in (out, *gradients)])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
