@@ -92,7 +92,8 @@ def prepare_tasks(arguments: argparse.Namespace) -> None:
 def demonstrate(arguments: argparse.Namespace) -> None:
     """Play the reference repairs, in sandboxes, and write their rows."""
     rows = str(arguments.output / "data" / "experts.parquet")
-    _task_program("experts.py", arguments.model, rows, "--tasks", str(arguments.tasks), "--think")
+    sandbox = json.dumps(arguments.sandbox)
+    _task_program("experts.py", arguments.model, rows, "--tasks", str(arguments.tasks), "--think", "--sandbox", sandbox)
 
 
 def _task_program(name: str, *rest: str) -> None:
@@ -216,6 +217,7 @@ def run_arm(
         f"{ACTOR}.calculate_entropy=true",
         "trainer.logger=[console,file]",
         "trainer.resume_mode=disable",
+        *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
         *arguments.override,
     ]
     run_phase(
@@ -327,6 +329,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, rate in (("sft-lr", 2e-4), ("lr", 4e-5), ("start-at", 0.25)):
         parser.add_argument(f"--{name}", type=float, default=rate)
+    parser.add_argument("--sandbox", type=json.loads, default={}, help="fields of SandboxOptions, as JSON")
     parser.add_argument("--override", nargs="*", default=[], help="of main_ppo")
     parser.add_argument("--sft-override", nargs="*", default=[])
     arguments = parser.parse_args()

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
+from tree_rl.rollout.environments.sandbox import SandboxOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
@@ -86,7 +87,11 @@ class Expert:
 
 
 async def play(
-    tokenizer: PreTrainedTokenizerBase, tasks: Sequence[SweTask], *, think: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[SweTask],
+    *,
+    think: bool = False,
+    sandbox: SandboxOptions | None = None,
 ) -> list[dict[str, Any]]:
     """Play every task once.
 
@@ -94,6 +99,7 @@ async def play(
         tokenizer: writes the rows.
         tasks: to solve.
         think: reason before every turn; the agent cuts reasoning out of its history, so every turn is a row.
+        sandbox: of the sessions.
 
     Raises:
         RuntimeError: a session without reward 1.
@@ -107,7 +113,7 @@ async def play(
             session = gateway.open_session()
             done = await run_task(
                 agent=ReActAgent(ReActOptions(think="strip" if think else "keep")),
-                environment=SweEnvironment(),
+                environment=SweEnvironment(sandbox),
                 endpoint=gateway.endpoint(session),
                 task={"swe": task.to_row()},
                 messages=to_row(task, 0, "train")["prompt"],
@@ -138,9 +144,11 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--tasks", type=int, default=None, help="the first so many; all by default")
     parser.add_argument("--think", action="store_true", help="reason before every turn, for an agent with think=strip")
+    parser.add_argument("--sandbox", type=json.loads, default={}, help="fields of SandboxOptions, as JSON")
     arguments = parser.parse_args()
     tasks = [task for task, split in split_of(build_tasks()) if split == "train"][: arguments.tasks]
-    rows = asyncio.run(play(AutoTokenizer.from_pretrained(arguments.model), tasks, think=arguments.think))
+    tokenizer, sandbox = AutoTokenizer.from_pretrained(arguments.model), SandboxOptions(**arguments.sandbox)
+    rows = asyncio.run(play(tokenizer, tasks, think=arguments.think, sandbox=sandbox))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(arguments.output)
     lengths = [len(row["input_ids"]) for row in rows]
