@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
 SPECIAL = (
     "<|endoftext|>",
@@ -65,11 +65,17 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_model(folder: Path) -> str:
-    """Write model and tokenizer; return the path."""
+def save_model(folder: Path, config_class: type[PretrainedConfig] = Qwen3Config, **more: Any) -> str:
+    """Write model and tokenizer; return the path.
+
+    Args:
+        folder: to write to.
+        config_class: of another family of Qwen3's sizes.
+        more: entries that the family adds to its config.
+    """
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = config_class(
         vocab_size=320,
         hidden_size=64,
         intermediate_size=96,
@@ -83,8 +89,9 @@ def save_model(folder: Path) -> str:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         dtype="float32",
+        **more,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
