@@ -79,7 +79,7 @@ class RequestMemory:
         return (read_json(body), Heard()) if found is None else found
 
     def keep(self, heard: Heard) -> None:
-        """Remember the messages of a request that was read without a complaint."""
+        """Remember the messages of a request that was read without a complaint, so that all of them are objects."""
         if not heard.ends or len(heard.ends) != len(heard.read):
             return
         others = [old for old in self._recent if not heard.text.startswith(old.text)]
@@ -98,8 +98,6 @@ class RequestMemory:
                     break
                 position = between.end()
             message, position = DECODER.raw_decode(text, position)
-            if not isinstance(message, dict):
-                return None
             heard.sent.append(message)
             heard.ends.append(position)
         # The rest of the body, the messages replaced by one that only stands there if this list is the body's own.

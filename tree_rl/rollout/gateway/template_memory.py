@@ -24,13 +24,6 @@ MEMORY = "_tree_rl_memory"
 PLAIN = frozenset({str, int, float, bool, type(None)})
 PLACES = frozenset({"first", "last", "index", "index0"})
 """Attributes of `loop` that a round's place decides."""
-PURE_METHODS = frozenset(
-    [
-        *("startswith", "endswith", "find", "count", "split", "rsplit", "splitlines", "replace", "strip", "lstrip"),
-        *("rstrip", "removeprefix", "removesuffix", "upper", "lower", "title", "capitalize"),
-        *("get", "items", "keys", "values"),
-    ]
-)
 PURE_FILTERS = frozenset(FILTERS) - {"random"}
 PURE_FUNCTIONS = frozenset({"raise_exception", "range"})
 PURE_NODES = (
@@ -109,10 +102,6 @@ def _read(
                     read.ahead, read.behind = max(read.ahead, offset), max(read.behind, -offset)
         case nodes.Call(node=nodes.Name(name=name)) if name in functions:
             rest = [*node.args, *node.kwargs]
-        case nodes.Call(node=nodes.Getattr(attr=attribute)) if attribute in PURE_METHODS:
-            rest = list(node.iter_child_nodes())
-        case nodes.Call():
-            raise NotPureError
         case nodes.Filter(name=name) if name not in PURE_FILTERS or node.node is None:
             raise NotPureError
         case nodes.For():
