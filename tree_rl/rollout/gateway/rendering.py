@@ -175,11 +175,15 @@ class Renderer:
             ChatMessage(role="user", content="x"),
             ChatMessage(role="assistant", content="y", reasoning=PROBE),
         ]
-        written = self.render(probe, tools=(), is_prompt=False)
         conversation = [message.for_template(inline_reasoning=False) for message in probe]
         expected = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-        if written != expected:
-            raise ValueError(f"chat template: expected what transformers renders, {expected!r}, received {written!r}")
+        # Both ways, which also compiles both before the first call.
+        for memory in (None, TemplateMemory()):
+            written = self.render(probe, tools=(), is_prompt=False, memory=memory)
+            if written != expected:
+                raise ValueError(
+                    f"chat template: expected what transformers renders, {expected!r}, received {written!r}"
+                )
         self._inline_reasoning = PROBE not in written
 
     def _check_pieces(self) -> None:
