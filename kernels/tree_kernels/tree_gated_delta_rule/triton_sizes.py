@@ -10,7 +10,7 @@ TILE_TOKENS = 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = (16, 32, 64, 128, 256)
 OLDEST_CAPABILITY = (8, 0)
-PROVEN_SIZES = frozenset({(64, 64)})
+PROVEN_SIZES = frozenset({(64, 64), (128, 128)})
 """State sizes (keys, values) at which compiled kernels were held against float64 on a GPU; see kernels/README.md."""
 
 
