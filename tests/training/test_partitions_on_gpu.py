@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
 VOCAB = 512
 
 
-def build(dtype: torch.dtype) -> Any:
+def build(dtype: torch.dtype, *, deterministic: bool = False) -> Any:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -38,7 +38,7 @@ def build(dtype: torch.dtype) -> Any:
         tie_word_embeddings=True,
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(CUDA, dtype).train()
-    use_tree_attention(model)
+    use_tree_attention(model, deterministic=deterministic)
     return model
 
 
@@ -95,7 +95,7 @@ def test_bfloat16_partitions_are_as_close_to_float32_as_the_whole_tree() -> None
 
 
 def test_offloaded_keys_and_values_change_no_bit() -> None:
-    model = build(torch.bfloat16)
+    model = build(torch.bfloat16, deterministic=True)
     forest = Forest.from_rows(bushy_rows(12))
     stay, _ = step(model, forest, 900)
     leave, _ = step(model, forest, 900, offload=True)
