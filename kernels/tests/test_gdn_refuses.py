@@ -1,4 +1,4 @@
-"""What does not fit the recurrence is refused with what was expected and what was received."""
+"""What does not fit the recurrence is refused with what was expected and what was received; "auto" takes what is proven."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from tree_shapes import chain, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule
+from tree_kernels.tree_gated_delta_rule import api
 
 
 def call(**changes: Any) -> None:
@@ -44,3 +45,21 @@ def test_what_fits_runs() -> None:
 def test_misfits_are_named(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         call(**changes)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "chosen"),
+    [
+        ("cuda", torch.bfloat16, 128, "triton"),
+        ("cuda", torch.float16, 64, "triton"),
+        ("cuda", torch.float32, 128, "chunked"),
+        ("cuda", torch.bfloat16, 32, "chunked"),
+        ("cpu", torch.bfloat16, 128, "chunked"),
+    ],
+)
+def test_auto_takes_triton_where_it_is_proven_and_compiles_soon(
+    device: str, dtype: torch.dtype, size: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "triton_unavailable_reason", lambda *_: None)
+    arguments = {"device": torch.device(device), "dtype": dtype, "key_size": size, "value_size": size}
+    assert api.chosen_implementation(**arguments) == chosen
