@@ -1,4 +1,4 @@
-"""What does not fit the recurrence is refused with what was expected and what was received; "auto" takes what is proven."""
+"""What does not fit the recurrence is refused with what was expected and received; "auto" is what is proven."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ def unavailable_reason(
 
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str:
-    """The implementation that `impl="auto"` runs: triton on CUDA in half precision at proven sizes, chunked elsewhere."""
+    """The implementation that `impl="auto"` runs: on CUDA in half precision at proven sizes triton, else chunked."""
     # Exact float32 products unroll: at 128 x 128 the first call would compile for minutes.
     is_half = dtype in (torch.bfloat16, torch.float16)
     is_proven = device.type == "cuda" and is_half and (key_size, value_size) in PROVEN_SIZES
