@@ -29,6 +29,8 @@ class WorkingEnvironment(ShellEnvironment):
     async def score(self, outcome):
         return float(len(outcome.answer) % 2)
 """
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Processes of Ray's own that run none of the job's code."""
 FIGURES = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "actor/ppo_kl", "actor/lr", "tree/por")
 
 
@@ -79,12 +81,16 @@ def processes_in(folder: Path) -> list[Process]:
     return found
 
 
-def wait_until_none(folder: Path, seconds: float) -> list[Process]:
-    """Wait for the end of the run's processes; what is left after the time."""
+def wait_until_none(folder: Path, seconds: float, besides: tuple[str, ...] = ()) -> list[Process]:
+    """Wait for the end of the run's processes, those besides whose titles start so; what is left after the time."""
+
+    def left() -> list[Process]:
+        return [process for process in processes_in(folder) if not process.title.startswith(besides)]
+
     deadline = time.monotonic() + seconds
-    while (left := processes_in(folder)) and time.monotonic() < deadline:
+    while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return left
+    return found
 
 
 def shared_memory_of(processes: list[Process]) -> set[Path]:

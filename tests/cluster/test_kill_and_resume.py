@@ -41,6 +41,11 @@ PHASES = ("rollout", "update", "checkpoint")
 NAMED = ("died", "ActorDiedError", "ActorUnavailableError")
 """What the log of a job that lost a process says."""
 
+AGENTS_SECONDS = 90.0
+"""How long Ray's own agents may outlive the rest of the job. Where the cluster died with its driver, they first try for
+60 s to report it to the dead cluster (`publish_error_to_driver`, ray/_private/utils.py of 2.60); 30 s are for them to
+end on a busy machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
@@ -111,8 +116,9 @@ def in_phase(folder: Path, kill: Kill, step: int) -> Callable[[], bool]:
         return trained_step(folder) == step - 1 and bool(job.workspaces(folder))
 
     def update() -> bool:
-        rows = [line for path in (folder / "trees").glob(f"train-step{step:06}-*.jsonl") for line in path.open()]
-        return len({line.split('"session"')[0] for line in rows}) == 4 and trained_step(folder) == step - 1
+        texts = [path.read_text() for path in (folder / "trees").glob(f"train-step{step:06}-*.jsonl")]
+        groups = {line.split('"session"')[0] for text in texts for line in text.splitlines()}
+        return len(groups) == 4 and trained_step(folder) == step - 1
 
     def checkpoint() -> bool:
         # A step without one has the next step's.
@@ -172,8 +178,11 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
         if cluster is not None:
             assert wait_until(lambda: not workers_of_job(folder), 90), workers_of_job(folder)
             cluster.communicate(input="", timeout=60)
-        left = job.wait_until_none(folder, 60)
+        left = job.wait_until_none(folder, 60, besides=job.RAY_AGENTS)
         assert left == [], left
+        left = job.wait_until_none(folder, AGENTS_SECONDS)
+        assert left == [], left
+        until_none = time.monotonic() - killed
         assert status != 0
         assert kill.victim == "driver" or any(name in log.read_text() for name in NAMED), log.read_text()[-3000:]
         assert not [path for path in shared if path.exists()]
@@ -189,6 +198,7 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
         "checkpointed": checkpointed_step(folder),
         "status": status,
         "seconds_to_end": round(seconds, 1),
+        "seconds_until_nothing_is_left": round(until_none, 1),
         "log": log.name,
     }
 
