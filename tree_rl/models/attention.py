@@ -5,7 +5,8 @@ runs the attention the model was loaded with. The layout travels as a keyword, s
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,9 +31,13 @@ SKIP_MASK_SHAPE = (1, 1, 1, 1)
 
 
 def attention_name(flat_implementation: str, *, impl: str = "auto", deterministic: bool = False) -> str:
-    """Name under which tree attention over `flat_implementation` is registered with transformers."""
+    """Name under which tree attention over `flat_implementation` is registered with transformers.
+
+    transformers loads a kernel for every name that contains "flash" and fetches one for every "owner/name", so the flat
+    implementation is spelled without either: "flash_attention_2" as "fa_attention_2".
+    """
     by = "" if impl == "auto" and not deterministic else f"{BY}{impl}{'_deterministic' if deterministic else ''}"
-    return f"{PREFIX}{flat_implementation}{by}"
+    return f"{PREFIX}{flat_implementation.replace('flash', 'fa').replace('/', '.')}{by}"
 
 
 def use_tree_attention(
@@ -51,7 +56,7 @@ def use_tree_attention(
     """
     flat = model.config._attn_implementation
     if flat.startswith(PREFIX):
-        return flat.removeprefix(PREFIX).split(BY)[0]
+        return str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])
     name = attention_name(flat, impl=impl, deterministic=deterministic)
     forward = partial(_attention_forward, flat_implementation=flat, impl=impl, deterministic=deterministic)
     ALL_ATTENTION_FUNCTIONS.register(name, forward)
@@ -93,17 +98,18 @@ def _attention_forward(
         optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         given = {name: value for name, value in optional.items() if value is not None}
         flat_forward = _flat_attention(module, flat_implementation)
-        return flat_forward(
-            module,
-            query_1HND,
-            key_1HND,
-            value_1HND,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            **given,
-            **kwargs,
-        )
+        with _named(module.config, flat_implementation):
+            return flat_forward(
+                module,
+                query_1HND,
+                key_1HND,
+                value_1HND,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                **given,
+                **kwargs,
+            )
     if dropout:
         raise ValueError(
             f"attention dropout is {dropout}, but a shared prefix cannot draw one mask per branch; "
@@ -130,6 +136,18 @@ def _attention_forward(
     )
     assert isinstance(out_NHD, torch.Tensor)
     return out_NHD.unsqueeze(0), None
+
+
+@contextmanager
+def _named(config: Any, implementation: str) -> Iterator[None]:
+    """Lets a flat implementation read its own name: flash attention chooses its kernel by the one in the config."""
+    own = config._attn_implementation_internal
+    # Not the public property, which would set the name of every sub-configuration, too.
+    config._attn_implementation_internal = implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = own
 
 
 def _flat_attention(module: nn.Module, implementation: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
