@@ -60,7 +60,9 @@ class DoctorOption:
 class BenchOption:
     """Options of `bench`, which no other command has."""
 
-    Model = Annotated[str, typer.Option(help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b.")]
+    Model = Annotated[
+        str, typer.Option(help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b.")
+    ]
     Layers = Annotated[int | None, typer.Option(min=1, help="Decoder layers; default the model's.")]
     Por = Annotated[list[float] | None, typer.Option(help="Overlap to build, or to look for in the data; repeat it.")]
     Data = Annotated[Path | None, typer.Option(help="Recorded rows instead of synthetic agents.")]
