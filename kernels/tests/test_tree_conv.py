@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, chain, paths_of, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
+from tree_kernels.tree_causal_conv1d.api import chosen_implementation
 from tree_kernels.tree_causal_conv1d.windows import windows_of
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
@@ -108,6 +109,17 @@ def test_triton_kernels_interpreted_or_compiled(has_bias: bool) -> None:
     check(SHAPES["comb"](20), dtype=torch.float32, activation=None, taps=3, has_context=False, impls=("triton",))
 
 
+def test_auto_is_triton_on_cuda_at_the_taps_that_were_proven() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    cuda = torch.device("cuda")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert chosen_implementation(device=cuda, dtype=dtype, taps=4) == "triton"
+    assert chosen_implementation(device=cuda, dtype=torch.float32, taps=3) == "shifted"
+    assert chosen_implementation(device=cuda, dtype=torch.float64, taps=4) == "shifted"
+    # Not even where the interpreter could.
+    assert chosen_implementation(device=torch.device("cpu"), dtype=torch.float32, taps=4) == "shifted"
+
+
 def test_triton_refuses_float64_by_name() -> None:
     with pytest.raises(UnsupportedImplementation, match="float64"):
         tree_causal_conv1d(
@@ -126,7 +138,8 @@ def test_only_tokens_near_a_jump_are_gathered() -> None:
     assert windows_of(layout, 4).jumping_R.tolist() == [80, 81, 82, 83, 84]
 
 
-def test_a_branch_changes_no_bit_of_its_siblings() -> None:
+@pytest.mark.parametrize("impl", ("shifted", "triton"))
+def test_a_branch_changes_no_bit_of_its_siblings(impl: str) -> None:
     parent = fork(9, [7, 6, 2])
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
     others = [*range(9, 16), *range(22, 24)]
@@ -137,7 +150,7 @@ def test_a_branch_changes_no_bit_of_its_siblings() -> None:
         torch.manual_seed(seed)
         x[16:22] = torch.randn(6, CHANNELS)
         x.requires_grad_()
-        out, _ = tree_causal_conv1d(x, weight, None, layout, activation="silu")
+        out, _ = tree_causal_conv1d(x, weight, None, layout, activation="silu", impl=impl)
         (gradient,) = torch.autograd.grad(out.square().sum(), x)
         results.append((out[others], gradient[others]))
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))

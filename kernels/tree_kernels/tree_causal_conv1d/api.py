@@ -11,12 +11,18 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
 from tree_kernels.tree_causal_conv1d.shifted import shifted_conv1d
-from tree_kernels.tree_causal_conv1d.triton_conv1d import triton_conv1d, triton_unavailable_reason
+from tree_kernels.tree_causal_conv1d.triton_conv1d import PROVEN_TAPS, triton_conv1d, triton_unavailable_reason
 from tree_kernels.tree_causal_conv1d.windows import windows_of
 
 OP = "tree_causal_conv1d"
 IMPLEMENTATIONS = ("reference", "shifted", "triton")
 ACTIVATIONS = (None, "silu", "swish")
+
+
+def chosen_implementation(*, device: torch.device, dtype: torch.dtype, taps: int) -> str:
+    """The implementation that `impl="auto"` runs: on CUDA at the proven number of taps triton, else shifted."""
+    is_proven = device.type == "cuda" and taps == PROVEN_TAPS
+    return "triton" if is_proven and triton_unavailable_reason(device, dtype) is None else "shifted"
 
 
 def tree_causal_conv1d(
@@ -40,7 +46,7 @@ def tree_causal_conv1d(
         activation: None, "silu" or "swish" (the same), applied to the sum.
         initial_context: [K - 1, C] inputs before the roots, oldest first; None: zeros.
         return_contexts_at: tokens after which the last K - 1 inputs are returned, as `initial_context` takes them.
-        impl: "auto" (shifted), "reference", "shifted" or "triton".
+        impl: "auto" (see `chosen_implementation`), "reference", "shifted" or "triton".
 
     Returns:
         output [N, C] in x's dtype, summed in float32 (float64 for float64), and the contexts [S, K - 1, C] in the
@@ -57,6 +63,8 @@ def tree_causal_conv1d(
     taps = weight_CK.shape[1]
     context_KC = x_NC.new_zeros(taps - 1, x_NC.shape[1]) if initial_context is None else initial_context
     windows = windows_of(layout, taps)
+    if impl == "auto":
+        impl = chosen_implementation(device=x_NC.device, dtype=x_NC.dtype, taps=taps)
     reason = triton_unavailable_reason(x_NC.device, x_NC.dtype)
     if impl == "triton" and reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)

@@ -14,6 +14,8 @@ from tree_kernels.tree_causal_conv1d.windows import windows_of
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOKENS, CHANNELS = 32, 128
 WARPS = 4
+PROVEN_TAPS = 4
+"""Taps at which compiled kernels were held against float64 on a GPU; see kernels/README.md."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -13,7 +13,11 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.triton_gradients import inverse_gradients_kernel, score_gradients_kernel
 from tree_kernels.tree_gated_delta_rule.triton_output import output_kernel, written_gradient_kernel
 from tree_kernels.tree_gated_delta_rule.triton_plan import DevicePlan, device_plan
-from tree_kernels.tree_gated_delta_rule.triton_prepare import prepare_kernel, products_kernel
+from tree_kernels.tree_gated_delta_rule.triton_prepare import (
+    prepare_blocks_kernel,
+    prepare_kernel,
+    products_kernel,
+)
 from tree_kernels.tree_gated_delta_rule.triton_sizes import TILE_TOKENS, Launch, Launches, launches_for
 from tree_kernels.tree_gated_delta_rule.triton_states import (
     joint_gradients_kernel,
@@ -149,7 +153,10 @@ def _prepare(problem: _Problem) -> tuple[torch.Tensor, torch.Tensor]:
     inverse = problem.of_tiles(tile, tile)
     constants = problem.constants(problem.launches.prepare)
     del constants["V"], constants["BV"]
-    prepare_kernel[(plan.num_tiles, problem.v.shape[1])](
+    kernel, block_rows = prepare_kernel, problem.launches.inverse_block_rows
+    if block_rows is not None:
+        kernel, constants = prepare_blocks_kernel, constants | {"R": min(block_rows, tile)}
+    kernel[(plan.num_tiles, problem.v.shape[1])](
         problem.k, problem.g, problem.beta, plan.token, plan.row_end, path, inverse, *problem.counts, **constants
     )
     return path, inverse

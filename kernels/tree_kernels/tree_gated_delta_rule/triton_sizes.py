@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,6 +40,8 @@ class Launches:
     written_gradient: Launch
     score_gradients: Launch
     inverse_gradients: Launch
+    inverse_block_rows: int | None
+    """rows of the blocks that `prepare` solves at once and joins by products in tf32; None: row by row in float32"""
 
 
 def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str | None:
@@ -61,8 +63,27 @@ def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size
     return None
 
 
+AT_128 = Launches(
+    prepare=Launch(keys=64, values=64, warps=2, stages=1),
+    products=Launch(keys=128, values=128, warps=8, stages=2),
+    walk=Launch(keys=64, values=32, warps=2, stages=3),
+    output=Launch(keys=64, values=128, warps=4, stages=2),
+    walk_back=Launch(keys=64, values=32, warps=2, stages=2),
+    written_gradient=Launch(keys=128, values=64, warps=4, stages=2),
+    score_gradients=Launch(keys=64, values=64, warps=4, stages=2),
+    inverse_gradients=Launch(keys=64, values=64, warps=4, stages=2),
+    inverse_block_rows=16,
+)
+"""The fastest in bfloat16 at state size 128 x 128 on an H200 (docs/log.md); 69 KiB of shared memory at most."""
+
+
 def launches_for(dtype: torch.dtype, key_size: int, value_size: int) -> Launches:
-    """Options by dtype and state size."""
+    """Options by dtype and state size: measured at 128 x 128 in half precision, merely sure to fit elsewhere."""
+    if dtype != torch.float32 and (key_size, value_size) == (128, 128):
+        if dtype == torch.bfloat16:
+            return AT_128
+        # tf32 cuts operands to float16's bits without rounding them, and gradients of gates would show it.
+        return replace(AT_128, prepare=Launch(keys=64, values=64, warps=4, stages=2), inverse_block_rows=None)
     widest = 32 if dtype == torch.float32 else 64
     keys, values = min(widest, key_size), min(widest, value_size)
 
@@ -79,4 +100,5 @@ def launches_for(dtype: torch.dtype, key_size: int, value_size: int) -> Launches
         written_gradient=launch(4),
         score_gradients=launch(4),
         inverse_gradients=launch(4),
+        inverse_block_rows=None,
     )
