@@ -17,15 +17,22 @@ CUDA = torch.device("cuda")
 BF16 = {"device": CUDA, "dtype": torch.bfloat16, "head_size": 128}
 
 
-def measured() -> dict[tuple[str, int], dict[str, float]]:
-    """(shape, unique tokens) -> milliseconds forward and backward of each implementation, one H200."""
-    table: dict[tuple[str, int], dict[str, float]] = {}
+def measured() -> dict[tuple[str, int], dict[str, tuple[float, float]]]:
+    """(shape, unique tokens) -> fewest and most milliseconds forward and backward of each implementation, one H200."""
+    table: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
     with (ROOT / "docs" / "benchmarks" / "attention.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             if row["contender"].startswith("tree ") and row["total_ms"] and row["heads"] == "qwen3-8b":
                 case = table.setdefault((row["shape"], int(row["unique_tokens"])), {})
-                case[row["contender"].removeprefix("tree ")] = float(row["total_ms"])
-    return table
+                name = row["contender"].removeprefix("tree ")
+                case[name] = (float(row["total_ms_low"]), float(row["total_ms_high"]))
+    return {case: ranges for case, ranges in table.items() if {"fa4", "triton"} <= set(ranges)}
+
+
+def fastest(ranges: dict[str, tuple[float, float]]) -> set[str]:
+    """The implementation of the shortest time, and those whose times overlap with its."""
+    slowest_of_best = min(high for _, high in ranges.values())
+    return {impl for impl, (low, _) in ranges.items() if low <= slowest_of_best}
 
 
 def partial_share_of(shape: str, tokens: int) -> float:
@@ -43,14 +50,15 @@ def partial_share_of(shape: str, tokens: int) -> float:
 
 @pytest.mark.parametrize("case", measured(), ids=str)
 def test_auto_is_the_fastest_that_was_measured(case: tuple[str, int]) -> None:
-    milliseconds = measured()[case]
-    order = order_on_hopper(head_size=128, partial_share=partial_share_of(*case))
-    assert order[0] == min(milliseconds, key=lambda impl: milliseconds[impl])
+    order = order_on_hopper(head_size=128, partial_share=partial_share_of(*case), num_tokens=case[1])
+    assert order[0] in fastest(measured()[case])
 
 
 def test_both_answers_of_the_rule_were_measured() -> None:
-    fastest = {min(case, key=lambda impl: case[impl]) for case in measured().values()}
-    assert fastest == {"fa4", "triton"}
+    decided = [fastest(ranges) for ranges in measured().values()]
+    assert {"fa4"} in decided and {"triton"} in decided
+    # Only near the threshold may two be as fast as each other.
+    assert sum(len(names) > 1 for names in decided) == 1
 
 
 @pytest.mark.parametrize("share", [None, 0.0, PARTIAL_SHARE - 0.01])

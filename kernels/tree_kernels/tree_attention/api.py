@@ -62,14 +62,15 @@ def chosen_implementation(
     needs_lse: bool = False,
     deterministic: bool = False,
     partial_share: float | None = None,
+    num_tokens: int | None = None,
 ) -> str:
     """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere.
 
-    `partial_share`: that of the forest's layout; None stands for forests of large segments, which are the rule.
+    `partial_share` and `num_tokens` are those of the forest; None stands for large segments and many tokens, the rule.
     """
     order: tuple[str, ...] = ()
     if device.type == "cuda":
-        on_hopper = order_on_hopper(head_size=head_size, partial_share=partial_share)
+        on_hopper = order_on_hopper(head_size=head_size, partial_share=partial_share, num_tokens=num_tokens)
         order = on_hopper if measured_on(device) else BEST_KNOWN_FIRST
     for impl in order:
         reason = unavailable_reason(
@@ -172,7 +173,7 @@ def _usable(
     wanted: dict[str, Any] = {"device": q.device, "dtype": q.dtype, "head_size": q.shape[-1]}
     wanted |= {"softcap": softcap, "needs_lse": needs_lse, "deterministic": deterministic}
     if impl == "auto":
-        return chosen_implementation(**wanted, partial_share=partial_share)
+        return chosen_implementation(**wanted, partial_share=partial_share, num_tokens=q.shape[0])
     reason = unavailable_reason(impl, **wanted)
     if reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)
