@@ -185,7 +185,12 @@ class TreeRunningEngine(TreeRoutingEngine):
         micro_batches: list[MicroBatch] = []
         steps: list[Step] = []
         try:
-            rows = read_rows(data, vocab_size=self.vocab_size, max_positions=self.max_positions)
+            rows = read_rows(
+                data,
+                vocab_size=self.vocab_size,
+                max_positions=self.max_positions,
+                less_rejected=self.tree_config.path_weighting == "token_unique",
+            )
             always_trees = self.leaks_when_packed
             if self.replay is not None:
                 rows = self.replay.with_routes(data, rows)

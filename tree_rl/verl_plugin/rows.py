@@ -30,7 +30,7 @@ class Rows:
     wanted_F: np.ndarray
     """bool [F], positions whose next token is trained (or asked for)."""
     counted_F: np.ndarray
-    """bool [F], positions whose next token the loss counts: wanted ones that no rejection has taken out since."""
+    """bool [F], positions whose next token the loss counts: wanted ones, less rejected ones where the call asked."""
     temperature_B: np.ndarray
     """float32 [B]."""
     group_B: np.ndarray
@@ -59,13 +59,14 @@ class Rows:
         return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
 
 
-def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None) -> Rows:
+def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, less_rejected: bool = False) -> Rows:
     """Read and check the rows of an engine call.
 
     Args:
         data: verl's batch without padding: nested `input_ids` and `loss_mask`, optional `uid`, `temperature`.
         vocab_size: ids must be below it.
         max_positions: longest row the model's positions cover; None for no limit.
+        less_rejected: leave out of `counted_F` what `algorithm.rollout_correction` has rejected; reads another column.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
@@ -86,8 +87,9 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None) -
         if column in data:
             _check_finite(data[column], column, labels)
     wanted_F = _wanted(data["loss_mask"], offsets, labels)
-    # algorithm.rollout_correction rejects in response_mask alone; SFT has no such column.
-    kept_F = _wanted(data["response_mask"], offsets, labels) if "response_mask" in data else wanted_F
+    # Rejections stand in response_mask alone; SFT has no such column.
+    is_read = less_rejected and "response_mask" in data
+    kept_F = _wanted(data["response_mask"], offsets, labels) if is_read else wanted_F
     return Rows(
         token_ids_F=token_ids_F,
         offsets=offsets,
