@@ -24,7 +24,7 @@ from tree_rl.benchmark.provenance import provenance
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
 sys.path.insert(0, str(RECIPES))
-from quickstart.progress import Phase, PhaseFailedError, read_steps, run_phase, say  # noqa: E402
+from quickstart.progress import Phase, PhaseFailedError, read_steps, reward_of_step, run_phase, say  # noqa: E402
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -227,11 +227,7 @@ def run_arm(
             log=folder / f"{name}.log",
             limit_seconds=left(arguments, share=0.3 if name.startswith("check_") else 1.0),
             metrics=metrics,
-            describe=lambda step, figures: (
-                f"step {step:3d}  reward {figures['tree/session_score/mean']:.3f}  {figures['timing_s/step']:.1f} s"
-                if "tree/session_score/mean" in figures
-                else None
-            ),
+            describe=reward_of_step,
             environment={
                 **environment_of(arguments, gpu),
                 # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.

@@ -20,7 +20,7 @@ import pandas as pd
 from quickstart.experts import HABITS, Expert
 from quickstart.model import build_model
 from quickstart.prepare import prompt_table, task_words
-from quickstart.progress import Phase, read_steps, run_phase
+from quickstart.progress import Phase, read_steps, reward_of_step, run_phase
 from quickstart.task import StockEnvironment, draw_task, first_messages
 from quickstart.tokenizer import build_tokenizer
 
@@ -126,11 +126,7 @@ def phase(name: str, folder: Path, module: str, config: str, overrides: Sequence
         log=folder / f"{name}.log",
         limit_seconds=LIMIT_SECONDS,
         metrics=metrics,
-        describe=lambda step, figures: (
-            f"step {step:3d}  reward {figures['tree/session_score/mean']:.3f}  {figures['timing_s/step']:.1f} s"
-            if "tree/session_score/mean" in figures
-            else None
-        ),
+        describe=reward_of_step,
         environment={
             "VERL_FILE_LOGGER_PATH": str(metrics),
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "recipes"), os.environ.get("PYTHONPATH", "")]),

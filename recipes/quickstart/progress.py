@@ -91,6 +91,13 @@ def read_steps(metrics: Path) -> list[tuple[int, Metrics]]:
     return [(record["step"], record["data"]) for record in records]
 
 
+def reward_of_step(step: int, figures: Metrics) -> str | None:
+    """A step of agents as a line, `describe` of a phase; None for steps without a reward, such as validation."""
+    if "tree/session_score/mean" not in figures:
+        return None
+    return f"step {step:3d}  reward {figures['tree/session_score/mean']:.3f}  {figures['timing_s/step']:.1f} s"
+
+
 def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> None:
     seen, last_sign = 0, started
     while True:
