@@ -38,11 +38,11 @@ from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
-from tree_rl.verl_plugin.balance import lay_out_groups
 from tree_rl.verl_plugin.bench_stock import UPDATE, Side, update
-from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer_rows import measure_groups
+from tree_rl.verl_plugin.trainer.balance import lay_out_groups
+from tree_rl.verl_plugin.trainer.rows import measure_groups
 
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 """verl's default, over float32 parameters."""

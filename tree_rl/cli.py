@@ -23,7 +23,7 @@ from tree_rl.inspection.text import format_report
 
 if TYPE_CHECKING:
     from tree_rl.benchmark.command import BenchOptions
-    from tree_rl.verl_plugin.doctor import Finding
+    from tree_rl.verl_plugin.checks.doctor import Finding
 
 INPUT_ERROR = 2
 """Exit code when the input cannot be used."""
@@ -81,6 +81,7 @@ class BenchOption:
     ]
     Repeats = Annotated[int, typer.Option(min=1, help="Timed updates of each side.")]
     Steps = Annotated[int, typer.Option(min=0, help="Train this many steps both ways and compare losses instead.")]
+    LearningRate = Annotated[float, typer.Option(min=0.0, help="Of these steps; fine-tuning takes 1e-6 to 1e-5.")]
     TreeAttention = Annotated[str, typer.Option(help="Implementation of tree attention.")]
     PackedAttention = Annotated[str, typer.Option(help="Attention of packed rows: fa4, cudnn, flash, flex or sdpa.")]
     ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens too.")]
@@ -160,7 +161,7 @@ def check_installation(
         typer.echo("tree-rl doctor: --nodes and --address belong to --cluster, which is missing", err=True)
         raise typer.Exit(INPUT_ERROR)
     # torch, verl and ray: twenty seconds that inspect and plan do not pay.
-    from tree_rl.verl_plugin.doctor import diagnose
+    from tree_rl.verl_plugin.checks.doctor import diagnose
 
     _report(diagnose(start_ray=not no_ray))
 
@@ -214,6 +215,7 @@ def bench_update(
     dtype: BenchOption.Dtype = None,
     repeats: BenchOption.Repeats = 3,
     steps: BenchOption.Steps = 0,
+    learning_rate: BenchOption.LearningRate = 1e-4,
     tree_attention: BenchOption.TreeAttention = "auto",
     packed_attention: BenchOption.PackedAttention = "auto",
     project_all: BenchOption.ProjectAll = False,
@@ -244,6 +246,7 @@ def bench_update(
             max_tokens=max_tokens,
             repeats=repeats,
             steps=steps,
+            learning_rate=learning_rate,
             tree_attention=tree_attention,
             packed_attention=packed_attention,
             project_all=project_all,
@@ -277,7 +280,7 @@ def main() -> None:
 
 def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float) -> Iterator["Finding"]:
     # ray and verl: seconds that other commands do not pay.
-    from tree_rl.verl_plugin.cluster_check import (
+    from tree_rl.verl_plugin.checks.cluster_check import (
         ClusterError,
         examine_cluster,
         examine_here,

@@ -3,7 +3,7 @@
 import pytest
 
 from tree_rl.verl_plugin.carried_environment import carry
-from tree_rl.verl_plugin.cluster_check import (
+from tree_rl.verl_plugin.checks.cluster_check import (
     ClusterError,
     Environment,
     NodeReport,
@@ -11,7 +11,7 @@ from tree_rl.verl_plugin.cluster_check import (
     format_table,
     judge_cluster,
 )
-from tree_rl.verl_plugin.doctor import Status
+from tree_rl.verl_plugin.checks.doctor import Status
 
 HERE = Environment(
     versions={"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"},

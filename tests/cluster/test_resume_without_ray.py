@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from tree_rl.verl_plugin.checkpoint_commit import (
+from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
+from tree_rl.verl_plugin.compat import PPOTrainer
+from tree_rl.verl_plugin.trainer.checkpoint_commit import (
     RECORD,
     TRACKER,
     begin_checkpoint,
@@ -20,12 +22,10 @@ from tree_rl.verl_plugin.checkpoint_commit import (
     repair_tracker,
     why_not_whole,
 )
-from tree_rl.verl_plugin.compat import PPOTrainer
-from tree_rl.verl_plugin.request_seeds import SeededClient, draws_are_seeded
-from tree_rl.verl_plugin.resume import ResumableTrainer
-from tree_rl.verl_plugin.row_names import prompt_uid, row_place
+from tree_rl.verl_plugin.trainer.resume import ResumableTrainer
+from tree_rl.verl_plugin.trainer.row_names import prompt_uid, row_place
+from tree_rl.verl_plugin.trainer.update_ledger import LEDGER, append_groups, cut_ledger, read_ledger, trained_groups
 from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree, set_aside_later_trees
-from tree_rl.verl_plugin.update_ledger import LEDGER, append_groups, cut_ledger, read_ledger, trained_groups
 
 
 def save(root: Path, step: int, *, until: str = "committed") -> Path:

@@ -21,9 +21,9 @@ from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.transcript import Row
-from tree_rl.verl_plugin.gateway_agent_loop import TreeGatewayAgentLoop, read_gateway_options
-from tree_rl.verl_plugin.gateway_backend import VerlBackend
-from tree_rl.verl_plugin.hf_server import HFServer
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop, read_gateway_options
+from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ import pytest
 from tree_rl.verl_plugin import compat
 
 PLUGIN = Path(compat.__file__).parent
-MODULES = sorted(path for path in PLUGIN.glob("*.py") if path.name != "compat.py")
+MODULES = sorted(path for path in PLUGIN.rglob("*.py") if path.name != "compat.py")
 
 
 def foreign_imports(tree: ast.Module) -> set[tuple[str, str]]:

@@ -15,7 +15,7 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from tree_rl.verl_plugin.bench_engines import join_process_group
-from tree_rl.verl_plugin.engine import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
+from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 VOCAB = 97

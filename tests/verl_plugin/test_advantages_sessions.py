@@ -10,8 +10,8 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from tree_rl.verl_plugin.advantages import Estimation, session_advantages
-from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
+from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
+from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 
 ESTIMATORS = [member.value for member in AdvantageEstimator]
 WIDTH = 9

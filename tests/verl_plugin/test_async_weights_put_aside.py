@@ -11,8 +11,8 @@ from hostile_rows import shapes
 from omegaconf import OmegaConf
 from test_trainer_worker import build_worker, parameters
 
-from tree_rl.verl_plugin.detach_worker import TreeDetachActorWorker
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.trainer.detach_worker import TreeDetachActorWorker
 
 ROWS = shapes()["branches"]
 # Coupled over a row's tokens: in partitions it needs all log-probs before the first backward.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.verl_plugin.balance import lay_out_groups, mini_batch_count, number_groups, workload
+from tree_rl.verl_plugin.trainer.balance import lay_out_groups, mini_batch_count, number_groups, workload
 
 
 @st.composite

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 
 import tree_rl.verl_plugin
-from tree_rl.verl_plugin import (
-    agent_loop,
-    agent_loop_manager,
-    compat,
-    detach_worker,
-    engine,
-    hf_replica,
-    sft,
-    trainer,
-    trainer_mixin,
-    worker,
-)
-from tree_rl.verl_plugin.hf_server import HFServer
+from tree_rl.verl_plugin import agent_loop_manager, compat, sft
+from tree_rl.verl_plugin.agent_loops import agent_loop
+from tree_rl.verl_plugin.embedded_rollout import replica as hf_replica
+from tree_rl.verl_plugin.embedded_rollout.server import HFServer
+from tree_rl.verl_plugin.engine import models as engine
+from tree_rl.verl_plugin.trainer import detach_worker, worker
+from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
+from tree_rl.verl_plugin.trainer import trainers as trainer
 
 CALLED = """
 EngineRegistry.register(model_type, backend, device, vendor)
@@ -233,7 +228,7 @@ def test_registries_hold_what_we_registered() -> None:
     assert compat.TRAINER_REGISTRY["tree_sync"] is trainer.PPOTrainerTreeSync
     assert compat.TRAINER_REGISTRY["tree_colocate_async"] is trainer.PPOTrainerTreeColocateAsync
     assert compat.TRAINER_REGISTRY["tree_separate_async"] is trainer.PPOTrainerTreeSeparateAsync
-    assert compat._ROLLOUT_REGISTRY[("hf", "async")].endswith("hf_replica.HFServerAdapter")
+    assert compat._ROLLOUT_REGISTRY[("hf", "async")].endswith("embedded_rollout.replica.HFServerAdapter")
     assert worker.TreeActorRolloutRefWorker.actor_worker_cls is not compat.ActorRolloutRefWorker.actor_worker_cls
     assert {compat.Role.Critic, compat.Role.ActorRollout} <= set(compat.Role)
     assert {compat.AggregationType.SUM, compat.AggregationType.MAX} <= set(compat.AggregationType)
@@ -272,7 +267,7 @@ def test_the_adapter_and_the_replica_take_verls_arguments() -> None:
 def test_functions_of_private_modules_are_in_the_contract() -> None:
     alias = {"tu": "tensordict_utils", "tq": "transfer_queue"}
     used = set()
-    for path in Path(tree_rl.verl_plugin.__file__).parent.glob("*.py"):
+    for path in Path(tree_rl.verl_plugin.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in alias:
                 used.add(f"{alias[node.value.id]}.{node.attr}")

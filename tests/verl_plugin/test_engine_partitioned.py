@@ -13,8 +13,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
+from tree_rl.verl_plugin.engine.partitioned import SEPARABLE_POLICY_LOSSES, is_token_separable
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.partitioned import SEPARABLE_POLICY_LOSSES, is_token_separable
 
 SHAPES = shapes()
 # geo_mean, kl_cov and clip_cov look at all rows of a micro-batch: held against one flat micro-batch, as elsewhere.
@@ -130,7 +130,7 @@ def test_inference_in_partitions(stock: Any, tree_engines: dict[int, Any]) -> No
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The ops of an update, as the engine agreed on them."""
-    from tree_rl.verl_plugin import engine_run as engine_module
+    from tree_rl.verl_plugin.engine import run as engine_module
 
     seen: list[str] = []
     original = engine_module.run_in_step

@@ -13,9 +13,9 @@ from verl.utils import tensordict_utils as tu
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.compat import EngineRegistry
-from tree_rl.verl_plugin.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.rows import RowError
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.rows import RowError
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from transformers import Glm4MoeConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.models import UnsupportedModelError
-from tree_rl.verl_plugin.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.rows import RowError, Rows
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.rows import RowError, Rows
 
 LAYERS, PER_TOKEN = 2, 2
 SHAPES_OF_ONE = ("strict_prefix", "identical", "two_groups", "masks_differ_on_shared_prefix")

@@ -16,10 +16,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from tree_rl.verl_plugin.hf_attention import GROUPED_SDPA
-from tree_rl.verl_plugin.hf_decode import DecodeEngine, Request
-from tree_rl.verl_plugin.hf_sampling import Sampling
-from tree_rl.verl_plugin.hf_server import needs_eager
+from tree_rl.verl_plugin.embedded_rollout.attention import GROUPED_SDPA
+from tree_rl.verl_plugin.embedded_rollout.decode import DecodeEngine, Request
+from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling
+from tree_rl.verl_plugin.embedded_rollout.server import needs_eager
 
 SIZES = {
     "vocab_size": 97,

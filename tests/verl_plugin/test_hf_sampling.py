@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tree_rl.verl_plugin.hf_sampling import Sampling, sample
+from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
 
 
 def draw(logits: torch.Tensor, sampling: Sampling, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from tree_rl.verl_plugin.hf_server import HFServer
-from tree_rl.verl_plugin.hf_weights import load, pack
+from tree_rl.verl_plugin.embedded_rollout.server import HFServer
+from tree_rl.verl_plugin.embedded_rollout.weights import load, pack
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import pytest
 
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
-from tree_rl.verl_plugin import plan_memory
-from tree_rl.verl_plugin.plan_memory import PlanMemory
+from tree_rl.verl_plugin.engine import plan_memory
+from tree_rl.verl_plugin.engine.plan_memory import PlanMemory
 
 
 def forest(branches: int, seed: int = 0, trunk: int = 10) -> Forest:

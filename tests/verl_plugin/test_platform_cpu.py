@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from tree_rl.verl_plugin import platform_cpu
+from tree_rl.verl_plugin.cpu import platform_cpu
 
 without_accelerator = pytest.mark.skipif(
     platform_cpu.torch_has_accelerator(),

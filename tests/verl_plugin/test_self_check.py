@@ -9,8 +9,8 @@ from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
 from hostile_rows import shapes
 
+from tree_rl.verl_plugin.engine.self_check import TreeMismatchError
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.self_check import TreeMismatchError
 
 SHAPES = shapes()
 

@@ -14,8 +14,9 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from tree_rl.verl_plugin import trainer_mixin, trainer_rows
-from tree_rl.verl_plugin.trainer import PPOTrainerTreeSync
+from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
+from tree_rl.verl_plugin.trainer import rows as trainer_rows
+from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
 
 
 class LocalQueue:

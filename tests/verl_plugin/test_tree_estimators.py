@@ -8,11 +8,11 @@ from test_advantages_sessions import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-import tree_rl.verl_plugin.trainer_mixin as trainer_module
+import tree_rl.verl_plugin.trainer.mixin as trainer_module
 from tree_rl.verl_plugin.compat import KVBatchMeta
-from tree_rl.verl_plugin.estimator_names import ON_PATHS, TREE_LOO, resolve_estimator
-from tree_rl.verl_plugin.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.tree_estimators import longest_paths, tree_loo
+from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS, TREE_LOO, resolve_estimator
+from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
+from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
 
 
 def tree_advantages(copies: list[int]) -> torch.Tensor:

@@ -31,7 +31,7 @@ def ask(served: SimpleNamespace, talk: Any, **options: Any) -> SimpleNamespace:
     """Run `talk(openai client, anthropic client)` against a gateway in front of vLLM, as one session."""
     from gateway_harness import serving
 
-    from tree_rl.verl_plugin.gateway_backend import VerlBackend
+    from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 
     async def run() -> SimpleNamespace:
         witness = Witness(client=served.client)

@@ -11,23 +11,23 @@ from types import ModuleType
 from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
+from tree_rl.verl_plugin.cpu.platform_cpu import register_cpu_platform
 from tree_rl.verl_plugin.drop_in import accept_model_type
-from tree_rl.verl_plugin.platform_cpu import register_cpu_platform
 from tree_rl.verl_plugin.plugin_presence import check_job_version
 
 VERL_VERSION = check_verl_version()
 check_job_version(os.environ)
 
 REGISTRATIONS = {
-    "verl.workers.engine": "tree_rl.verl_plugin.engine",
-    "verl.workers.rollout.replica": "tree_rl.verl_plugin.hf_registration",
-    "verl.workers.rollout.base": "tree_rl.verl_plugin.hf_registration",
-    "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loop",
-    "verl.experimental.agent_loop.agent_loop": "tree_rl.verl_plugin.gateway_agent_loop",
+    "verl.workers.engine": "tree_rl.verl_plugin.engine.models",
+    "verl.workers.rollout.replica": "tree_rl.verl_plugin.embedded_rollout.registration",
+    "verl.workers.rollout.base": "tree_rl.verl_plugin.embedded_rollout.registration",
+    "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loops.agent_loop",
+    "verl.experimental.agent_loop.agent_loop": "tree_rl.verl_plugin.agent_loops.gateway_agent_loop",
     "verl.trainer.constants_ppo": "tree_rl.verl_plugin.runtime_env",
-    "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.estimator_names",
-    "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer",
-    "vllm.model_executor.layers.utils": "tree_rl.verl_plugin.vllm_cpu",
+    "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.trainer.estimator_names",
+    "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer.trainers",
+    "vllm.model_executor.layers.utils": "tree_rl.verl_plugin.cpu.vllm_cpu",
 }
 """Module of verl or vLLM -> our module that registers with it when it is imported."""
 

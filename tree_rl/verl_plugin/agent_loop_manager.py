@@ -15,8 +15,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
 from tree_rl.verl_plugin.compat import transfer_queue as tq
-from tree_rl.verl_plugin.request_seeds import SeededClient, draws_are_seeded
 from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
 
 logger = logging.getLogger(__name__)

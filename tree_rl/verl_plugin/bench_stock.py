@@ -30,6 +30,8 @@ from tree_rl.verl_plugin.bench_engines import (
     flat_attention,
     save_random_model,
 )
+from tree_rl.verl_plugin.bench_flash4 import NAME as FLASH_ATTENTION_4
+from tree_rl.verl_plugin.bench_flash4 import let_flash_attention_4_read_rows
 from tree_rl.verl_plugin.bench_rows import rows_as_received, rows_to_update
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -71,6 +73,8 @@ def run_stock_bench(options: BenchOptions, say: Callable[[str], None]) -> list[d
     dtype = options.dtype_on(device)
     refuse_options(options, dtype)
     attention = flat_attention(options.packed_attention, device)
+    if attention == FLASH_ATTENTION_4:
+        let_flash_attention_4_read_rows()
     about = {
         "model": f"qwen3-{options.model}",
         "layers": str(options.size.shape.layers),

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from tree_rl.verl_plugin.hf_weights import PackedTensor, pack
+from tree_rl.verl_plugin.embedded_rollout.weights import PackedTensor, pack
 
 BACKEND = "gloo"
 SENDER = 0

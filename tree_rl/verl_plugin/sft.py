@@ -28,10 +28,10 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
-from tree_rl.verl_plugin.engine import LANGUAGE_MODEL
-from tree_rl.verl_plugin.metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.engine.models import LANGUAGE_MODEL
 from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
-from tree_rl.verl_plugin.worker import TreeTrainingWorker
+from tree_rl.verl_plugin.trainer.metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.trainer.worker import TreeTrainingWorker
 
 Batch = dict[str, Any]
 

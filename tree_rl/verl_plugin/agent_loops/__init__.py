@@ -1,0 +1,1 @@
+"""verl's agent loops over our environments and over the recording gateway."""

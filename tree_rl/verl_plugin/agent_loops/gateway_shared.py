@@ -1,0 +1,61 @@
+"""One gateway per rollout worker: it starts with the first session that needs it and ends with the last."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+
+if TYPE_CHECKING:
+    from tree_rl.rollout.gateway.gateway import Gateway
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Lent:
+    started: "asyncio.Task[Gateway]"
+    users: int = 0
+
+
+class SharedGateways:
+    """Gateways in use, by the client that they stand in front of."""
+
+    def __init__(self) -> None:
+        self._lent: dict[int, _Lent] = {}
+
+    @asynccontextmanager
+    async def lend(self, client: Any, tokenizer: Any, options: GatewayOptions) -> "AsyncIterator[Gateway]":
+        """Use the gateway in front of a client; the first user's options hold.
+
+        Args:
+            client: verl's `LLMServerClient`, one per worker; it outlives its users.
+            tokenizer: of the model.
+            options: of the gateway.
+        """
+        lent = self._lent.get(id(client))
+        if lent is None:
+            lent = self._lent[id(client)] = _Lent(started=asyncio.create_task(_start(client, tokenizer, options)))
+        lent.users += 1
+        try:
+            yield await asyncio.shield(lent.started)
+        finally:
+            lent.users -= 1
+            if not lent.users:
+                del self._lent[id(client)]
+                if not lent.started.done():
+                    await asyncio.wait({lent.started})
+                if lent.started.exception() is None:
+                    await lent.started.result().close()
+
+
+async def _start(client: Any, tokenizer: Any, options: GatewayOptions) -> "Gateway":
+    try:  # the clients' SDKs take seconds to import: only a worker that serves agents pays for them
+        from tree_rl.rollout.gateway.gateway import Gateway
+    except ModuleNotFoundError as error:
+        raise ImportError(f"the gateway needs {error.name}: pip install 'tree_rl[agents]'") from error
+    special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    gateway = Gateway(tokenizer=tokenizer, backend=VerlBackend(client, end_token_ids=special), options=options)
+    await gateway.start()
+    return gateway

@@ -1,0 +1,1 @@
+"""What `tree-rl doctor` and the cluster check try before GPUs are taken."""

@@ -1,0 +1,1 @@
+"""verl and vLLM on machines without a GPU."""

@@ -1,0 +1,224 @@
+"""Continuous batched decoding of a Hugging Face model: the embedded rollout engine, without verl and Ray.
+
+Requests join and leave at step boundaries. Running requests own slots [0, n) of the cache, so a step reads them as one
+view; finished ones stay behind as prefixes for later prompts.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tree_rl.verl_plugin.embedded_rollout.cache import SlotCache, num_slots_within
+from tree_rl.verl_plugin.embedded_rollout.forward import forward_logits
+from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
+
+MAX_SLOTS = 256
+PADDING_FACTOR = 1.5
+
+
+@dataclass(kw_only=True, slots=True)
+class Request:
+    """One generation in flight; `token_ids` and `log_probs` grow while it runs."""
+
+    prompt_ids: list[int]
+    """[P] tokens to continue."""
+    sampling: Sampling
+    generator: torch.Generator
+    """Random stream the request draws from."""
+    token_ids: list[int] = field(default_factory=list)
+    """Generated tokens, the stop token included."""
+    log_probs: list[float] = field(default_factory=list)
+    """Log-prob of each generated token."""
+    finish_reason: str | None = None
+    """stop, length or abort; None while running."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were reused."""
+
+
+class DecodeEngine:
+    """Generates for many requests at once. Not thread-safe: one caller at a time.
+
+    Args:
+        model: a causal language model with ordinary or sliding-window attention.
+        capacity_tokens: prompt plus response of one request at most.
+        kv_cache_bytes: memory for keys and values.
+        max_running: requests decoded together at most.
+        max_batched_tokens: padded prompt tokens of one forward at most (one longer prompt still runs).
+        seed: of the random stream shared by requests without their own seed.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        capacity_tokens: int,
+        kv_cache_bytes: int = 2 << 30,
+        max_running: int = MAX_SLOTS,
+        max_batched_tokens: int = 8192,
+        seed: int = 0,
+    ) -> None:
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        dtype = next(model.parameters()).dtype
+        fitting = num_slots_within(kv_cache_bytes, config, capacity_tokens=capacity_tokens, dtype=dtype)
+        slots = min(fitting, MAX_SLOTS)
+        self.cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=slots, capacity_tokens=capacity_tokens)
+        self.capacity_tokens = capacity_tokens
+        self.max_running = min(max_running, slots)
+        self.max_batched_tokens = max_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._shared_generator = torch.Generator().manual_seed(seed)
+        self._clock = 0
+
+    def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
+        """Queue a generation; it starts at the next step.
+
+        Args:
+            prompt_ids: tokens to continue.
+            sampling: how.
+
+        Raises:
+            ValueError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the context.
+        """
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        if not len(prompt_ids):
+            raise ValueError("empty prompt: expected at least one token id")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
+            raise ValueError(
+                f"prompt has token id {min(prompt_ids) if min(prompt_ids) < 0 else max(prompt_ids)}: expected ids in "
+                f"[0, {vocabulary}); do tokenizer and model belong together?"
+            )
+        if len(prompt_ids) >= self.capacity_tokens:
+            raise ValueError(
+                f"prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.capacity_tokens}; raise "
+                "rollout.max_model_len (default prompt_length + response_length) or shorten the prompt"
+            )
+        generator = self._shared_generator
+        if sampling.seed is not None:
+            generator = torch.Generator().manual_seed(sampling.seed)
+        request = Request(prompt_ids=list(prompt_ids), sampling=sampling, generator=generator)
+        self.waiting.append(request)
+        return request
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return not self.waiting and not self.running
+
+    @torch.no_grad()
+    def step(self) -> list[Request]:
+        """Start waiting requests, then advance every running one by a token; return those that finished."""
+        self._clock += 1
+        finished: list[Request] = []
+        while self.waiting and len(self.running) < self.max_running:
+            finished += self._start(self._next_batch())
+        if self.running:
+            last = [[request.token_ids[-1]] for request in self.running]
+            finished += self._extend(slice(0, len(self.running)), last)
+        return finished
+
+    def abort_all(self) -> list[Request]:
+        """End every request as it is; return them."""
+        aborted = [*self.running, *self.waiting]
+        for request in aborted:
+            request.finish_reason = "abort"
+        self.running.clear()
+        self.waiting.clear()
+        return aborted
+
+    def forget_prefixes(self) -> None:
+        """Drop the reusable prefixes: call after the weights changed. Running requests keep theirs."""
+        self.cache.forget(len(self.running))
+
+    def release(self) -> None:
+        """Give the cache memory back, if nothing runs."""
+        if self.is_idle:
+            self.cache.release()
+
+    def _next_batch(self) -> list[Request]:
+        """Take waiting requests that are worth prefilling in one padded forward, first come first served.
+
+        A request that shares a longer prefix with another of the batch than with the cache is left for the next
+        batch, when that prefix is cached.
+        """
+        batch: list[Request] = []
+        suffixes: list[int] = []
+        prompts: list[np.ndarray] = []
+        left: list[Request] = []
+        room = self.max_running - len(self.running)
+        while self.waiting and len(batch) < room:
+            request = self.waiting.popleft()
+            prompt = np.asarray(request.prompt_ids)
+            _, cached = self.cache.longest_prefix(prompt)
+            suffix = len(prompt) - cached
+            width = max([suffix, *suffixes])
+            padded = width * (len(batch) + 1)
+            fits = not batch or (
+                padded <= self.max_batched_tokens and padded <= PADDING_FACTOR * (sum(suffixes) + suffix) + 64
+            )
+            if fits and not any(_shared_prefix(prompt, other) > cached + 16 for other in prompts):
+                batch.append(request)
+                suffixes.append(suffix)
+                prompts.append(prompt)
+            else:
+                left.append(request)
+        self.waiting.extendleft(reversed(left))
+        return batch
+
+    def _start(self, batch: list[Request]) -> list[Request]:
+        first = len(self.running)
+        suffixes: list[list[int]] = []
+        for request in batch:
+            target = len(self.running)
+            request.cached_tokens = self._take_slot(target, np.asarray(request.prompt_ids))
+            suffixes.append(request.prompt_ids[request.cached_tokens :])
+            self.running.append(request)
+        return self._extend(slice(first, len(self.running)), suffixes)
+
+    def _take_slot(self, target: int, prompt: np.ndarray) -> int:
+        """Make slot `target` hold the longest cached prefix of `prompt`; return its length."""
+        source, shared = self.cache.longest_prefix(prompt)
+        continues = source >= target and shared == self.cache.length_S[source]
+        # A finished sequence that the prompt continues is extended in place; otherwise the least recently used goes.
+        victim = source if continues else target + int(self.cache.last_used_S[target:].argmin())
+        self.cache.swap(victim, target)
+        source = {victim: target, target: victim}.get(source, source)
+        self.cache.copy_prefix(source, target, shared)
+        return shared
+
+    def _extend(self, rows: slice, new_ids: list[list[int]]) -> list[Request]:
+        """Run new tokens of some running requests, draw each one's next token, retire those that are done."""
+        logits_RV = forward_logits(self.model, self.cache, rows, new_ids)
+        requests = self.running[rows]
+        tokens, log_probs = sample(
+            logits_RV, [request.sampling for request in requests], [request.generator for request in requests]
+        )
+        for offset, request in enumerate(requests):
+            self.cache.append_token_ids(rows.start + offset, np.asarray(new_ids[offset]))
+            self.cache.last_used_S[rows.start + offset] = self._clock
+            request.token_ids.append(tokens[offset])
+            request.log_probs.append(log_probs[offset])
+            if tokens[offset] in request.sampling.stop_token_ids:
+                request.finish_reason = "stop"
+            elif len(request.token_ids) >= request.sampling.max_tokens:
+                request.finish_reason = "length"
+        finished = [slot for slot in range(rows.start, rows.stop) if self.running[slot].finish_reason]
+        return [self._retire(slot) for slot in reversed(finished)]
+
+    def _retire(self, slot: int) -> Request:
+        last = len(self.running) - 1
+        self.cache.swap(slot, last)
+        request, self.running[slot] = self.running[slot], self.running[last]
+        self.running.pop()
+        return request
+
+
+def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    width = min(len(a), len(b))
+    equal = a[:width] == b[:width]
+    return width if equal.all() else int(equal.argmin())

@@ -1,0 +1,242 @@
+"""The rollout server process of `rollout.name=hf`: the methods verl calls on a server, over the decode engine.
+
+Requests are coroutines; one thread runs the engine's steps, so control messages are answered while it computes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import TokenOutput
+
+from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
+from tree_rl.verl_plugin.embedded_rollout.attention import GROUPED_SDPA
+from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
+from tree_rl.verl_plugin.embedded_rollout.options import HFRolloutOptions
+from tree_rl.verl_plugin.embedded_rollout.sampling import parse_sampling
+from tree_rl.verl_plugin.embedded_rollout.weights import PackedTensor, load
+
+
+class HFServer:
+    """Token-in, token-out generation for verl's `LLMServerClient`.
+
+    Args:
+        config: verl's rollout config.
+        model_config: verl's model config.
+        replica_rank: index of this server; seeds its random stream.
+        num_threads: CPU threads of the model.
+        weights_follow: whether the trainer sends weights before the first request (then none are read from disk).
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        model_config: HFModelConfig,
+        *,
+        replica_rank: int,
+        num_threads: int,
+        weights_follow: bool,
+    ) -> None:
+        torch.set_num_threads(num_threads)
+        config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
+        self.config = config
+        self.replica_rank = replica_rank
+        self.global_steps: int | None = None
+        options = HFRolloutOptions.from_rollout(config)
+        model = build_model(config, model_config, weights_follow=weights_follow)
+        self.capacity_tokens = config.max_model_len or config.prompt_length + config.response_length
+        self.eos_token_ids = end_token_ids(model, model_config.tokenizer)
+        self.engine = DecodeEngine(
+            model,
+            capacity_tokens=self.capacity_tokens,
+            kv_cache_bytes=options.kv_cache_bytes,
+            max_running=min(config.max_num_seqs, MAX_SLOTS),
+            max_batched_tokens=config.max_num_batched_tokens,
+            seed=config.seed + replica_rank,
+        )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._driver: asyncio.Task[None] | None = None
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._reject = False
+
+    async def ready(self) -> bool:
+        """Return True once the model is built."""
+        return True
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        audio_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> TokenOutput:
+        """Continue a prompt.
+
+        Args:
+            prompt_ids: token ids.
+            sampling_params: vLLM-style parameters; `logprobs` asks for log-probs.
+            request_id: unused; a session's prefix is found by its tokens.
+            image_data: must be empty, as the other media.
+            video_data: see `image_data`.
+            audio_data: see `image_data`.
+            mm_processor_kwargs: unused.
+
+        Returns:
+            Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
+            weight version `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
+
+        Raises:
+            ValueError: bad prompt or sampling parameters.
+            NotImplementedError: image, video or audio input.
+        """
+        if image_data or video_data or audio_data:
+            raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")
+        while not self._is_open.is_set():
+            if self._reject:
+                return self._output(None, with_log_probs=False)
+            await self._is_open.wait()
+        room = self.capacity_tokens - len(prompt_ids)
+        sampling = parse_sampling(
+            {"ignore_eos": self.config.ignore_eos, **sampling_params},
+            default_max_tokens=min(self.config.response_length, max(room, 1)),
+            limit_tokens=max(room, 1),
+            eos_token_ids=self.eos_token_ids,
+            logprobs_mode=self.config.logprobs_mode,
+        )
+        request = self.engine.request(prompt_ids, sampling)
+        await self._finished(request)
+        return self._output(request, with_log_probs=bool(sampling_params.get("logprobs", False)))
+
+    async def load_weights(self, bucket: list[PackedTensor]) -> None:
+        """Copy a bucket of weights into the model."""
+        await self._in_thread(load, self.engine.model, bucket)
+
+    async def finish_weights(self, global_steps: int | None) -> None:
+        """Drop what was computed with the old weights and note the new version."""
+        await self._in_thread(self.engine.forget_prefixes)
+        if global_steps is not None:
+            self.global_steps = global_steps
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """End every request with what it has; later ones wait for `resume_generation`, or fail if `reject_request`."""
+        self._reject = reject_request
+        self._is_open.clear()
+        aborted = await self._in_thread(self.engine.abort_all)
+        self._resolve(aborted)
+        return {"aborted_count": len(aborted), "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        """Admit requests again."""
+        self._reject = False
+        self._is_open.set()
+
+    async def clear_kv_cache(self) -> None:
+        """Drop the reusable prefixes."""
+        await self._in_thread(self.engine.forget_prefixes)
+
+    async def sleep(self, *_args: Any, **_kwargs: Any) -> None:
+        """Give the cache's memory back; the weights stay."""
+        await self._in_thread(self.engine.release)
+
+    release_kv_cache = sleep
+
+    async def wake_up(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: memory comes back on first use."""
+
+    resume_kv_cache = wake_up
+    start_profile = wake_up
+    stop_profile = wake_up
+
+    async def _finished(self, request: Request) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures[id(request)] = future
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+            self._driver.add_done_callback(self._report_failure)
+        await future
+
+    async def _drive(self) -> None:
+        while not self.engine.is_idle:
+            self._resolve(await self._in_thread(self.engine.step))
+
+    def _report_failure(self, driver: asyncio.Task[None]) -> None:
+        """Answer every waiting request with the error that stopped the engine; without one there is none waiting."""
+        error = asyncio.CancelledError() if driver.cancelled() else driver.exception()
+        if error is None:
+            return
+        self.engine.abort_all()
+        for future in self._futures.values():
+            future.set_exception(error)
+        self._futures.clear()
+
+    def _resolve(self, finished: list[Request]) -> None:
+        for request in finished:
+            self._futures.pop(id(request)).set_result(None)
+
+    async def _in_thread(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def _output(self, request: Request | None, *, with_log_probs: bool) -> TokenOutput:
+        version = {"global_steps": self.global_steps}
+        if request is None:
+            return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
+        return TokenOutput(
+            token_ids=request.token_ids,
+            log_probs=request.log_probs if with_log_probs else None,
+            stop_reason="aborted" if request.finish_reason == "abort" else "completed",
+            num_preempted=0,
+            extra_fields={
+                **version,
+                "num_cached_tokens": request.cached_tokens,
+                "finish_reason": request.finish_reason,
+            },
+        )
+
+
+def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_follow: bool) -> PreTrainedModel:
+    """Build the rollout's copy of the model.
+
+    Args:
+        config: `dtype`.
+        model_config: path and overrides; attention is SDPA, eager if `override_config.attn_implementation=eager` or
+            where SDPA cannot express the model (logit soft-cap, sinks).
+        weights_follow: build random weights, as the trainer sends the real ones.
+    """
+    hf_config: PretrainedConfig = AutoConfig.from_pretrained(
+        model_config.local_hf_config_path, trust_remote_code=model_config.trust_remote_code
+    )
+    asked = dict(model_config.override_config).get("attn_implementation")
+    dtype = getattr(torch, {"half": "float16", "float": "float32"}.get(config.dtype, config.dtype))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = {
+        "dtype": dtype,
+        "attn_implementation": "eager" if asked == "eager" or needs_eager(hf_config) else GROUPED_SDPA,
+        "trust_remote_code": model_config.trust_remote_code,
+    }
+    if weights_follow:
+        return AutoModelForCausalLM.from_config(hf_config, **options).to(device)
+    return AutoModelForCausalLM.from_pretrained(model_config.local_path, config=hf_config, **options).to(device)
+
+
+def needs_eager(config: PretrainedConfig) -> bool:
+    """Return whether scaled dot-product attention lacks something of this model: logit soft-cap or attention sinks."""
+    text_config = config.get_text_config()
+    return getattr(text_config, "attn_logit_softcapping", None) is not None or text_config.model_type == "gpt_oss"
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Return every token that ends a response: the generation config's, the model config's and the tokenizer's."""
+    found = [model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id]
+    if tokenizer is not None:
+        found.append(tokenizer.eos_token_id)
+    flat = [ids if isinstance(ids, list) else [ids] for ids in found]
+    return frozenset(token for ids in flat for token in ids if token is not None)

@@ -1,0 +1,173 @@
+"""From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tensordict import TensorDict
+
+from tree_rl.tree.cost import ModelShape, tree_pays
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.packing import pack_groups
+from tree_rl.tree.partition import PartitionPlan
+from tree_rl.tree.weights import row_token_weights
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.auto_budget import AutoBudget
+from tree_rl.verl_plugin.engine.plan_memory import PlanMemory
+from tree_rl.verl_plugin.engine.router_replay import merge_keys
+from tree_rl.verl_plugin.engine.rows import Rows
+from tree_rl.verl_plugin.options import TreeConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows that run in one forward and backward."""
+
+    rows: tuple[int, ...]
+    """Row indices of the engine call."""
+    forest: Forest | None
+    """Their forest, or None to run them through stock verl."""
+    row_weight_B: np.ndarray | None = None
+    """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None weighs all alike."""
+    edge_weight_F: np.ndarray | None = None
+    """float64 per flat position, of the edge that starts there, for `path_weighting: token_unique`."""
+    flat_tokens: int = 0
+    """Tokens that the rows contain."""
+    unique_tokens: int = 0
+    """Tokens that run: the forest's, or all of the rows' when they run flat."""
+    plan: PartitionPlan | None = None
+    """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much one micro-batch may hold."""
+
+    unique_tokens: int
+    """For forests."""
+    flat_tokens: int
+    """For rows that run flat."""
+
+
+def budget_of(data: TensorDict, rows: Rows, config: TreeConfig, auto: AutoBudget) -> Budget:
+    """The token budgets of a call.
+
+    `tree.max_tokens` counts unique tokens. Left out, verl's own budget is used: `max_token_len_per_gpu`, or with fixed
+    micro-batches (`use_dynamic_bsz=False`) the rows per micro-batch times the longest row, the memory they may take.
+    A budget learnt from memory, or halved after an out-of-memory error, replaces either.
+    """
+    longest = int(np.diff(rows.offsets).max(initial=1))
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        flat = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
+    else:
+        flat = int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
+    configured = config.max_tokens if isinstance(config.max_tokens, int) else flat
+    return Budget(unique_tokens=auto.budget(configured), flat_tokens=auto.flat_budget(flat))
+
+
+def plan_micro_batches(
+    rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape, plans: PlanMemory
+) -> list[MicroBatch]:
+    """Cut the rows of a call into micro-batches.
+
+    Args:
+        rows: all rows of this rank; none give no micro-batch.
+        config: the tree options.
+        budget: most tokens of a micro-batch.
+        shape: sizes of the model, with which `mode: auto` compares costs.
+        plans: partition plans of earlier calls.
+
+    Returns:
+        Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
+    """
+    if rows.num_rows == 0:
+        return []
+    by_uid = config.scope == "uid"
+    forest = Forest.from_rows(
+        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=merge_keys(rows, by_group=by_uid)
+    )
+    group_B = rows.group_B if by_uid else forest.tree_of_row
+    groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
+    # Rows that run through stock verl leave no trace of their routers.
+    always = config.mode == "tree" or config.router_aux_loss_coef is not None
+    as_tree = [always or tree_pays(shape, forest.select_rows(group)) for group in groups]
+    tree_groups = [group for group, tree in zip(groups, as_tree, strict=True) if tree]
+    flat_rows = [int(row) for group, tree in zip(groups, as_tree, strict=True) if not tree for row in group]
+    whole_groups, large = [], []
+    for group in tree_groups:
+        part = forest.select_rows(group)
+        if part.num_unique <= budget.unique_tokens:
+            whole_groups.append(group)
+        else:
+            large.append(_partitioned_batch(part, group, plans.plan(part, budget.unique_tokens)))
+    packing = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
+    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
+    flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
+    return _with_weights(large + forests + flats, forest, rows, config)
+
+
+def live_tokens(batches: list[MicroBatch]) -> int:
+    """Most unique tokens whose graphs are alive at a time; 0 without micro-batches."""
+    sizes = [batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens for batch in batches]
+    return max(sizes, default=0)
+
+
+def largest_forward(batches: list[MicroBatch]) -> int:
+    """Most tokens of one forward; 0 without micro-batches."""
+    sizes = [
+        batch.unique_tokens if batch.plan is None else max(len(part.tokens) for part in batch.plan.partitions)
+        for batch in batches
+    ]
+    return max(sizes, default=0)
+
+
+def _partitioned_batch(part: Forest, group: np.ndarray, plan: PartitionPlan) -> MicroBatch:
+    return MicroBatch(
+        rows=tuple(group.tolist()),
+        forest=part,
+        plan=plan,
+        flat_tokens=part.num_flat,
+        unique_tokens=part.num_unique,
+    )
+
+
+def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> MicroBatch:
+    part = forest.select_rows(members) if as_forest else None
+    flat_tokens = int(forest.row_index.lengths[members].sum())
+    return MicroBatch(
+        rows=tuple(members.tolist()),
+        forest=part,
+        flat_tokens=flat_tokens,
+        unique_tokens=flat_tokens if part is None else part.num_unique,
+    )
+
+
+def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeConfig) -> list[MicroBatch]:
+    """The batches, each with its share of the path weights of the whole call."""
+    if config.path_weighting == "sep_avg":
+        weight_B = 1.0 / forest.tree_rows[forest.tree_of_row]
+        return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
+    if config.path_weighting == "token_unique":
+        trained_F = np.zeros(forest.num_flat, dtype=bool)
+        trained_F[1:] = rows.counted_F[:-1]
+        weights = row_token_weights(forest, "token_unique", trained=forest.row_index.with_values(trained_F))
+        weight_of_next_F = np.append(weights.values[1:], 0.0)
+        flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
+        pairs = zip(batches, flat_of, strict=True)
+        return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]
+    return batches
+
+
+def _flat_bins(forest: Forest, members: list[int], budget: Budget) -> list[list[int]]:
+    """Rows in few bins of at most `budget.flat_tokens`, longest first."""
+    lengths = forest.row_index.lengths
+    bins: list[list[int]] = []
+    loads: list[int] = []
+    for row in sorted(members, key=lambda row: (-lengths[row], row)):
+        fitting = next((i for i, load in enumerate(loads) if load + lengths[row] <= budget.flat_tokens), None)
+        if fitting is None:
+            bins.append([])
+            loads.append(0)
+            fitting = len(bins) - 1
+        bins[fitting].append(row)
+        loads[fitting] += int(lengths[row])
+    return bins

@@ -1,0 +1,145 @@
+"""`router_replay.mode` of verl on trees: routers repeat the experts that each row's tokens visited before.
+
+R2 records them when old log-probs are computed and repeats them in the update; R3 repeats those of the rollout, which
+verl stores in the column `routed_experts`. Verl's own FSDP engine does neither.
+Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token, E experts of a layer.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from tree_rl.models.router_trace import RouterHooks
+from tree_rl.models.support import UnsupportedModelError
+from tree_rl.training.routing import ForestRouting
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.routes import NATIVE, drop_filler, route_keys, routes_of_unique_tokens
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.rows import RowError, Rows
+
+COLUMN = "routed_experts"
+FLAG = "enable_routing_replay"
+"""verl's workers set it per call for the engines that replay in stock verl; left out, an engine with a mode replays."""
+DISABLED, RECORDED, ROLLOUT = MODES = ("disabled", "R2", "R3")
+KEY = "fsdp_config.router_replay.mode"
+
+
+def replay_mode(engine_config: Any) -> str:
+    """The mode of an engine's config.
+
+    Raises:
+        ValueError: none of verl's modes.
+    """
+    config = engine_config.get("router_replay", None)
+    mode = DISABLED if config is None else str(config.get("mode", DISABLED))
+    if mode not in MODES:
+        raise ValueError(f"{KEY}={mode}: expected one of {', '.join(MODES)}")
+    return mode
+
+
+class RouterReplay:
+    """What one engine does with routes, call by call."""
+
+    def __init__(self, hooks: RouterHooks, mode: str) -> None:
+        """Bind an engine's routers.
+
+        Args:
+            hooks: on the engine's model.
+            mode: R2 or R3.
+
+        Raises:
+            UnsupportedModelError: routers that cannot be told what to choose, or one expert per token in R3, where
+                verl's zeros for tokens without a record look like expert 0.
+        """
+        if hooks.unknown_router is not None:
+            raise UnsupportedModelError(
+                f"{KEY}={mode}: routes cannot be replayed through {hooks.unknown_router}; set it to disabled"
+            )
+        if mode == ROLLOUT and hooks.experts_per_token < 2:
+            raise UnsupportedModelError(
+                f"{KEY}={mode}: with one expert per token verl's zeros for tokens without a record look like expert 0; "
+                f"set it to {RECORDED}"
+            )
+        self._hooks, self._mode = hooks, mode
+        self.records = False
+        """Whether the present call hands verl the routes it takes."""
+        self.replays = False
+        """Whether the present call repeats the routes of its rows."""
+
+    def begin(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> None:
+        """Decide what the call does: R2 records with the weights that give old log-probs, never with others."""
+        active = tu.get_non_tensor_data(data=data, key=FLAG, default=True) and not is_reference
+        self.records = active and forward_only and self._mode == RECORDED
+        self.replays = active and not self.records
+
+    def with_routes(self, data: TensorDict, rows: Rows) -> Rows:
+        """The rows with the routes to repeat, where the call repeats any.
+
+        Raises:
+            RowError: no routes, or routes that do not fit the row or the model.
+        """
+        if not self.replays or rows.num_rows == 0:
+            return rows
+        if COLUMN not in data:
+            source = {
+                RECORDED: "compute old log-probs with this engine (algorithm.rollout_correction.bypass_mode=False)",
+                ROLLOUT: "set actor_rollout_ref.rollout.enable_rollout_routing_replay=True and a rollout that records",
+            }
+            raise RowError(f"{KEY}={self._mode}: the rows carry no {COLUMN}; {source[self._mode]}")
+        offsets, routes_FLK = _jagged(data[COLUMN])
+        lengths, expected = np.diff(offsets), np.diff(rows.offsets)
+        wrong = np.flatnonzero(lengths != expected)
+        if len(wrong):
+            row = int(wrong[0])
+            raise RowError(f"{rows.label_B[row]}: {COLUMN} of {lengths[row]} tokens for a row of {expected[row]}")
+        return replace(rows, routes_FLK=self._checked(routes_FLK, rows))
+
+    def recorded(self, routing: ForestRouting) -> torch.Tensor:
+        """int16 [F, L, K], what a forest's tokens visited, row by row."""
+        return routing.routes_of_rows(self._hooks.layers, self._hooks.num_layers)
+
+    def with_recorded(self, rows: Rows, recorded: torch.Tensor) -> Rows:
+        """The rows as a later call will read them, with the routes [B, tokens, L, K] that this one recorded."""
+        return replace(rows, routes_FLK=self._checked(_jagged(recorded)[1], rows))
+
+    def _checked(self, routes_FLK: np.ndarray, rows: Rows) -> np.ndarray:
+        hooks = self._hooks
+        expected = (hooks.num_layers, hooks.experts_per_token)
+        if routes_FLK.shape[1:] != expected:
+            raise RowError(
+                f"{COLUMN}: expected routes of all {expected[0]} decoder layers (any numbers where a layer has no "
+                f"experts) with {expected[1]} experts per token, received {tuple(routes_FLK.shape[1:])}"
+            )
+        # Layers without experts agree everywhere, whatever the recorder left there.
+        routes = np.full(routes_FLK.shape, NATIVE, dtype=np.int16)
+        layers = list(hooks.layers)
+        routes[:, layers] = routes_FLK[:, layers]
+        outside = ((routes < NATIVE) | (routes >= hooks.num_experts)).any(axis=(1, 2))
+        if outside.any():
+            row = int(np.searchsorted(rows.offsets, int(outside.argmax()), side="right")) - 1
+            raise RowError(f"{rows.label_B[row]}: {COLUMN} names an expert outside [0, {hooks.num_experts})")
+        return drop_filler(routes) if hooks.experts_per_token > 1 else routes
+
+
+def merge_keys(rows: Rows, *, by_group: bool) -> list[Any] | None:
+    """Keys for `Forest.from_rows`: tokens merge only inside a group, where rows have one, and where routes agree."""
+    groups = rows.group_B.tolist() if by_group else None
+    if rows.routes_FLK is None:
+        return groups
+    return list(route_keys(np.split(rows.routes_FLK, rows.offsets[1:-1]), groups))
+
+
+def routes_to_replay(forest: Forest, rows: Rows, members: list[int]) -> np.ndarray | None:
+    """int16 [N, L, K], the routes of a forest of the given rows; None where nothing is replayed."""
+    routes = [routes for row in members if (routes := rows.routes(row)) is not None]
+    return routes_of_unique_tokens(forest, routes) if routes else None
+
+
+def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and values of a nested tensor, on the host."""
+    if not nested.is_nested:
+        raise RowError(f"{COLUMN}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}")
+    return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()

@@ -1,0 +1,214 @@
+"""What verl's V1 trainers need for trees: whole groups, one outcome per session, exact advantages, tree metrics."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from verl.protocol import DataProto
+
+from tree_rl.verl_plugin.compat import (
+    KVBatchMeta,
+    Role,
+    apply_kl_penalty,
+    compute_rollout_correction_and_add_to_batch,
+    log_seqlen_unbalance,
+    response_from_nested,
+    response_to_nested,
+    upsample_batch_to_divisible_size,
+)
+from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
+from tree_rl.verl_plugin.trainer.balance import lay_out_groups, mini_batch_count, number_groups
+from tree_rl.verl_plugin.trainer.config import NEEDS_SUM_PI_SQUARED, prepare_config
+from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
+from tree_rl.verl_plugin.trainer.metrics import overlap_metrics, update_metrics
+from tree_rl.verl_plugin.trainer.resume import ResumableTrainer
+from tree_rl.verl_plugin.trainer.row_names import uid_of_row
+from tree_rl.verl_plugin.trainer.rows import (
+    fetch_row_tokens,
+    measure_groups,
+    put_with_padding,
+    real_rows,
+    reward_components,
+)
+from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
+from tree_rl.verl_plugin.trainer.staleness import staleness_metrics
+from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
+from tree_rl.verl_plugin.trainer.worker import TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
+
+ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
+
+
+class TreeTrainerMixin(ResumableTrainer):
+    """What a V1 trainer needs for trees; mixed in before one of verl's trainers."""
+
+    base_trainer_mode: str
+    """The mode whose literal name verl's trainer code tests."""
+    actor_worker: type = TreeActorRolloutRefWorker
+    """Runs actor, reference policy and the trainer's side of the rollout."""
+
+    def __init__(self, config: DictConfig) -> None:
+        prepare_config(config, self.base_trainer_mode)
+        super().__init__(config)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
+            self.role_worker_mapping[role] = as_ray_class(worker)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train as verl does, once every worker of the job has the plugin."""
+        require_plugin_everywhere(self.get_reward_handles())
+        super().fit(agent_loop_manager)
+
+    def _mini_batch_counts(self, num_groups: int) -> tuple[int, int]:
+        """Optimizer steps per epoch of the actor and of the critic; a missing critic has one."""
+        actor = mini_batch_count(num_groups, self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        critic = mini_batch_count(num_groups, self.config.critic.ppo_mini_batch_size) if self.use_critic else 1
+        return actor, critic
+
+    def _balance_batch(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
+        batch = self._keep_trained_paths(batch, metrics)
+        num_ranks = max(self._dp_ranks("actor")) + 1
+        uids = [uid_of_row(key) for key in batch.keys]
+        group_of_row = number_groups(uids)
+        self._row_tokens = fetch_row_tokens(batch)
+        overlaps = measure_groups(group_of_row, [self._row_tokens[key] for key in batch.keys])
+        self._steps = self._mini_batch_counts(len(overlaps))
+        layout = lay_out_groups(
+            group_of_row,
+            np.array([overlap.cost for overlap in overlaps]),
+            num_ranks=num_ranks,
+            num_cells=math.lcm(*self._steps),
+        )
+        metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys), layout.imbalance))
+        # A step trains on the weights that the step before it left behind.
+        metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
+        metrics["tree/padding_rows"] = len(layout.order) - layout.num_rows
+        batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        partitions = layout.order.reshape(num_ranks, -1).tolist()
+        metrics.update(log_seqlen_unbalance(lengths, partitions, prefix=logging_prefix))
+        batch.reorder(layout.order.tolist())
+        return batch
+
+    def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The rows that train: all, or the longest of each session; the others leave verl's store."""
+        _, paths = resolve_estimator(str(self.config.algorithm.adv_estimator))
+        if paths == "all":
+            return batch
+        kept = longest_paths(Sessions.from_keys(batch.keys), [tag["seq_len"] for tag in batch.tags])
+        dropped = sorted(set(range(len(batch.keys))) - set(kept))
+        metrics["tree/untrained_rows"] = len(dropped)
+        metrics["tree/untrained_row_tokens"] = sum(batch.tags[row]["seq_len"] for row in dropped)
+        if dropped:
+            tq.kv_clear(keys=[batch.keys[row] for row in dropped], partition_id=batch.partition_id)
+        return batch.select_keys([batch.keys[row] for row in kept])
+
+    def _dp_ranks(self, role: str) -> list[int]:
+        """Data-parallel rank of each actor worker, asked once as verl does."""
+        group = self.actor_rollout_wg
+        if role not in group._dispatch_info:
+            group._dispatch_info[role] = group._query_dispatch_info(role)
+        return group._dispatch_info[role]
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        wanted = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
+        batch.extra_info["calculate_sum_pi_squared"] = wanted
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's pipeline (KL in the reward, rollout correction, estimator) on real rows, sessions counted once."""
+        real = real_rows(batch)
+        keys = [batch.keys[row] for row in real]
+        estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
+        data, nested_mask = self._fetch_for_advantage(keys, batch.partition_id, estimator)
+        fields = ["advantages", "returns"]
+        if self.config.algorithm.use_kl_in_reward:
+            penalty = self.config.algorithm.kl_penalty
+            data, kl_metrics = apply_kl_penalty(data, kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=penalty)
+            metrics.update(kl_metrics)
+            fields.append("token_level_rewards")
+        else:
+            data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+        correction = self.config.algorithm.get("rollout_correction", None)
+        if correction is not None and "rollout_log_probs" in data.batch and not correction.get("bypass_mode", False):
+            data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
+            metrics.update(correction_metrics)
+            fields += ["response_mask"] + (["rollout_is_weights"] if "rollout_is_weights" in data.batch else [])
+
+        sessions = Sessions.from_keys(keys)
+        outcome_S = data.batch["token_level_scores"][sessions.final_rows].sum(dim=-1)
+        metrics.update(
+            {"tree/session_score/mean": outcome_S.mean().item(), "tree/session_score/max": outcome_S.max().item()}
+        )
+        lengths = np.array([len(row) for row in nested_mask.unbind()])
+
+        def token_weights() -> torch.Tensor:
+            tokens = [self._row_tokens[key] for key in keys]
+            return trained_token_weights(sessions, tokens, data.batch["response_mask"], lengths)
+
+        if estimator == TREE_LOO:
+            data = tree_loo(
+                data,
+                sessions,
+                row_tokens=[self._row_tokens[key] for key in keys],
+                response_lengths=lengths,
+                token_weights=token_weights if self.config.algorithm.use_kl_in_reward else None,
+            )
+        else:
+            estimation = Estimation(
+                estimator=estimator,
+                algorithm=self.config.algorithm,
+                num_repeat=self.config.actor_rollout_ref.rollout.n,
+            )
+            data = session_advantages(data, sessions, estimation, token_weights)
+        columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
+        return put_with_padding(batch, real, columns)
+
+    def _fetch_for_advantage(
+        self, keys: list[str], partition_id: str, estimator: str
+    ) -> tuple[DataProto, torch.Tensor]:
+        """The columns of the real rows, padded, and verl's nested response mask."""
+        fields = list(ADVANTAGE_FIELDS)
+        fields += ["extra_fields"] if estimator == "gdpo" else []
+        fields += ["sum_pi_squared"] if estimator in NEEDS_SUM_PI_SQUARED else []
+        columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        nested_mask = columns["response_mask"]
+        non_tensors = {"uid": np.array(columns.pop("uid").tolist(), dtype=object)}
+        if estimator == "gdpo":
+            non_tensors |= reward_components(columns.pop("extra_fields").tolist(), self.config.algorithm, keys)
+        if "sum_pi_squared" in columns:
+            columns["sum_pi_squared"] = response_from_nested(columns["sum_pi_squared"], nested_mask)
+        data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=non_tensors)
+        data.batch["token_level_scores"] = data.batch["rm_scores"]
+        return data, nested_mask
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.extra_info["num_mini_batch"] = self._steps[1]
+        batch = super()._update_critic(batch, metrics)
+        metrics.update(update_metrics(metrics, "critic"))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.extra_info["num_mini_batch"] = self._steps[0]
+        batch = super()._update_actor(batch, metrics)
+        metrics.update(update_metrics(metrics, "actor"))
+        return batch
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
+        super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)

@@ -1,0 +1,199 @@
+"""A restart continues as if nothing had happened, and a job with a dead process ends.
+
+Checkpoints are whole or do not count, prompts are named by step and place, rows of an update stand in one order, and a
+ledger says what was trained.
+"""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+
+from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.compat import KVBatchMeta, PPOTrainer
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.trainer.checkpoint_commit import (
+    begin_checkpoint,
+    commit_checkpoint,
+    refuse_damaged,
+    remove_old_checkpoints,
+    repair_tracker,
+    write_atomically,
+)
+from tree_rl.verl_plugin.trainer.liveness import Watch
+from tree_rl.verl_plugin.trainer.row_names import prompt_uid, row_place, uid_of_row
+from tree_rl.verl_plugin.trainer.update_ledger import append_groups, cut_ledger, trained_groups
+from tree_rl.verl_plugin.tree_dump import set_aside_later_trees
+
+logger = logging.getLogger(__name__)
+
+STATE = "tree_trainer.json"
+"""File of a checkpoint: what the trainer itself learns and verl does not save."""
+KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
+REMOVE_KEY = "remove_previous_ckpt_in_save"
+
+
+class ResumableTrainer(PPOTrainer):
+    """Mixed into a V1 trainer."""
+
+    _prompts_fetched = (0, 0)
+    """Step, and how many prompts it has fetched."""
+    _row_tokens: dict[str, np.ndarray]
+    """Token ids of the rows of the current update, by verl's key."""
+
+    def __init__(self, config: DictConfig) -> None:
+        if config.trainer.resume_mode == "resume_path":
+            # Before any worker starts.
+            refuse_damaged(Path(config.trainer.resume_from_path).absolute())
+        super().__init__(config)
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.config.trainer.default_local_dir).absolute()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train as verl does, watching the processes that make rows."""
+        self._watch.actors.update(self._row_makers(agent_loop_manager))
+        with self._watch.guard():
+            super().fit(agent_loop_manager)
+
+    def _build_replay_buffer(self) -> Any:
+        """verl's buffer, which polls for finished prompts only as long as somebody can finish them."""
+        self._watch = Watch({})
+        buffer = super()._build_replay_buffer()
+        buffer._sync_metadata_from_transfer_queue = _after(self._watch.check, buffer._sync_metadata_from_transfer_queue)
+        buffer.sample = self._sampled_in_order(buffer.sample)
+        return buffer
+
+    def _sampled_in_order(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        """verl's rows come in the order of hashes and of time; sorted by key an update's sums are the same again."""
+
+        @functools.wraps(sample)
+        def sampled(*args: Any, **kwargs: Any) -> Any:
+            batch, metrics = sample(*args, **kwargs)
+            self._watch.confirm()
+            batch.reorder(sorted(range(len(batch.keys)), key=lambda row: row_place(batch.keys[row])))
+            return batch, metrics
+
+        return sampled
+
+    def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
+        """Every process without which rows would be missing."""
+        groups = {
+            "agent loop worker": _actors_of(agent_loop_manager),
+            "reward worker": self.get_reward_handles() or [],
+            "rollout server": [
+                server
+                for manager in self._rollout_server_managers()
+                for replica in manager.get_replicas()
+                for server in replica.servers
+            ],
+            "training worker": self.actor_rollout_wg.workers,
+            "storage of the rows' queue": (compat._TQ_STORAGE or {}).get("SimpleStorage", {}).values(),
+        }
+        makers = {f"{kind} {rank}": handle for kind, handles in groups.items() for rank, handle in enumerate(handles)}
+        makers["controller of the rows' queue"] = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        return makers
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        """verl's prompts, named by step and place instead of at random."""
+        batch = super()._fetch_one_gen_batch()
+        step, fetched = self._prompts_fetched
+        fetched = fetched if step == self.global_steps else 0
+        count = len(batch)
+        uids = [prompt_uid(self.global_steps, fetched + place) for place in range(count)]
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        self._prompts_fetched = (self.global_steps, fetched + count)
+        return batch
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        """verl's update, written into the ledger."""
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        keys = sorted(self._row_tokens)
+        # Not verl's field `index`, which other rollout managers do not write; the data set gives every prompt this one.
+        rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
+        infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
+        index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
+        groups = trained_groups(self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
+        append_groups(self._root, groups)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        """verl's checkpoint, which counts only when all of it is written."""
+        folder = begin_checkpoint(self._root, self.global_steps)
+        with self._previous_checkpoint_kept() as keep:
+            super()._save_checkpoint()
+        write_atomically(folder / STATE, json.dumps(self._state()))
+        commit_checkpoint(self._root, self.global_steps)
+        if keep:
+            remove_old_checkpoints(self._root, keep)
+
+    @contextmanager
+    def _previous_checkpoint_kept(self) -> Iterator[int]:
+        """verl deletes a worker's previous checkpoint before the next one is whole; meanwhile it may keep two.
+
+        Yields:
+            How many whole checkpoints the config wants; 0 for all.
+        """
+        trainer = self.config.trainer
+        asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
+        limits = [1 if asked[REMOVE_KEY] else asked[key] for key in KEEP_KEYS]
+        with open_dict(self.config):
+            for key, keep in zip(KEEP_KEYS, limits, strict=True):
+                trainer[key] = max(keep, 2) if keep else None
+            trainer[REMOVE_KEY] = False
+            yield max(keep or 0 for keep in limits)
+            trainer.update(asked)
+
+    def _load_checkpoint(self) -> None:
+        """verl's restart, from a checkpoint that is whole; what was written after it is put aside."""
+        mode = self.config.trainer.resume_mode
+        if mode == "auto":
+            repair_tracker(self._root)
+        super()._load_checkpoint()
+        cut_ledger(self._root, self.global_steps)
+        if mode == "disable":
+            return
+        dumps = (self.config.actor_rollout_ref.rollout.get("custom") or {}).get("tree_dump_dir")
+        if dumps:
+            set_aside_later_trees(Path(dumps), self.global_steps)
+        state = self._checkpoint_folder() / STATE
+        if self.global_steps and state.exists():
+            self._restore(json.loads(state.read_text()))
+
+    def _checkpoint_folder(self) -> Path:
+        if self.config.trainer.resume_mode == "resume_path":
+            return Path(self.config.trainer.resume_from_path).absolute()
+        return self._root / f"global_step_{self.global_steps}"
+
+    def _state(self) -> dict[str, Any]:
+        """What the driver itself has learnt: the coefficient of an adaptive KL penalty."""
+        return {"kl_coefficient": self.kl_ctrl_in_reward.value} if self.config.algorithm.use_kl_in_reward else {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if self.config.algorithm.use_kl_in_reward and "kl_coefficient" in state:
+            self.kl_ctrl_in_reward.value = state["kl_coefficient"]
+
+
+def _actors_of(agent_loop_manager: Any) -> list[Any]:
+    """The actors that run agents. A manager that is not verl's is asked for every actor that it holds itself."""
+    if isinstance(agent_loop_manager, compat.AgentLoopManagerTQ):
+        return list(agent_loop_manager.agent_loop_workers)
+    return [held for held in vars(agent_loop_manager).values() if isinstance(held, ray.actor.ActorHandle)]
+
+
+def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        then()
+
+    return both

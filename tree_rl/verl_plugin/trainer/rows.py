@@ -1,0 +1,66 @@
+"""Rows in verl's queue as the trainers read and write them: token ids, overlap by group, columns beside padding."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDict
+
+from tree_rl.verl_plugin.compat import KVBatchMeta
+from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.trainer.metrics import GroupOverlap, measure_group
+
+
+def real_rows(batch: KVBatchMeta) -> list[int]:
+    """Rows of a batch that are not padding, in order."""
+    return [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+
+
+def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
+    """Token ids of every row, by key."""
+    columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["input_ids"])
+    return {key: ids.numpy() for key, ids in zip(batch.keys, columns["input_ids"].unbind(), strict=True)}
+
+
+def measure_groups(group_of_row: np.ndarray, row_tokens: list[np.ndarray]) -> list[GroupOverlap]:
+    """Overlap of each group, in the order of their numbers."""
+    num_groups = int(group_of_row.max()) + 1
+    members: list[list[np.ndarray]] = [[] for _ in range(num_groups)]
+    for group, tokens in zip(group_of_row, row_tokens, strict=True):
+        members[group].append(tokens)
+    return [measure_group(rows) for rows in members]
+
+
+def reward_components(
+    extra_fields: list[dict[str, Any]], algorithm: DictConfig, keys: list[str]
+) -> dict[str, np.ndarray]:
+    """Columns of the reward components that gdpo normalises one by one.
+
+    Raises:
+        ValueError: a row whose reward function did not return a component; row and key are named.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name in algorithm.get("gdpo_reward_keys", None) or ():
+        for key, extra in zip(keys, extra_fields, strict=True):
+            if name not in (extra.get("reward_extra_info") or {}):
+                raise ValueError(
+                    f"row {key}: algorithm.gdpo_reward_keys asks for {name!r}, but the reward function returned "
+                    "no such component; return a dict that contains it"
+                )
+        columns[name] = np.array([extra["reward_extra_info"][name] for extra in extra_fields], dtype=object)
+    return columns
+
+
+def put_with_padding(batch: KVBatchMeta, real: list[int], columns: dict[str, torch.Tensor]) -> KVBatchMeta:
+    """Write nested columns of the real rows; padding rows, which have one response token, get zeros."""
+    rank_of_row = {row: index for index, row in enumerate(real)}
+    fields: dict[str, torch.Tensor] = {}
+    for name, nested in columns.items():
+        values = nested.unbind()
+        filler = values[0].new_zeros(1)
+        rows = [values[rank_of_row[row]] if row in rank_of_row else filler for row in range(len(batch))]
+        fields[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+    )

@@ -1,0 +1,29 @@
+"""verl's three V1 trainers on trees: `tree_sync`, `tree_colocate_async` and `tree_separate_async`."""
+
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+
+from tree_rl.verl_plugin.compat import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
+from tree_rl.verl_plugin.trainer.detach_worker import TreeDetachActorWorker
+from tree_rl.verl_plugin.trainer.mixin import TreeTrainerMixin
+
+
+@register_trainer("tree_sync")
+class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
+    """Rollout and training take turns: `trainer.v1.trainer_mode=tree_sync`."""
+
+    base_trainer_mode = "sync"
+
+
+@register_trainer("tree_colocate_async")
+class PPOTrainerTreeColocateAsync(TreeTrainerMixin, PPOTrainerColocateAsync):
+    """They share devices and take turns, but unfinished generations go on with the next weights."""
+
+    base_trainer_mode = "colocate_async"
+
+
+@register_trainer("tree_separate_async")
+class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
+    """Rollout runs all the time on devices of its own, several updates behind."""
+
+    base_trainer_mode = "separate_async"
+    actor_worker = TreeDetachActorWorker

@@ -1,0 +1,60 @@
+"""Advantages that know the tree, and the choice of the paths that train."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from verl.protocol import DataProto
+
+from tree_rl.tree.credit import subtree_credit
+from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin.trainer.advantages import session_scores
+from tree_rl.verl_plugin.trainer.sessions import Sessions
+
+
+def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
+    """Each session's row of most tokens, in row order; of equal ones the last, which holds the session's end.
+
+    Args:
+        sessions: the rows' sessions.
+        row_lengths: tokens of each row, prompt and response.
+    """
+    lengths = np.asarray(row_lengths)
+    return sorted(int(rows[::-1][np.argmax(lengths[rows[::-1]])]) for rows in sessions.rows_of_session)
+
+
+def tree_loo(
+    data: DataProto,
+    sessions: Sessions,
+    *,
+    row_tokens: Sequence[np.ndarray],
+    response_lengths: np.ndarray,
+    token_weights: Callable[[], torch.Tensor] | None = None,
+) -> DataProto:
+    """Write `advantages` and `returns`: `subtree_credit` of each token's segment, within its prompt's group.
+
+    Args:
+        data: padded rows: token_level_scores, token_level_rewards, response_mask [B, T], uid.
+        sessions: the rows' sessions.
+        row_tokens: B arrays of token ids, prompt and response.
+        response_lengths: int [B]; the last tokens of a row are its response.
+        token_weights: gives `trained_token_weights` where a KL penalty is in the rewards; None where none is.
+
+    Returns:
+        The data with both columns, [B, T], 0 where the mask is.
+    """
+    mask_BT = data.batch["response_mask"]
+    outcome_S = session_scores(data, sessions, token_weights() if token_weights else None).double().cpu().numpy()
+    advantages = np.zeros(tuple(mask_BT.shape))
+    uids = data.non_tensor_batch["uid"]
+    for uid in dict.fromkeys(uids.tolist()):
+        rows = np.flatnonzero(uids == uid).tolist()
+        members, session_of_row = np.unique(sessions.session_of_row[rows], return_inverse=True)
+        forest = Forest.from_rows([row_tokens[row] for row in rows])
+        credit_N = subtree_credit(forest, session_of_row, outcome_S[members])[forest.segment_of_token]
+        for local, row in enumerate(rows):
+            credit = credit_N[forest.row_index[local]]
+            advantages[row, : response_lengths[row]] = credit[len(credit) - response_lengths[row] :]
+    advantages_BT = torch.from_numpy(advantages).to(data.batch["token_level_scores"]) * mask_BT
+    data.batch["advantages"], data.batch["returns"] = advantages_BT, advantages_BT
+    return data

@@ -1,0 +1,102 @@
+"""The ledger of updates: which rows the weights were trained on, one JSON line per group and update.
+
+After a restart it is cut back to the checkpoint, as the weights are, so that every trained row stands in it once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from tree_rl.verl_plugin.trainer.checkpoint_commit import write_atomically
+from tree_rl.verl_plugin.trainer.row_names import uid_of_row
+
+LEDGER = "updates.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedGroup:
+    """One prompt's rows in one update."""
+
+    step: int
+    """Global step of the update."""
+    update: int
+    """Index of the update within the step."""
+    uid: str
+    """Of the prompt: decided by the step and its place in it."""
+    index: int | str
+    """`extra_info.index` of the prompt in the data set."""
+    rows: int
+    """Rows that trained; padding does not count."""
+    digest: str
+    """Of the rows' keys and tokens."""
+
+
+def trained_groups(
+    step: int, update: int, row_tokens: Mapping[str, np.ndarray], index_of_uid: Mapping[str, int | str]
+) -> list[TrainedGroup]:
+    """Describe an update.
+
+    Args:
+        step: global step.
+        update: index within the step.
+        row_tokens: verl's row key `{uid}_{session}_{index}` -> int64 token ids.
+        index_of_uid: place of each prompt in the data set.
+    """
+    keys_of_uid: dict[str, list[str]] = {}
+    for key in sorted(row_tokens):
+        keys_of_uid.setdefault(uid_of_row(key), []).append(key)
+    groups = []
+    for uid, keys in keys_of_uid.items():
+        digest = blake2b(digest_size=12)
+        for key in keys:
+            digest.update(key.encode() + np.ascontiguousarray(row_tokens[key], dtype=np.int64).tobytes())
+        groups.append(
+            TrainedGroup(
+                step=step,
+                update=update,
+                uid=uid,
+                index=index_of_uid[uid],
+                rows=len(keys),
+                digest=digest.hexdigest(),
+            )
+        )
+    return groups
+
+
+def append_groups(root: Path, groups: Sequence[TrainedGroup]) -> None:
+    """Add an update.
+
+    Args:
+        root: `trainer.default_local_dir`; created if needed.
+        groups: of the update.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LEDGER).open("a") as stream:
+        stream.write("".join(json.dumps(asdict(group)) + "\n" for group in groups))
+
+
+def cut_ledger(root: Path, step: int) -> None:
+    """Forget the updates after a step, and a line that a kill left unfinished.
+
+    Args:
+        root: `trainer.default_local_dir`.
+        step: global step of the checkpoint that training continues from; 0 for none.
+    """
+    path = root / LEDGER
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    write_atomically(path, "".join(kept))
+
+
+def read_ledger(root: Path) -> list[TrainedGroup]:
+    """Read the ledger in `trainer.default_local_dir`, in the order of the updates."""
+    path = root / LEDGER
+    return [TrainedGroup(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

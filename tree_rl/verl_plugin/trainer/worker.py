@@ -1,0 +1,96 @@
+"""verl's workers for a tree run: mini-batches keep groups whole, and none starts without the tree engines."""
+
+import dataclasses
+import os
+import socket
+from typing import Any
+
+import ray
+import torch
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.workers.config import TrainingWorkerConfig
+
+from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, EngineRegistry, TrainingWorker
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.models import VALUE_MODEL
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
+
+
+def describe_process() -> str:
+    """Name this worker process in a message: rank, host and process id."""
+    return f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
+
+
+def require_live_plugin(model_type: str) -> None:
+    """Check that verl in this process has the engine that the config asks for.
+
+    Raises:
+        PluginNotLiveError: names the worker and the remedy.
+    """
+    if model_type not in EngineRegistry._engines:
+        raise PluginNotLiveError(
+            f"worker {describe_process()}: verl has no engine for model_type={model_type!r}; install tree_rl in this "
+            "worker's environment and leave VERL_USE_EXTERNAL_PLUGINS unset or auto (tree-rl doctor shows the cause)"
+        )
+
+
+class TreeTrainingWorker(TrainingWorker):
+    """verl's training worker; a mini-batch is a run of whole cells instead of a count of shuffled rows."""
+
+    def __init__(self, config: TrainingWorkerConfig) -> None:
+        # verl fixes the critic's model type in its trainer; `critic.model.model_type` chooses it here.
+        if config.model_type == "value_model" and config.model_config.get("model_type") == VALUE_MODEL:
+            config = dataclasses.replace(config, model_type=VALUE_MODEL)
+        require_live_plugin(config.model_type)
+        super().__init__(config)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_mini_batch(self, data: TensorDict) -> TensorDict:
+        """Train on `num_mini_batch` equal runs of rows, where the batch names them; else exactly as verl does.
+
+        With `shuffle`, whole mini-batches change places, alike on all ranks, anew in every epoch.
+
+        Args:
+            data: this rank's rows, cell after cell, with verl's meta keys and optionally `num_mini_batch`.
+
+        Returns:
+            verl's metrics.
+        """
+        num_mini_batch = tu.get_non_tensor_data(data=data, key="num_mini_batch", default=None)
+        if num_mini_batch is None:
+            return super().train_mini_batch(data)
+        tu.pop(data, key="mini_batch_size", default=None)
+        loader = tu.pop(data, key="dataloader_kwargs", default={})
+        if loader.get("shuffle", False):
+            epochs = tu.pop(data, key="epochs", default=1)
+            seed = tu.get_non_tensor_data(data=data, key="seed", default=42)
+            order = shuffled_rows(len(data), num_mini_batch, epochs, seed)
+            data = tu.index_select_tensor_dict(data, order)
+            tu.assign_non_tensor(data, num_mini_batch=num_mini_batch * epochs, epochs=1)
+        return super().train_mini_batch(data)
+
+
+def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) -> torch.Tensor:
+    """int64 [epochs * num_rows], row order in which every epoch visits the mini-batches in an order of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    mini_batches = torch.arange(num_rows).reshape(num_mini_batch, -1)
+    return torch.cat(
+        [mini_batches[torch.randperm(num_mini_batch, generator=generator)] for _ in range(epochs)]
+    ).flatten()
+
+
+class TreeActorRolloutRefWorker(ActorRolloutRefWorker):
+    """verl's hybrid worker; its actor and reference policy are tree training workers."""
+
+    actor_worker_cls = TreeTrainingWorker
+    ref_worker_cls = TreeTrainingWorker
+
+    def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
+        require_live_plugin(config.model.get("model_type", "language_model"))
+        super().__init__(config, role, distillation_config, **kwargs)
+
+
+def as_ray_class(worker: type) -> Any:
+    """The worker as verl's `role_worker_mapping` wants it."""
+    return ray.remote(worker)
