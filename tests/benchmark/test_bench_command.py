@@ -111,6 +111,20 @@ def test_two_training_runs_stay_together(tmp_path: Path) -> None:
     for row in curves:
         assert float(row["loss_tree_to_exact"]) < 1e-5
         assert 0 < float(row["gradient_tree_to_exact"]) < 1e-5
+        assert 0 < float(row["gradient_reordered_to_packed"]) < 1e-5
+        assert row["learning_rate"] == "0.0001"
+
+
+def test_a_small_learning_rate_keeps_two_training_runs_closer(tmp_path: Path) -> None:
+    largest = {}
+    for rate in ("0.01", "0.00001"):
+        arguments = ["--row-tokens", "64", "--por", "0.5", "--steps", "6", "--dtype", "bfloat16"]
+        bench(*arguments, "--learning-rate", rate, "--out", str(tmp_path / rate))
+        curves = rows_of(tmp_path / rate / "deviation_tiny_agents.csv")
+        assert float(curves[0]["loss_tree"]) > float(curves[-1]["loss_tree"])
+        assert [float(row["learning_rate"]) for row in curves] == [float(rate)] * 6
+        largest[rate] = max(float(row["loss_tree_to_exact"]) for row in curves)
+    assert largest["0.00001"] < largest["0.01"]
 
 
 def test_bfloat16_drives_two_training_runs_no_further_apart_than_packed_rows_from_exact(tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ class Batch:
         """What trees can save."""
         return measure_forest(self.forest(), trained=Jagged.from_rows(self.trained))
 
+    def reversed(self) -> "Batch":
+        """The same rows, last first."""
+        return Batch(
+            name=self.name,
+            rows=self.rows[::-1],
+            trained=self.trained[::-1],
+            groups=self.groups[::-1],
+            advantage_B=self.advantage_B[::-1].copy(),
+        )
+
     def thinned(self, every: int) -> "Batch":
         """Every so-many-th token of each row: a smaller batch of the same shape of tree."""
         trained = tuple(_without_first(trained[::every]) for trained in self.trained)

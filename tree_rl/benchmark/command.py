@@ -28,6 +28,7 @@ MAX_TOKENS = 262_144
 """Of one forward, unless asked for: room for the whole batch of the paper's figure."""
 LEARNING_RATE = 1e-6
 CURVE_LEARNING_RATE = 1e-4
+"""Of curves unless asked for: far above a fine-tuning's, so that deviations show."""
 CURVE_BATCHES = 4
 HEADER = ("batch", "POR", "flat", "unique", "tree s", "packed s", "speed-up", "FLOP bound", "of bound", "1/(1-POR)")
 HEADER_PHASES = ("side", *PHASES, "host plan", "peak GiB")
@@ -75,6 +76,8 @@ class BenchOptions:
     """Folder of CSV and PNG; None writes nothing."""
     commit: str | None
     """Commit to write beside figures; None asks git."""
+    learning_rate: float = CURVE_LEARNING_RATE
+    """Of AdamW in the deviation curves."""
     dtype: str | None = None
     """Key of `DTYPES`; None is bfloat16 on a GPU, float32 on a CPU."""
 
@@ -174,7 +177,7 @@ def _run_curves(
     # A recording is seen once where it is long enough; synthetic tokens can only be learnt by heart.
     count = CURVE_BATCHES if options.data is None else options.steps
     batches = batches_of(options, options.pors[0], count=count)
-    yield from deviation_curves(model, batches, planners, steps=options.steps, lr=CURVE_LEARNING_RATE)
+    yield from deviation_curves(model, batches, planners, steps=options.steps, lr=options.learning_rate)
 
 
 def _times_text(rows: list[dict[str, object]]) -> str:
@@ -245,6 +248,7 @@ def _setting(options: BenchOptions, size: ModelSize, device: torch.device, dtype
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "checkpointing": "every layer" if options.checkpointing else "none",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),
+        "learning_rate": f"{options.learning_rate if options.steps else LEARNING_RATE:g}",
     }
 
 

@@ -1,7 +1,8 @@
 """Loss and gradient of the same training run over trees and over packed rows: how far rounding drives them apart.
 
-Three replicas start from the same weights and see the same batches: trees, packed rows, and packed rows in higher
-precision as the yardstick. Weights are kept in the yardstick's precision, so only gradients round.
+Four replicas start from the same weights and see the same batches: trees, packed rows, packed rows last first, which
+differ by rounding alone, and packed rows in higher precision as the yardstick. Weights are kept in the yardstick's
+precision, so only gradients round.
 """
 
 import copy
@@ -16,8 +17,11 @@ from tree_rl.benchmark.compare import PACKED, TREE
 from tree_rl.benchmark.models import YARDSTICK, in_higher_precision
 from tree_rl.benchmark.update import Planner, log_probs
 
+REORDERED = "reordered"
+"""Packed rows, last first: how far the same kernels drift from themselves."""
 EXACT = "exact"
 """The replica in higher precision."""
+PAIRS = ((TREE, PACKED), (REORDERED, PACKED), (TREE, EXACT), (PACKED, EXACT))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,6 +81,7 @@ def deviation_curves(
     """
     replicas = {
         TREE: Replica.of(copy.deepcopy(model), planners[TREE], lr=lr),
+        REORDERED: Replica.of(copy.deepcopy(model), lambda batch: planners[PACKED](batch.reversed()), lr=lr),
         PACKED: Replica.of(model, planners[PACKED], lr=lr),
         EXACT: Replica.of(in_higher_precision(model), planners[PACKED], lr=lr),
     }
@@ -87,12 +92,8 @@ def deviation_curves(
         yield {
             "step": step,
             **{f"loss_{name}": loss for name, loss in losses.items()},
-            "loss_tree_to_packed": abs(losses[TREE] / losses[PACKED] - 1),
-            "loss_tree_to_exact": abs(losses[TREE] / losses[EXACT] - 1),
-            "loss_packed_to_exact": abs(losses[PACKED] / losses[EXACT] - 1),
-            "gradient_tree_to_packed": _relative(gradients[TREE], gradients[PACKED]),
-            "gradient_tree_to_exact": _relative(gradients[TREE], gradients[EXACT]),
-            "gradient_packed_to_exact": _relative(gradients[PACKED], gradients[EXACT]),
+            **{f"loss_{name}_to_{other}": abs(losses[name] / losses[other] - 1) for name, other in PAIRS},
+            **{f"gradient_{name}_to_{other}": _relative(gradients[name], gradients[other]) for name, other in PAIRS},
         }
 
 

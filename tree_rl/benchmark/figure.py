@@ -54,6 +54,7 @@ def draw_deviation(curves: Sequence[Columns], path: Path, *, title: str) -> None
     upper.grid(alpha=0.3)
     for name, label, style in (
         ("loss_tree_to_packed", "loss, tree to packed", "-"),
+        ("loss_reordered_to_packed", "loss, packed in another order to packed", "-."),
         ("loss_tree_to_exact", "loss, tree to exact", "--"),
         ("loss_packed_to_exact", "loss, packed to exact", ":"),
     ):

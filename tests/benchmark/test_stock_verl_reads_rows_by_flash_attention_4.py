@@ -1,0 +1,93 @@
+"""transformers' flash_attention_4 reads rows end to end and rows alone through flash-attn-4's kernel for rows.
+
+The package runs on GPUs only; a stand-in with its signature, as strict about lengths, computes the same attention here.
+"""
+
+import importlib.machinery
+import sys
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
+from transformers.modeling_utils import PreTrainedModel
+
+from tree_rl.verl_plugin.bench_flash4 import NAME, let_flash_attention_4_read_rows
+
+ROWS = ((5, 9, 3, 8, 1), (5, 9, 3, 7, 2, 4))
+CALLS: list[list[int]] = []
+
+
+def of_rows(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    deterministic: bool = False,
+) -> Any:
+    """flash_attn_varlen_func by torch, without a dropout, which flash-attn-4 has not."""
+    assert isinstance(max_seqlen_q, int) and isinstance(max_seqlen_k, int)
+    assert causal and torch.equal(cu_seqlens_q, cu_seqlens_k) and not deterministic
+    CALLS.append(cu_seqlens_q.tolist())
+    parts = []
+    for start, end in pairwise(CALLS[-1]):
+        inputs = (t[start:end].transpose(0, 1) for t in (q, k, v))
+        attended = scaled_dot_product_attention(*inputs, is_causal=True, scale=softmax_scale, enable_gqa=True)
+        parts.append(attended.transpose(0, 1))
+    return torch.cat(parts), None
+
+
+def dense(q: Any, k: Any, v: Any, softmax_scale: float | None = None, causal: bool = False) -> Any:
+    """flash_attn_func: other kernels, which nobody asked for."""
+    raise AssertionError("expected rows with offsets")
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny Qwen3 that believes in flash_attention_4."""
+    package, cute = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
+    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
+    package.cute = cute  # type: ignore[attr-defined]
+    cute.flash_attn_varlen_func, cute.flash_attn_func = of_rows, dense  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    monkeypatch.setattr(modeling_flash_attention_utils, "is_flash_attn_4_available", lambda: True)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *args, **kwargs: True)
+    let_flash_attention_4_read_rows()
+    let_flash_attention_4_read_rows()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen3Config(vocab_size=32, num_key_value_heads=2, head_dim=8, **sizes)
+    built = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    CALLS.clear()
+    return built
+
+
+def test_rows_end_to_end_and_alone_run_one_kernel(model: Any) -> None:
+    ids = torch.tensor([[token for row in ROWS for token in row]])
+    positions = torch.tensor([[place for row in ROWS for place in range(len(row))]])
+    packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+    assert CALLS == [[0, 5, 11]] * 2
+    alone = []
+    for row in ROWS:
+        positions = torch.arange(len(row))[None]
+        alone.append(model(input_ids=torch.tensor([row]), position_ids=positions, use_cache=False).logits[0])
+    assert CALLS[2:] == [[0, 5]] * 2 + [[0, 6]] * 2
+    torch.testing.assert_close(torch.cat(alone), packed)
+    model.set_attn_implementation("sdpa")
+    by_torch = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
+    torch.testing.assert_close(torch.cat(by_torch), packed)
+
+
+def test_a_padded_batch_is_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="expected one row or rows end to end, received a batch of 2 rows"):
+        model(input_ids=torch.ones(2, 5, dtype=torch.long), use_cache=False)
