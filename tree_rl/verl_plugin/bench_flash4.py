@@ -1,4 +1,4 @@
-"""Stock verl's rows through transformers' flash_attention_4 in `tree-rl bench --against verl`, where flash-attn 2 is absent."""
+"""Stock verl on flash_attention_4 of transformers in `tree-rl bench --against verl`, where flash-attn 2 is absent."""
 
 import functools
 from typing import Any
