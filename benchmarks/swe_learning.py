@@ -7,9 +7,9 @@ PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --check-rollouts
 """
 
 import argparse
-import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,18 +17,21 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tree_rl.benchmark.provenance import provenance
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
-sys.path.insert(0, str(RECIPES))
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
 from quickstart.progress import Phase, PhaseFailedError, read_steps, reward_of_step, run_phase, say  # noqa: E402
+from swe_learning_figures import Drawn, measured, rows_folder, write  # noqa: E402
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 AGENT = f"{ROLLOUT}.custom.gateway_agent"
+MARK = "TREE_RL_SWE_LEARNING"
+"""Variable by which the processes of a run are found."""
+SECONDS_WORTH_STARTING = 90.0
 ARMS: Mapping[str, Sequence[str]] = {
     "tree": ["algorithm.adv_estimator=full_tree"],
     "flat": [
@@ -42,7 +45,7 @@ ARMS: Mapping[str, Sequence[str]] = {
     "longest": ["algorithm.adv_estimator=longest_path"],
 }
 ROLLOUTS: Mapping[str, Sequence[str]] = {
-    # The GPU has room for trainer and server at a time, so neither sleeps.
+    # In this order an arm tries them. The GPU has room for trainer and server at a time, so neither sleeps.
     "vllm": [
         f"{ROLLOUT}.name=vllm",
         f"{ROLLOUT}.enforce_eager=true",
@@ -52,26 +55,6 @@ ROLLOUTS: Mapping[str, Sequence[str]] = {
     ],
     "vllm_sleep": [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.enforce_eager=true", f"{ROLLOUT}.gpu_memory_utilization=0.3"],
     "hf": [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.free_cache_engine=false"],
-}
-FIGURES: Mapping[str, str] = {
-    "reward": "tree/session_score/mean",
-    "sessions": "tree/sessions",
-    "rows_per_session": "tree/paths_per_session/mean",
-    "flat_tokens": "tree/flat_tokens",
-    "unique_tokens": "tree/unique_tokens",
-    "gradient_norm": "actor/grad_norm",
-    "policy_loss": "actor/pg_loss",
-    "entropy": "actor/entropy",
-    "step_s": "timing_s/step",
-    "rollout_s": "timing_s/gen",
-    "log_probs_s": "timing_s/old_log_prob",
-    "update_s": "timing_s/update_actor",
-    "weights_s": "timing_s/update_weights",
-    "rollout_prob_error_max": "training/rollout_probs_diff_max",
-    "rollout_prob_error_mean": "training/rollout_probs_diff_mean",
-    "rollout_kl": "rollout_corr/kl",
-    "self_check_error": "tree/self_check_error",
-    "memory_gb": "actor/perf/max_memory_allocated_gb",
 }
 
 
@@ -139,7 +122,7 @@ def warm_start(arguments: argparse.Namespace, gpu: str | None) -> Phase:
             *arguments.sft_override,
         ],
         log=arguments.output / "sft.log",
-        limit_seconds=left(arguments, share=0.4),
+        limit_seconds=left(arguments, share=0.35),
         metrics=metrics,
         describe=lambda step, figures: f"step {step:3d}  loss {figures.get('train/loss', float('nan')):.4f}",
         environment={
@@ -156,14 +139,25 @@ def warm_start(arguments: argparse.Namespace, gpu: str | None) -> Phase:
     )
 
 
+def saved(arguments: argparse.Namespace) -> list[Path]:
+    """Checkpoints of the warm start, in the order of training."""
+    folders = (arguments.output / "sft" / "checkpoints").glob("global_step_*/huggingface")
+    return sorted(folders, key=lambda path: int(path.parent.name.rpartition("_")[2]))
+
+
 def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
-    """Write to start.json the checkpoint that RL begins with, and what the others would have been."""
-    saved = (arguments.output / "sft" / "checkpoints").glob("global_step_*/huggingface")
-    folders = sorted(saved, key=lambda path: int(path.parent.name.rpartition("_")[2]))
+    """Warm the model up; write to start.json the checkpoint that RL begins with, and shares of others."""
+    demonstrate(arguments)
+    try:
+        run_phase(warm_start(arguments, gpu))
+    except PhaseFailedError as error:
+        if not saved(arguments):
+            raise
+        say("sft", f"goes on with what was saved: {error}")
     looked = subprocess.run(
         [
             *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_start.py")),
-            *(str(arguments.output / "data" / "experts.parquet"), str(arguments.start_at), *map(str, folders)),
+            *(str(arguments.output / "data" / "experts.parquet"), str(arguments.start_at), *map(str, saved(arguments))),
         ],
         env=os.environ | environment_of(arguments, gpu),
         stdout=subprocess.PIPE,
@@ -171,6 +165,21 @@ def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
     )
     (arguments.output / "start.json").write_bytes(looked.stdout)
     say("start", looked.stdout.decode().strip())
+
+
+def end_leftovers(mark: str) -> None:
+    """End processes of a run that outlived it, such as a vLLM engine whose server was killed.
+
+    Args:
+        mark: value of the variable `MARK` in their environment.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            continue
 
 
 def run_arm(
@@ -188,6 +197,7 @@ def run_arm(
     """
     number, gpu = place
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
+    mark, check = f"{os.getpid()}-{name}-{rollout}", name.startswith("check_")
     every = sorted(os.sched_getaffinity(0))
     share = len(every) // len(arguments.gpus) if arguments.at_once and arguments.device == "gpu" else 0
     cores = [str(core) for core in every[number * share : (number + 1) * share]]
@@ -202,10 +212,11 @@ def run_arm(
         "ray_kwargs.ray_init.num_cpus=null",
         f"{ROLLOUT}.calculate_log_probs=true",
         f"{ROLLOUT}.agent.num_workers={arguments.agent_workers}",
-        f"++{ROLLOUT}.custom.tree_dump_dir={folder / f'{name}_rows'}",
+        f"++{ROLLOUT}.custom.tree_dump_dir={rows_folder(arguments, name, rollout)}",
         f"+{AGENT}.seed={arguments.seed}",
         f"+{AGENT}.agent_options.options.think=strip",
         f"+{AGENT}.gateway.reasoning=inline",
+        f"{AGENT}.agent_options.timeout_seconds={arguments.session_seconds}",
         "reward.num_workers=1",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "data.dataloader_num_workers=0",
@@ -220,90 +231,65 @@ def run_arm(
         *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
         *arguments.override,
     ]
-    run_phase(
-        Phase(
-            name=name,
-            command=command,
-            log=folder / f"{name}.log",
-            limit_seconds=left(arguments, share=0.3 if name.startswith("check_") else 1.0),
-            metrics=metrics,
-            describe=reward_of_step,
-            environment={
-                **environment_of(arguments, gpu),
-                # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.
-                **({"VERL_ENGINE_DEVICE": "cuda"} if "flat" in name and arguments.device == "cpu" else {}),
-                "VERL_FILE_LOGGER_PATH": str(metrics),
-                "MODEL_PATH": model,
-                "TRAIN_FILE": str(folder / "data" / "train.parquet"),
-                "OUTPUT": str(folder / name),
-                "MAX_TURNS": "3",
-                "TURN_LENGTH": str(arguments.turn_tokens),
-                "PROMPT_LENGTH": "768",
-                "RESPONSE_LENGTH": "1280",
-                "LR": str(arguments.lr),
-                **sizes,
-            },
+    try:
+        run_phase(
+            Phase(
+                name=name,
+                command=command,
+                log=folder / f"{name}_{rollout}.log",
+                limit_seconds=left(arguments, share=1.0),
+                cancelled=arguments.enough_checked.is_set if check else bool,
+                metrics=metrics,
+                describe=reward_of_step,
+                environment={
+                    **environment_of(arguments, gpu),
+                    MARK: mark,
+                    # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.
+                    **({"VERL_ENGINE_DEVICE": "cuda"} if "flat" in name and arguments.device == "cpu" else {}),
+                    "VERL_FILE_LOGGER_PATH": str(metrics),
+                    "MODEL_PATH": model,
+                    "TRAIN_FILE": str(folder / "data" / "train.parquet"),
+                    "OUTPUT": str(folder / name),
+                    "MAX_TURNS": "3",
+                    "TURN_LENGTH": str(arguments.turn_tokens),
+                    "PROMPT_LENGTH": "768",
+                    "RESPONSE_LENGTH": "1280",
+                    "LR": str(arguments.lr),
+                    **sizes,
+                },
+            )
         )
-    )
+    finally:
+        end_leftovers(mark)
 
 
-def check_rollouts(arguments: argparse.Namespace) -> str | None:
-    """One small step of every way to roll out, on the GPUs beside the warm start; the first that works, or None."""
+def check_rollouts(arguments: argparse.Namespace, failed: set[str]) -> None:
+    """One small step of every way to roll out, on the GPUs beside the warm start, until that has ended.
+
+    Args:
+        arguments: of the command line.
+        failed: receives those that fail.
+    """
     waiting = [("vllm", "check_tree"), ("vllm_sleep", "check_flat")]
     sizes = {"STEPS": "1", "TRAIN_BATCH_SIZE": "2", "MINI_BATCH_SIZE": "2", "ROLLOUT_N": "2", "MAX_TURNS": "2"}
     places = [(10 + index, gpu) for index, gpu in enumerate(arguments.gpus[1:] or arguments.gpus)]
 
-    def works(rollout: str, name: str, place: tuple[int, str | None]) -> bool:
+    def check(rollout: str, name: str, place: tuple[int, str | None]) -> None:
         try:
             run_arm(arguments, name, place, model=str(arguments.model), rollout=rollout, **sizes)
         except PhaseFailedError as error:
-            say(name, f"{rollout} does not work here: {error}")
-        return bool(read_steps(arguments.output / f"{name}.jsonl"))
+            if arguments.enough_checked.is_set() or read_steps(arguments.output / f"{name}.jsonl"):
+                say(name, f"{rollout} was not checked to the end")
+            else:
+                failed.add(rollout)
+                say(name, f"{rollout} does not work here: {error}")
 
     with ThreadPoolExecutor(len(waiting)) as threads:
         tried = [
-            (rollout, threads.submit(works, rollout, name, place))
-            for (rollout, name), place in zip(waiting, places, strict=False)
+            threads.submit(check, rollout, name, place) for (rollout, name), place in zip(waiting, places, strict=False)
         ]
-    return next((rollout for rollout, done in tried if done.result()), None)
-
-
-def rollouts(folder: Path, arm: str) -> dict[int, list[str]]:
-    """What was rolled out: step -> the rows, token for token."""
-    found: dict[int, list[str]] = {}
-    for path in sorted((folder / f"{arm}_rows").glob("train-*.jsonl")):
-        for line in path.read_text().split("\n")[:-1]:
-            row = json.loads(line)
-            found.setdefault(row["step"], []).append(str((row["prompt_ids"], row["response_ids"])))
-    return found
-
-
-def measured(arguments: argparse.Namespace, made_by: Mapping[str, str], rollout: str) -> list[dict[str, Any]]:
-    """CSV rows of all steps so far; `rows_as_in_tree_arm` counts rows that the tree arm drew too, in the same step."""
-    lines: list[dict[str, Any]] = []
-    reference = rollouts(arguments.output, "tree")
-    for arm in arguments.arms:
-        mine = rollouts(arguments.output, arm)
-        for step, figures in read_steps(arguments.output / f"{arm}.jsonl"):
-            if FIGURES["reward"] not in figures:
-                continue
-            drawn, others = mine.get(step, []), list(reference.get(step, []))
-            same = sum(min(drawn.count(row), others.count(row)) for row in set(drawn))
-            line: dict[str, Any] = {"seed": arguments.seed, "arm": arm, "step": step}
-            line |= {key: f"{figures[name]:.6g}" if name in figures else "" for key, name in FIGURES.items()}
-            lines.append({**line, "rows": len(drawn), "rows_as_in_tree_arm": same, "rollout": rollout, **made_by})
-    return lines
-
-
-def write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the CSV, whole."""
-    if lines:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".new").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(lines[0]))
-            writer.writeheader()
-            writer.writerows(lines)
-        path.with_suffix(".new").replace(path)
+        for one in tried:
+            one.result()
 
 
 def parse() -> argparse.Namespace:
@@ -319,11 +305,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--commit", default=None)
     parser.add_argument("--deadline", type=float, default=7200.0, help="seconds after which the arms are stopped")
-    for name, value in (("seed", 0), ("tasks", 16), ("sessions", 8), ("steps", 20), ("sft-steps", 120)):
+    for name, value in (("seed", 0), ("tasks", 16), ("sessions", 8), ("steps", 20), ("sft-steps", 28)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in (("sft-save", 8), ("agent-workers", 4), ("turn-tokens", 256), ("max-tokens", 16384)):
+    for name, value in (("sft-save", 2), ("agent-workers", 4), ("turn-tokens", 256), ("max-tokens", 16384)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    for name, rate in (("sft-lr", 2e-4), ("lr", 4e-5), ("start-at", 0.25)):
+    for name, rate in (("sft-lr", 2e-4), ("lr", 4e-5), ("start-at", 0.2), ("session-seconds", 90.0)):
         parser.add_argument(f"--{name}", type=float, default=rate)
     parser.add_argument("--sandbox", type=json.loads, default={}, help="fields of SandboxOptions, as JSON")
     parser.add_argument("--override", nargs="*", default=[], help="of main_ppo")
@@ -331,37 +317,54 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
     arguments.started = time.monotonic()
+    arguments.enough_checked = threading.Event()
     arguments.gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu] or [None]
     return arguments
 
 
-def train(arguments: argparse.Namespace, model: str, rollout: str, made_by: Mapping[str, str]) -> bool:
-    """Run the arms; whether all came to their end."""
+def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_by: Mapping[str, str]) -> bool:
+    """Run the arms; whether all came to their end.
+
+    Args:
+        arguments: of the command line.
+        model: that they begin with.
+        kinds: ways to roll out; an arm goes to the next one if it fails before its first step.
+        made_by: columns of the CSV.
+    """
     sizes = {
         "STEPS": str(arguments.steps),
         "TRAIN_BATCH_SIZE": str(arguments.tasks),
         "ROLLOUT_N": str(arguments.sessions),
     }
     sizes |= {"MINI_BATCH_SIZE": str(arguments.tasks), "MAX_TOKENS": str(arguments.max_tokens)}
-    failed: list[str] = []
+    used = dict.fromkeys(arguments.arms, kinds[0])
+    drawn = Drawn()
 
-    def run(number: int, arm: str) -> None:
+    def run(number: int, arm: str) -> bool:
         place = (number, arguments.gpus[number % len(arguments.gpus)])
-        try:
-            run_arm(arguments, arm, place, model=model, rollout=rollout, **sizes)
-        except PhaseFailedError as error:
-            failed.append(arm)
-            say(arm, str(error))
+        for kind in kinds:
+            used[arm] = kind
+            say(arm, f"starts with {kind} on GPU {place[1]}, {left(arguments, share=1.0):.0f} s left")
+            try:
+                run_arm(arguments, arm, place, model=model, rollout=kind, **sizes)
+            except PhaseFailedError as error:
+                say(arm, f"{kind}: {error}")
+                if read_steps(arguments.output / f"{arm}.jsonl"):
+                    return False
+                if left(arguments, share=1.0) < SECONDS_WORTH_STARTING:
+                    return False
+            else:
+                return True
+        return False
 
     with ThreadPoolExecutor(len(arguments.arms) if arguments.at_once else 1) as threads:
         running = [threads.submit(run, number, arm) for number, arm in enumerate(arguments.arms)]
         while not all(one.done() for one in running):
             time.sleep(3.0)
-            write(arguments.csv, measured(arguments, made_by, rollout))
-    for one in running:
-        one.result()
-    write(arguments.csv, measured(arguments, made_by, rollout))
-    return not failed
+            write(arguments.csv, measured(arguments, made_by, used, drawn))
+    write(arguments.csv, measured(arguments, made_by, used, drawn))
+    ended = [one.result() for one in running]
+    return all(ended)
 
 
 def main() -> None:
@@ -370,26 +373,22 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     made_by = provenance(commit=arguments.commit, packages=("torch", "transformers", "verl", "vllm", "ray"))
     prepare_tasks(arguments)
-    checked: list[str | None] = [None]
-
-    def check() -> None:
-        checked[0] = check_rollouts(arguments)
-
-    beside = threading.Thread(target=check) if arguments.check_rollouts else None
-    if beside:
+    failed: set[str] = set()
+    beside = threading.Thread(target=check_rollouts, args=(arguments, failed))
+    if arguments.check_rollouts:
         beside.start()
-    if not (arguments.output / "start.json").exists():
-        demonstrate(arguments)
-        run_phase(warm_start(arguments, arguments.gpus[0]))
-        choose_start(arguments, arguments.gpus[0])
+    try:
+        if not (arguments.output / "start.json").exists():
+            choose_start(arguments, arguments.gpus[0])
+    finally:
+        arguments.enough_checked.set()
+        if arguments.check_rollouts:
+            beside.join()
     model: str = json.loads((arguments.output / "start.json").read_text())["chosen"]
-    if beside:
-        beside.join()
-    rollout = (
-        arguments.rollout or checked[0] or ("hf" if arguments.check_rollouts or arguments.device == "cpu" else "vllm")
-    )
-    say("rollout", rollout)
-    raise SystemExit(0 if train(arguments, model, rollout, made_by) else 1)
+    first = list(ROLLOUTS).index(arguments.rollout or ("hf" if arguments.device == "cpu" else "vllm"))
+    kinds = [kind for kind in list(ROLLOUTS)[first:] if kind not in failed]
+    say("rollout", " then ".join(kinds))
+    raise SystemExit(0 if train(arguments, model, kinds, made_by) else 1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ python benchmarks/swe_learning_start.py DEMONSTRATIONS.parquet SHARE CHECKPOINT 
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -34,18 +35,46 @@ def mean_share(model: torch.nn.Module, rows: pd.DataFrame) -> float:
     return float(torch.exp(-torch.tensor(list(losses.values()))).mean())
 
 
+def nearest(names: Sequence[str], share_of: Callable[[str], float], wanted: float) -> tuple[str, dict[str, float]]:
+    """The name whose share is nearest to the wanted one, of shares that grow: few are looked at.
+
+    Args:
+        names: checkpoints, in the order of training.
+        share_of: looks at one.
+        wanted: share.
+
+    Returns:
+        The name, and the shares that were looked at.
+
+    Raises:
+        ValueError: no names.
+    """
+    if not names:
+        raise ValueError("expected checkpoints of a warm start, received none; see --sft-steps and --sft-save")
+    looked: dict[str, float] = {}
+    low, high = 0, len(names) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        looked[names[middle]] = share_of(names[middle])
+        if looked[names[middle]] < wanted:
+            low = middle + 1
+        else:
+            high = middle - 1
+    return min(looked, key=lambda name: abs(looked[name] - wanted)), looked
+
+
 def main() -> None:
-    """Look at the checkpoints in the order given, until one reaches the share; take it or the one before."""
+    """Print the checkpoint chosen."""
     rows, wanted = pd.read_parquet(sys.argv[1]), float(sys.argv[2])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    looked: dict[str, float] = {}
-    for name in sys.argv[3:]:
+
+    def look(name: str) -> float:
         model = AutoModelForCausalLM.from_pretrained(Path(name), dtype=torch.float32, attn_implementation="sdpa")
-        looked[name] = round(mean_share(model.to(device).eval(), rows), 4)
-        print(f"{name}: {looked[name]}", file=sys.stderr, flush=True)
-        if looked[name] >= wanted:
-            break
-    chosen = min(list(looked)[-2:], key=lambda name: abs(looked[name] - wanted))
+        share = round(mean_share(model.to(device).eval(), rows), 4)
+        print(f"{name}: {share}", file=sys.stderr, flush=True)
+        return share
+
+    chosen, looked = nearest(sys.argv[3:], look, wanted)
     print(json.dumps({"chosen": chosen, "shares": looked}))
 
 

@@ -40,6 +40,8 @@ class Phase:
     """Turns a step and its metrics into a line; None skips the step."""
     environment: Mapping[str, str] | None = None
     """Added to this process's environment."""
+    cancelled: Callable[[], bool] = bool
+    """Asked again and again; once true, the process is ended before its limit. Never true by default."""
 
 
 def run_phase(phase: Phase) -> float:
@@ -110,7 +112,7 @@ def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> No
                 last_sign = time.monotonic()
         seen = len(steps)
         now = time.monotonic()
-        if not running or now - started > phase.limit_seconds:
+        if not running or now - started > phase.limit_seconds or phase.cancelled():
             return
         if now - last_sign > HEARTBEAT_SECONDS:
             doing = "starting" if phase.metrics is not None and not seen else "running"
@@ -132,6 +134,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _failure(phase: Phase, code: int, seconds: float) -> str:
     reason = f"ran past {phase.limit_seconds:.0f} s" if seconds > phase.limit_seconds else f"exit code {code}"
+    if phase.cancelled():
+        reason = "cancelled"
     tail = "\n".join(phase.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
     return f"{phase.name}: {reason} after {seconds:.0f} s. The end of {phase.log}:\n{tail}"
 
