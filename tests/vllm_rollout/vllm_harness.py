@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / "rollout"), str(TESTS / "verl_plugin")]
@@ -27,10 +27,17 @@ CONTEXT_TOKENS = 700
 VERSION = 7
 
 
-def save_model(folder: Path, tokenizer: Any) -> Path:
-    """A random Qwen3 that vLLM's attention on a CPU accepts (heads of at least 32), with logits far from uniform."""
+def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
+    """A random Qwen3 that vLLM's attention on a CPU accepts (heads of at least 32), with logits far from uniform.
+
+    Args:
+        folder: where it goes.
+        tokenizer: goes beside it.
+        experts: of every layer, two of which a token visits; 0 makes a dense model.
+    """
     torch.manual_seed(0)
-    config = Qwen3Config(
+    sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=96,
@@ -44,8 +51,9 @@ def save_model(folder: Path, tokenizer: Any) -> Path:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         dtype="float32",
+        **(sparse if experts else {}),
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -78,7 +86,7 @@ class Witness:
         return output
 
 
-def start_server(model: Path) -> Any:
+def start_server(model: Path, *overrides: str) -> Any:
     """verl's own manager with one vLLM replica that reads the model from disk; Ray must run."""
     from hydra import compose, initialize_config_module
     from verl.workers.rollout.llm_server import LLMServerManager
@@ -94,6 +102,7 @@ def start_server(model: Path) -> Any:
                 "actor_rollout_ref.rollout.n_gpus_per_node=1",
                 f"actor_rollout_ref.rollout.max_model_len={CONTEXT_TOKENS}",
                 "actor_rollout_ref.rollout.max_num_seqs=16",
+                *overrides,
             ],
         )
 

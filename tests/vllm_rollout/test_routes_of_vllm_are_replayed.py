@@ -1,0 +1,140 @@
+"""R3: the experts that vLLM's tokens visited, through verl's client and the agent loop's rows, are repeated by the tree
+engine, which then equals stock verl's engine on rows alone whose routers are told the same."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
+
+LOG_PROB_TOLERANCE = 1e-4
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+TURN_TOKENS = 30
+
+
+@pytest.fixture(scope="module")
+def rollout(served_experts: SimpleNamespace) -> SimpleNamespace:
+    """A session of six calls that branches after its prompt, after a turn and after an observation, as verl's rows."""
+    from engine_harness import Row
+
+    from tree_rl.rollout.environment import Outcome
+    from tree_rl.rollout.session import SessionRecord
+    from tree_rl.rollout.transcript import ModelCall
+    from tree_rl.verl_plugin.agent_loops.agent_loop import _RecordingModel, to_outputs
+
+    def ids(text: str) -> list[int]:
+        return served_experts.tokenizer.encode(text, add_special_tokens=False)
+
+    model = _RecordingModel(served_experts.client, SAMPLING)
+    calls: list[ModelCall] = []
+
+    async def answer(prompt_ids: list[int]) -> list[int]:
+        token_ids, log_probs = await model(prompt_ids, max_tokens=TURN_TOKENS)
+        assert log_probs is not None
+        calls.append(ModelCall(prompt_ids=tuple(prompt_ids), response_ids=tuple(token_ids), log_probs=tuple(log_probs)))
+        return [*prompt_ids, *token_ids]
+
+    async def session() -> None:
+        prompt = ids("every unique token of the forest stands once, whatever the rows")
+        turn = await answer(prompt)
+        seen = [*turn, *ids("and its segments?")]
+        await answer(seen)
+        await answer(seen)
+        await answer([*turn, *ids("what does a tool return?")])
+        await answer(await answer(prompt))
+
+    asyncio.run(session())
+    outcome = Outcome(answer="", turns=2, malformed_calls=0, is_complete=True)
+    record = SessionRecord(calls=tuple(calls), reward=1.0, outcome=outcome, tool_calls=0)
+    outputs = to_outputs(record, model, seconds=1.0)
+    rows = [
+        Row(tokens=[*one.prompt_ids, *one.response_ids], prompt=len(one.prompt_ids), mask=list(one.response_mask))
+        for one in outputs
+    ]
+    # As verl stores them: int16 of the whole row, zeros behind the last token that went through the model.
+    routes = [one.as_dict()["routed_experts"].numpy() for one in outputs]
+    return SimpleNamespace(outputs=outputs, rows=rows, routes=routes, calls=calls)
+
+
+@pytest.fixture(scope="module")
+def engines(served_experts: SimpleNamespace) -> SimpleNamespace:
+    """Stock verl's engine and ours, which repeats the rollout's routes."""
+    from engine_harness import build_engine
+    from test_engine_router_replay import replaying
+
+    from tree_rl.verl_plugin.options import TreeConfig
+
+    stock = build_engine(served_experts.model, tree=None)
+    tree = build_engine(served_experts.model, tree=TreeConfig(mode="tree"), **replaying("R3"))
+    return SimpleNamespace(stock=stock, tree=tree)
+
+
+def updated(engines: SimpleNamespace, rollout: SimpleNamespace, routes: list[np.ndarray]) -> dict[str, Any]:
+    """Forward and backward of the tree engine with the given routes."""
+    from equivalence import actor_loss, run
+    from test_engine_router_replay import batch_with
+
+    return run(engines.tree, batch_with(routes, rollout.rows), actor_loss("vanilla", "token-mean"))
+
+
+def test_rows_carry_what_the_routers_of_the_model_choose(
+    served_experts: SimpleNamespace, rollout: SimpleNamespace
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(served_experts.model, dtype=torch.float32).eval()
+    tokens, equal = 0, 0
+    for row, routes_TLK in zip(rollout.rows, rollout.routes, strict=True):
+        assert routes_TLK.shape == (len(row.tokens), 2, 2) and routes_TLK.dtype == np.int16
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row.tokens]), output_router_logits=True).router_logits
+        chosen_TLK = torch.stack([layer_TE.topk(2).indices for layer_TE in logits], dim=1).numpy()
+        # The last token was never fed to the model.
+        same_T = (np.sort(chosen_TLK) == np.sort(routes_TLK)).all(axis=(1, 2))[:-1]
+        tokens, equal = tokens + len(same_T), equal + int(same_T.sum())
+        assert not routes_TLK[-1].any()
+    print(f"\n{equal} of {tokens} tokens visit the experts that transformers chooses")
+    assert tokens >= 200
+    # Two experts that are almost tied may swap with the order of a sum.
+    assert equal >= 0.99 * tokens
+
+
+def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamespace, rollout: SimpleNamespace) -> None:
+    from test_engine_router_replay import assert_same, stock_run
+
+    from tree_rl.tree import Forest
+    from tree_rl.tree.routes import route_keys
+
+    assert len(rollout.rows) >= 4
+    tokens = [np.array(row.tokens) for row in rollout.rows]
+    forest = Forest.from_rows(tokens, merge_key=route_keys(rollout.routes))
+    assert forest.num_unique < 0.8 * forest.num_flat
+    expected = stock_run(engines.stock, rollout.rows, rollout.routes)
+    assert_same(expected, updated(engines, rollout, rollout.routes), rollout.rows)
+
+
+def test_log_probs_of_the_rollout_come_back(engines: SimpleNamespace, rollout: SimpleNamespace) -> None:
+    got = updated(engines, rollout, rollout.routes)["model_output"]["log_probs"].unbind()
+    trained, worst = 0, 0.0
+    for row, one, log_probs in zip(rollout.rows, rollout.outputs, got, strict=True):
+        # Position i predicts token i + 1.
+        again = log_probs[row.prompt - 1 : len(row.tokens) - 1]
+        for mask, drawn, replayed in zip(row.mask, one.response_logprobs, again.tolist(), strict=True):
+            if mask:
+                trained += 1
+                worst = max(worst, abs(drawn - replayed))
+    print(f"\n{trained} trained tokens, largest difference of log-probs {worst:.2e}")
+    assert trained >= 4 * TURN_TOKENS
+    assert worst < LOG_PROB_TOLERANCE
+
+
+def test_routes_of_the_token_before_give_other_log_probs(engines: SimpleNamespace, rollout: SimpleNamespace) -> None:
+    right, shifted = (
+        updated(engines, rollout, routes)["model_output"]["log_probs"].values()
+        for routes in (rollout.routes, [np.roll(routes_TLK, 1, axis=0) for routes_TLK in rollout.routes])
+    )
+    assert (right - shifted).abs().max() > 100 * LOG_PROB_TOLERANCE
