@@ -32,6 +32,8 @@ AGENT = f"{ROLLOUT}.custom.gateway_agent"
 MARK = "TREE_RL_SWE_LEARNING"
 """Variable by which the processes of a run are found."""
 SECONDS_WORTH_STARTING = 90.0
+SECONDS_BETWEEN_CLUSTERS = 2.0
+"""Ray looks for free ports before it takes them: clusters that start together may choose the same."""
 ARMS: Mapping[str, Sequence[str]] = {
     "tree": ["algorithm.adv_estimator=full_tree"],
     "flat": [
@@ -342,6 +344,8 @@ def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_
 
     def run(number: int, arm: str) -> bool:
         place = (number, arguments.gpus[number % len(arguments.gpus)])
+        if arguments.at_once:
+            time.sleep(SECONDS_BETWEEN_CLUSTERS * number)
         for kind in kinds:
             used[arm] = kind
             say(arm, f"starts with {kind} on GPU {place[1]}, {left(arguments, share=1.0):.0f} s left")
