@@ -6,11 +6,10 @@ SWE-ReX's server executes one command at a time, so parallel tool calls of one s
 import asyncio
 import posixpath
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
-from pydantic import ValidationError
 from swerex.deployment.abstract import AbstractDeployment
 from swerex.deployment.config import (
     DockerDeploymentConfig,
@@ -38,6 +37,10 @@ FAILURES = (SwerexException, aiohttp.ClientError, OSError, TimeoutError)
 TIMED_OUT, KILLED = 124, -9
 ANSWER_SECONDS = 15.0
 """Time beyond a command's own limit after which its sandbox counts as dead."""
+REQUEST_SECONDS = 200.0
+"""SWE-ReX's client waits 300 s for an answer: a command that may take longer is started, then asked after."""
+POLL_SECONDS = 30.0
+STILL_RUNNING = "still running"
 SCRIPT = """\
 cd "$1" || exit 126
 output=$(mktemp) || exit 126
@@ -53,6 +56,23 @@ exit "$status"
 """
 """Directory, seconds, bytes kept, blocks per file, CPU seconds, kilobytes of memory, command. Output goes through a
 file, so a background process that holds it open delays nobody, and the file's limit stops one that prints for ever."""
+
+START = """\
+folder=$(mktemp -d) || exit 126
+run='"$@" >"$0/output"; echo $? >"$0/new"; mv "$0/new" "$0/status"'
+setsid /bin/sh -c "$run" "$folder" "$@" >/dev/null 2>&1 </dev/null &
+echo "$folder"
+"""
+"""A command; prints the folder where its output and status will be."""
+ASK = """\
+tries=$2
+while [ ! -e "$1/status" ]; do
+  [ "$tries" -gt 0 ] || { echo "$3" >&2; exit 0; }
+  tries=$((tries - 1)); sleep 0.2
+done
+cat "$1/output"; status=$(cat "$1/status"); rm -rf "$1"; exit "$status"
+"""
+"""Folder, tries, what to print on stderr if the command still runs."""
 
 
 class RexSandbox:
@@ -81,7 +101,8 @@ class RexSandbox:
             given.setdefault("startup_timeout", options.startup_seconds)
         try:
             self.deployment: AbstractDeployment = CONFIGS[options.backend](**given).get_deployment()
-        except (ValidationError, TypeError, ImportError, ValueError) as error:
+        # Back ends raise what they like: Modal asks its service for a token here.
+        except Exception as error:
             raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
 
     async def start(self) -> None:
@@ -93,7 +114,7 @@ class RexSandbox:
             async with asyncio.timeout(self._options.startup_seconds):
                 await self.deployment.start()
                 made = await self._execute(Command(command=["mkdir", "-p", self._directory], timeout=ANSWER_SECONDS))
-        except (*FAILURES, ImportError, RuntimeError) as error:
+        except Exception as error:
             raise SandboxError(
                 f"{KEY}.backend={self._options.backend} did not start: {type(error).__name__}: {error}; is its service "
                 f"running and reachable, and {KEY}.arguments right?"
@@ -123,9 +144,11 @@ class RexSandbox:
         argv = ["/bin/sh", "-c", SCRIPT, "sh", self._directory, *(f"{number}" for number in numbers), command]
         environment = {"PATH": SEARCH_PATH, "HOME": self._directory} if self._is_local else None
         started = time.monotonic()
-        response = await self._answer(
-            self._execute(Command(command=argv, timeout=limits.timeout_seconds + ANSWER_SECONDS, env=environment))
-        )
+        if self._is_local or limits.timeout_seconds <= REQUEST_SECONDS:
+            whole = Command(command=argv, timeout=limits.timeout_seconds + ANSWER_SECONDS, env=environment)
+            response = await self._answer(self._execute(whole))
+        else:
+            response = await self._run_asking(argv, limits.timeout_seconds + ANSWER_SECONDS)
         seconds = time.monotonic() - started
         output = response.stdout.encode("utf-8", "replace")
         timed_out = response.exit_code in (TIMED_OUT, 128 + 9) and seconds >= limits.timeout_seconds
@@ -136,6 +159,20 @@ class RexSandbox:
             truncated=len(output) > limits.output_bytes,
             seconds=seconds,
         )
+
+    async def _run_asking(self, argv: Sequence[str], seconds: float) -> CommandResponse:
+        """Start a long command, then ask again and again whether it has ended."""
+        deadline = time.monotonic() + seconds
+        start = Command(command=["/bin/sh", "-c", START, "sh", *argv], timeout=ANSWER_SECONDS)
+        folder = (await self._answer(self._execute(start))).stdout.strip()
+        tries = f"{POLL_SECONDS / 0.2:.0f}"
+        ask = ["/bin/sh", "-c", ASK, "sh", folder, tries, STILL_RUNNING]
+        while time.monotonic() < deadline:
+            # A shell's sleep takes a little longer than it was told.
+            response = await self._answer(self._execute(Command(command=ask, timeout=2 * POLL_SECONDS)))
+            if response.stderr.strip() != STILL_RUNNING:
+                return response
+        raise SandboxDied(f"{KEY}.backend={self._options.backend}: a command outlived its {seconds:g} s")
 
     async def write(self, files: Mapping[str, str]) -> None:
         """Write files."""

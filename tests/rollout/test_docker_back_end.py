@@ -1,0 +1,112 @@
+"""`backend: docker` through SWE-ReX's own deployment; the program `docker` is a stand-in that starts the server here.
+
+No Docker runs here: image, isolation and limits of a real container stay untested.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.confinement import Limits
+from tree_rl.rollout.environments import rex_sandbox
+from tree_rl.rollout.environments.open_sandbox import open_sandbox
+from tree_rl.rollout.environments.sandbox import Sandbox, SandboxError, SandboxOptions
+
+LIMITS = Limits(timeout_seconds=10, cpu_seconds=10, output_bytes=5000, memory_bytes=2 << 30, processes=40)
+DOCKER = """#!{python}
+import json, os, sys
+folder, arguments = "{folder}", sys.argv[1:]
+with open(folder + "/asked.jsonl", "a") as file:
+    file.write(json.dumps(arguments) + "\\n")
+if arguments[0] == "run":
+    with open(folder + "/pid", "w") as file:
+        file.write(str(os.getpid()))
+    port = arguments[arguments.index("-p") + 1].removesuffix(":8000")
+    start = arguments[-1].partition(" || ")[0].split()
+    assert arguments[-3:-1] == ["/bin/sh", "-c"] and start[0] == "swerex-remote", arguments
+    os.execv({server!r}, [*start, "--host", "127.0.0.1", "--port", port])
+if arguments[0] == "kill":
+    os.kill(int(open(folder + "/pid").read()), 9)
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where the stand-in writes what it is asked."""
+    program = tmp_path / "docker"
+    server = str(Path(sys.executable).with_name("swerex-remote"))
+    program.write_text(DOCKER.format(python=sys.executable, folder=tmp_path, server=server))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def asked(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
+
+
+def opened(folder: Path) -> Sandbox:
+    arguments = {"docker_args": ["--network=none", "--memory=2g"], "pull": "missing"}
+    options = SandboxOptions(backend="docker", arguments=arguments, limits=LIMITS, startup_seconds=60)
+    return open_sandbox(options, image="example/repository:1", directory=str(folder / "testbed"))
+
+
+def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        sandbox = opened(docker)
+        try:
+            await sandbox.start()
+            await sandbox.write({"answer.py": "print(6 * 7)"})
+            done = await sandbox.run("python3 answer.py; exit 3")
+            assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
+            # As for a command that may take longer than one request does.
+            monkeypatch.setattr(rex_sandbox, "REQUEST_SECONDS", 1.0)
+            monkeypatch.setattr(rex_sandbox, "POLL_SECONDS", 0.4)
+            started = time.monotonic()
+            slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
+            assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
+            assert 1.5 <= slow.seconds <= time.monotonic() - started
+        finally:
+            await sandbox.close()
+
+    asyncio.run(play())
+    inspected, run, killed = asked(docker)
+    assert inspected == ["inspect", "example/repository:1"]
+    name = run[run.index("--name") + 1]
+    assert {"--rm", "--network=none", "--memory=2g"} <= set(run[: run.index("--name")])
+    assert run[run.index("--name") + 2] == "example/repository:1"
+    assert killed == ["kill", name]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((docker / "pid").read_text()), 0)
+
+
+def test_a_container_that_ends_at_once_names_its_key(docker: Path) -> None:
+    program = docker / "docker"
+    program.write_text(program.read_text().replace("os.execv", "sys.exit('no such image') #"))
+
+    async def start() -> None:
+        sandbox = opened(docker)
+        try:
+            await sandbox.start()
+        finally:
+            await sandbox.close()
+
+    with pytest.raises(SandboxError, match=r"(?s)sandbox\.backend=docker did not start.*no such image"):
+        asyncio.run(start())
+
+
+def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RefusedError(Exception):
+        """As Modal's, which derives from no error of Python's own."""
+
+    def refuse(**arguments: object) -> None:
+        raise RefusedError("Token missing")
+
+    monkeypatch.setitem(rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*Token missing"):
+        open_sandbox(SandboxOptions(backend="modal"), image="example/repository:1", directory=None)
