@@ -216,6 +216,20 @@ def test_verls_stop_reasons_are_told_apart(stop_reason: str, token_ids: list[int
     assert made.finish_reason == expected
 
 
+@pytest.mark.parametrize(("server", "name"), [("vllm", "seed"), ("sglang", "sampling_seed"), ("hf", "seed")])
+def test_a_seed_has_the_name_that_the_server_knows(server: str, name: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Server:
+        async def generate(self, *, sampling_params: dict[str, Any], **_: Any) -> Any:
+            asked.append(sampling_params)
+            return SimpleNamespace(token_ids=[2], log_probs=[0.0], stop_reason="completed", extra_fields={})
+
+    backend = VerlBackend(Server(), end_token_ids=frozenset({2}), server=server)
+    asyncio.run(backend.generate([1], max_tokens=9, sampling={"seed": 5, "top_k": -1}, session="s"))
+    assert asked == [{name: 5, "top_k": -1, "max_tokens": 9}]
+
+
 def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(tiny: SimpleNamespace) -> None:
     answers: list[Any] = [([11, 12, 13], [-1.0, -2.0, -3.0], "completed"), ([], None, "aborted")]
 

@@ -7,6 +7,9 @@ from ray.exceptions import RayError
 
 from tree_rl.rollout.gateway.backend import BackendError, FinishReason, Generation
 
+SEED_NAMES: Mapping[str, str] = {"sglang": "sampling_seed"}
+"""rollout.name -> what the server calls a request's seed, where that is not `seed`. SGLang refuses unknown names."""
+
 
 class VerlBackend:
     """verl's client as the gateway's model.
@@ -16,11 +19,13 @@ class VerlBackend:
     Args:
         client: verl's `LLMServerClient`.
         end_token_ids: special tokens; an answer that ends with one ended by itself.
+        server: verl's `rollout.name`.
     """
 
-    def __init__(self, client: Any, *, end_token_ids: frozenset[int]) -> None:
+    def __init__(self, client: Any, *, end_token_ids: frozenset[int], server: str = "vllm") -> None:
         self._client = client
         self._end_token_ids = end_token_ids
+        self._seed_name = SEED_NAMES.get(server, "seed")
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
@@ -31,12 +36,13 @@ class VerlBackend:
             ValueError: the server refuses the prompt or a sampling parameter.
             BackendError: a server failed.
         """
+        named = {self._seed_name if name == "seed" else name: value for name, value in sampling.items()}
         try:
             # One id per session keeps its calls on one server, where its prefix is cached.
             output = await self._client.generate(
                 request_id=session,
                 prompt_ids=list(prompt_ids),
-                sampling_params={**sampling, "max_tokens": max_tokens},
+                sampling_params={**named, "max_tokens": max_tokens},
             )
         except ValueError:  # Ray's wrapper of a server's ValueError is both
             raise

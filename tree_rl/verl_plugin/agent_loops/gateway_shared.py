@@ -26,17 +26,21 @@ class SharedGateways:
         self._lent: dict[int, _Lent] = {}
 
     @asynccontextmanager
-    async def lend(self, client: Any, tokenizer: Any, options: GatewayOptions) -> "AsyncIterator[Gateway]":
+    async def lend(
+        self, client: Any, tokenizer: Any, options: GatewayOptions, *, server: str
+    ) -> "AsyncIterator[Gateway]":
         """Use the gateway in front of a client; the first user's options hold.
 
         Args:
             client: verl's `LLMServerClient`, one per worker; it outlives its users.
             tokenizer: of the model.
             options: of the gateway.
+            server: verl's `rollout.name`.
         """
         lent = self._lent.get(id(client))
         if lent is None:
-            lent = self._lent[id(client)] = _Lent(started=asyncio.create_task(_start(client, tokenizer, options)))
+            starting = asyncio.create_task(_start(client, tokenizer, options, server))
+            lent = self._lent[id(client)] = _Lent(started=starting)
         lent.users += 1
         try:
             yield await asyncio.shield(lent.started)
@@ -50,12 +54,13 @@ class SharedGateways:
                     await lent.started.result().close()
 
 
-async def _start(client: Any, tokenizer: Any, options: GatewayOptions) -> "Gateway":
+async def _start(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
     try:  # the clients' SDKs take seconds to import: only a worker that serves agents pays for them
         from tree_rl.rollout.gateway.gateway import Gateway
     except ModuleNotFoundError as error:
         raise ImportError(f"the gateway needs {error.name}: pip install 'tree_rl[agents]'") from error
     special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
-    gateway = Gateway(tokenizer=tokenizer, backend=VerlBackend(client, end_token_ids=special), options=options)
+    backend = VerlBackend(client, end_token_ids=special, server=server)
+    gateway = Gateway(tokenizer=tokenizer, backend=backend, options=options)
     await gateway.start()
     return gateway
