@@ -89,7 +89,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             sampling_params = {**sampling_params, "seed": derived_seed(options.seed, *places)}
         agent = _agent_class(options.agent)(**options.agent_options)
         started = time.monotonic()
-        server = self.rollout_config.name
+        server = self.rollout_config.get("name", "vllm")
         async with self.gateways.lend(self.server_manager, self.tokenizer, options.gateway, server=server) as gateway:
             session = gateway.open_session(sampling=sampling_params)
             try:
