@@ -133,9 +133,9 @@ def test_all_sessions_of_a_worker_share_a_gateway_that_ends_with_the_last(model_
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return results
 
-    def spy(*args: Any) -> Any:
+    def spy(*args: Any, **more: Any) -> Any:
         lent.add(len(loop.gateways._lent))
-        return lend(*args)
+        return lend(*args, **more)
 
     loop.gateways.lend = spy  # type: ignore[method-assign]
     try:
