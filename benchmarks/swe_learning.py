@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 from tree_rl.benchmark.provenance import provenance
 
@@ -301,7 +302,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("outputs/swe_learning"))
     parser.add_argument("--csv", type=Path, default=Path("outputs/swe_learning.csv"))
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--at-once", action="store_true", help="every arm on a GPU of its own, at the same time")
+    parser.add_argument("--at-once", action="store_true", help="an arm on every GPU at a time")
     parser.add_argument("--check-rollouts", action="store_true", help="try vLLM beside the warm start")
     parser.add_argument("--rollout", choices=list(ROLLOUTS), default=None)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
@@ -342,8 +343,19 @@ def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_
     used = dict.fromkeys(arguments.arms, kinds[0])
     drawn = Drawn()
 
+    workers = min(len(arguments.arms), len(arguments.gpus)) if arguments.at_once else 1
+    free: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
+    for place in enumerate(arguments.gpus[:workers]):
+        free.put(place)
+
     def run(number: int, arm: str) -> bool:
-        place = (number, arguments.gpus[number % len(arguments.gpus)])
+        place = free.get()
+        try:
+            return run_at(number, arm, place)
+        finally:
+            free.put(place)
+
+    def run_at(number: int, arm: str, place: tuple[int, str | None]) -> bool:
         if arguments.at_once:
             time.sleep(SECONDS_BETWEEN_CLUSTERS * number)
         for kind in kinds:
@@ -361,7 +373,7 @@ def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_
                 return True
         return False
 
-    with ThreadPoolExecutor(len(arguments.arms) if arguments.at_once else 1) as threads:
+    with ThreadPoolExecutor(workers) as threads:
         running = [threads.submit(run, number, arm) for number, arm in enumerate(arguments.arms)]
         while not all(one.done() for one in running):
             time.sleep(3.0)
