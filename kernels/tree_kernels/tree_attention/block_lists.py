@@ -114,10 +114,8 @@ def _relations(
     """
     device, past, num_tokens = layout.device, layout.past_length, layout.num_tokens
     num_keys = past + num_tokens
-    # An end of 0 in the padding of the last block keeps that block from being full.
-    smallest_end_B, largest_end_B = _extremes(
-        _padded_keys(layout, FOREVER, layout.subtree_end + past, 0, key_block), key_block
-    )
+    # Lists of several query blocks share the ends.
+    smallest_end_B, largest_end_B = layout.metadata(("block_ends", key_block), lambda own: _block_ends(own, key_block))
     query_blocks, key_blocks = -(-num_tokens // query_block), smallest_end_B.shape[0]
     first_query_T1 = past + query_block * torch.arange(query_blocks, dtype=torch.int32, device=device)[:, None]
     first_key_B = key_block * torch.arange(key_blocks, dtype=torch.int32, device=device)
@@ -131,6 +129,12 @@ def _relations(
         visible_TB &= nearest_TB < window
         full_TB &= farthest_TB < window
     return full_TB, visible_TB & ~full_TB
+
+
+def _block_ends(layout: TreeLayout, key_block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [B]: smallest and largest end of each key block's keys."""
+    # An end of 0 in the padding of the last block keeps that block from being full.
+    return _extremes(_padded_keys(layout, FOREVER, layout.subtree_end + layout.past_length, 0, key_block), key_block)
 
 
 def _depth_distances(layout: TreeLayout, query_block: int, key_block: int) -> tuple[torch.Tensor, torch.Tensor]:

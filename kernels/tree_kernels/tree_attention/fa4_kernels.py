@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tree_kernels.layout import Chains
 from tree_kernels.tree_attention.fa4_masks import sees_ancestors, sees_near_ancestors
+from tree_kernels.tree_attention.fa4_order import heads_in_sections
 from tree_kernels.tree_attention.fa4_plan import SHORTEST, Fa4Plan, HeadBlockLists
 
 
@@ -54,17 +55,18 @@ def backward(
             q_NHD, k_MKD, v_MKD, out_NHD, grad_out_NHD, lse_HN, softmax_scale=scale, **_causal_rows(plan)
         )
         return grad_q, grad_k, grad_v
-    grad_q, grad_k, grad_v = _flash_attn_bwd(
-        q_NHD.unsqueeze(0),
-        k_MKD.unsqueeze(0),
-        v_MKD.unsqueeze(0),
-        out_NHD.unsqueeze(0),
-        grad_out_NHD.unsqueeze(0),
-        lse_HN.unsqueeze(0),
-        softmax_scale=scale,
-        block_sparse_tensors=_sparse_tensors(plan.backward),
-        **_mask(plan),
-    )
+    with heads_in_sections():
+        grad_q, grad_k, grad_v = _flash_attn_bwd(
+            q_NHD.unsqueeze(0),
+            k_MKD.unsqueeze(0),
+            v_MKD.unsqueeze(0),
+            out_NHD.unsqueeze(0),
+            grad_out_NHD.unsqueeze(0),
+            lse_HN.unsqueeze(0),
+            softmax_scale=scale,
+            block_sparse_tensors=_sparse_tensors(plan.backward),
+            **_mask(plan),
+        )
     return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)
 
 

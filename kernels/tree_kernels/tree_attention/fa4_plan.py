@@ -15,8 +15,8 @@ SHORTEST = 193
 """Tokens below which inputs are padded: FA4 compiles other kernels for a single block of queries or keys."""
 FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
 """Tokens per query block and per key block, by head size: FA4's own tiles."""
-BACKWARD_BLOCKS = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
-"""As above. FA4's tiles hold 64 queries from head size 128 on; lists that fine gain 1 % and are built twice as long."""
+BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
+"""As above. Lists of coarser blocks would serve, but the kernels were 2 to 9 % slower with them (docs/log.md)."""
 VECTOR_PADDING = 384
 """A multiple of every block: a mask is evaluated for whole tiles."""
 
