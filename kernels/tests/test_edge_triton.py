@@ -13,6 +13,7 @@ from tree_kernels.edge_log_probs import (
     edge_log_probs,
     edge_log_probs_of_rows,
     logits_edge_log_probs,
+    products,
     rows_of_edges,
     unavailable_reason,
 )
@@ -104,6 +105,16 @@ def test_every_number_of_edges_and_chunk(
     data = problem(edges, vocabulary, dtype)
     check_hidden(data, dtype, chunk_rows=chunk_rows, entropy=True)
     check_logits(data, dtype, entropy=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, product_of_all = [], products.add_product
+    monkeypatch.setattr(products, "LONGEST_SUM", 5)
+    monkeypatch.setattr(products, "add_product", lambda *a, **k: (parts.append(a[0].shape[1]), product_of_all(*a, **k)))
+    data = problem(65, 300, dtype)
+    check_hidden(data, dtype, chunk_rows=None, entropy=True)
+    assert set(parts) == (set() if dtype == torch.float32 else {4})
 
 
 @pytest.mark.parametrize("temperature", [None, 0.3, "mixed"])

@@ -5,6 +5,30 @@ from contextlib import contextmanager
 
 import torch
 
+LONGEST_SUM = 4096
+"""Columns that one product of half-precision factors sums into a logit: tensor cores cut partial sums where they should
+round. On an H200 log-probs (of logits with a spread of 3) are wrong by 2.2e-5 at 1,024 columns, by 8.8e-5 at 4,096 and by
+more than 1e-4 at 5,120, if all are summed in one go."""
+
+
+def logits_of(
+    hidden_UC: torch.Tensor, weight_vC: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """hidden @ weight.T in `dtype`, long rows in even parts whose sums are rounded.
+
+    Args:
+        hidden_UC: [U, C].
+        weight_vC: [v, C] in the same dtype.
+        dtype: that of the factors, or float32.
+        out: [U, v] in `dtype`, written and returned.
+    """
+    parts = 1 if hidden_UC.dtype == dtype else -(-hidden_UC.shape[1] // LONGEST_SUM)
+    first, *rest = zip(hidden_UC.chunk(parts, dim=1), weight_vC.chunk(parts, dim=1), strict=True)
+    logits_Uv = product(first[0], first[1].T, dtype, out=out)
+    for hidden_Uc, weight_vc in rest:
+        add_product(hidden_Uc, weight_vc.T, out=logits_Uv)
+    return logits_Uv
+
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b summed and returned in `dtype`; on CUDA half-precision factors stay as they are.

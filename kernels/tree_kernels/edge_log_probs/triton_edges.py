@@ -12,7 +12,7 @@ import torch
 
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows
 from tree_kernels.edge_log_probs.edge_values import EdgeValues
-from tree_kernels.edge_log_probs.products import add_product, product, write_rounded_product
+from tree_kernels.edge_log_probs.products import add_product, logits_of, product, write_rounded_product
 from tree_kernels.edge_log_probs.triton_rows import (
     INTERPRETED,
     EdgeOutputs,
@@ -98,7 +98,7 @@ class _TritonEdges(torch.autograd.Function):
         for start in range(0, rows.num_rows, size):
             pairs = slice(start, min(start + size, rows.num_rows))
             piece_uV = logits_uV[: pairs.stop - start]
-            product(_of_rows(hidden_NC, rows, pairs), head_weight_VC.T, torch.float32, out=piece_uV)
+            logits_of(_of_rows(hidden_NC, rows, pairs), head_weight_VC, torch.float32, out=piece_uV)
             write_statistics(piece_uV, rows, pairs, factor_U, outputs, bias_V=bias_V, softcap=softcap, gathers=False)
         ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, outputs.lse_U, outputs.entropy_U, factor_U)
         ctx.rows, ctx.softcap, ctx.chunk_rows = rows, softcap, chunk_rows
@@ -126,7 +126,7 @@ class _TritonEdges(torch.autograd.Function):
             weight_vC = weight_VC[columns]
             shape = (rows.num_rows, len(weight_vC))
             logits_Uv, factor_Uv = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (logits, factors))
-            product(hidden_UC, weight_vC.T, torch.float32, out=logits_Uv)
+            logits_of(hidden_UC, weight_vC, torch.float32, out=logits_Uv)
             write_logits_gradient(
                 logits_Uv,
                 factor_Uv,
