@@ -1,4 +1,4 @@
-"""Outputs of all tiles at once from the states that enter them, and what output gradients ask of a tile's writes.
+"""Outputs of all tiles at once from the states that enter them.
 
 O = scale (exp(G) Q S + (D * Q K^T) U). Legend: T tiles, C rows of a tile, H value heads, K and V state sizes.
 """
@@ -13,7 +13,6 @@ from tree_kernels.tree_gated_delta_rule.triton_tile import (
     load_rows,
     load_state,
     row_offsets,
-    store_matrix,
     store_rows,
     token_offsets,
     visible_rows,
@@ -68,47 +67,3 @@ def output_kernel(
         written = load_matrix(written_pointer, row_offsets(tile, head, HEADS, C, V), block * BV, BV)
         out = tl.dot(weights, written, out * entry_decay[:, None], input_precision="ieee")
         store_rows(out_pointer, out * scale, out_rows, exists, block * BV, BV)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
-def written_gradient_kernel(
-    q_pointer: tl.tensor,
-    k_pointer: tl.tensor,
-    d_out_pointer: tl.tensor,
-    path_pointer: tl.tensor,
-    token_pointer: tl.tensor,
-    row_end_pointer: tl.tensor,
-    d_written_pointer: tl.tensor,
-    num_tokens: tl.tensor,
-    num_tiles: tl.tensor,
-    scale: tl.tensor,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-) -> None:
-    """What outputs of the tile itself leave for dU: scale (D * Q K^T)^T dO, [T, H, C, V]. Grid: (T, H)."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    row = tl.arange(0, C)
-    token = tl.load(token_pointer + tile * C + row)
-    exists = token < num_tokens
-    key_rows = token_offsets(token, head // GROUP, HEADS // GROUP, K)
-    scores_ji = tl.zeros([C, C], tl.float32)
-    for block in tl.static_range(K // BK):
-        q = load_rows(q_pointer, key_rows, exists, block * BK, BK)
-        k = load_rows(k_pointer, key_rows, exists, block * BK, BK)
-        scores_ji = tl.dot(k, tl.trans(q), scores_ji, input_precision="ieee")
-    high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
-    end = tl.load(row_end_pointer + tile * C + row)
-    seen = visible_rows(row[None, :], row[:, None], end[:, None])
-    decay = decay_between(seen, high[None, :], low[None, :], high[:, None], low[:, None])
-    weights = (scores_ji * decay * scale).to(k_pointer.dtype.element_ty)
-    out_rows = token_offsets(token, head, HEADS, V)
-    written_rows = row_offsets(tile, head, HEADS, C, V)
-    for block in tl.static_range(V // BV):
-        d_out = load_rows(d_out_pointer, out_rows, exists, block * BV, BV)
-        d_written = tl.dot(weights, d_out, input_precision="ieee")
-        store_matrix(d_written_pointer, d_written, written_rows, block * BV, BV)

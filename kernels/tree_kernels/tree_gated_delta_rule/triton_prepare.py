@@ -1,4 +1,4 @@
-"""Inside every tile at once: path sums of the gates, the inverse of I + L, and its products with keys and values.
+"""Inside every tile at once: path sums and decays of the gates, the inverse of I + L, products with keys and values.
 
 L_ij = beta_i exp(G_i - G_j) k_i.k_j for strict ancestors j of i. Forward substitution, by rows or by blocks of rows:
 powers of L would cancel where keys repeat. Legend: C rows of a tile, R rows of a block, H value heads, K and V state
@@ -25,7 +25,11 @@ def _row_gates(
     g_pointer: tl.tensor,
     beta_pointer: tl.tensor,
     row_end_pointer: tl.tensor,
+    main_row_pointer: tl.tensor,
     path_pointer: tl.tensor,
+    from_entry_pointer: tl.tensor,
+    to_exit_pointer: tl.tensor,
+    kept_pointer: tl.tensor,
     token: tl.tensor,
     exists: tl.tensor,
     tile: tl.tensor,
@@ -34,7 +38,7 @@ def _row_gates(
     HEADS: tl.constexpr,
     C: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Store the path sums of a tile's rows; returns their high and low part, beta, row ends, and who sees whom."""
+    """Store the decays of a tile; returns high and low part of its path sums, beta, row ends, and who sees whom."""
     row = tl.arange(0, C)
     end = tl.load(row_end_pointer + tile * C + row)
     at = token.to(tl.int64) * HEADS + head
@@ -44,9 +48,18 @@ def _row_gates(
     path = tl.sum(tl.where(sees, g[None, :], 0.0), 1)
     high = path.to(tl.float32)
     low = (path - high.to(tl.float64)).to(tl.float32)
-    place = (tile.to(tl.int64) * HEADS + head) * C + row
+    of_tile = tile.to(tl.int64) * HEADS + head
+    place = of_tile * C + row
     tl.store(path_pointer + place, high)
     tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
+    tl.store(from_entry_pointer + place, tl.exp(high + low))
+    # The walks go from tile to tile, and would wait for what they look up.
+    main_row = tl.load(main_row_pointer + tile)
+    exit_high = tl.sum(tl.where(row == main_row, high, 0.0), 0)
+    exit_low = tl.sum(tl.where(row == main_row, low, 0.0), 0)
+    goes_on = visible_rows(main_row, row, end)
+    tl.store(to_exit_pointer + place, decay_between(goes_on, exit_high, exit_low, high, low))
+    tl.store(kept_pointer + of_tile, tl.where(main_row >= 0, tl.exp(exit_high + exit_low), 0.0))
     return high, low, beta, end, sees
 
 
@@ -78,7 +91,11 @@ def prepare_kernel(
     beta_pointer: tl.tensor,
     token_pointer: tl.tensor,
     row_end_pointer: tl.tensor,
+    main_row_pointer: tl.tensor,
     path_pointer: tl.tensor,
+    from_entry_pointer: tl.tensor,
+    to_exit_pointer: tl.tensor,
+    kept_pointer: tl.tensor,
     inverse_pointer: tl.tensor,
     num_tokens: tl.tensor,
     num_tiles: tl.tensor,
@@ -88,14 +105,15 @@ def prepare_kernel(
     BK: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Path sums [2, T, H, C] float32 and inverses [T, H, C, C], row by row in float32. Grid: (T, H)."""
+    """Decays of tiles, float32, and inverses [T, H, C, C], row by row in float32. Grid: (T, H)."""
     tile, head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
     token = tl.load(token_pointer + tile * C + row)
     exists = token < num_tokens
     high, low, beta, end, _ = _row_gates(
-        g_pointer, beta_pointer, row_end_pointer, path_pointer, token, exists, tile, head, num_tiles, HEADS, C
-    )
+        g_pointer, beta_pointer, row_end_pointer, main_row_pointer, path_pointer, from_entry_pointer, to_exit_pointer,
+        kept_pointer, token, exists, tile, head, num_tiles, HEADS, C,
+    )  # fmt: skip
     overlap = _key_overlap(k_pointer, token, exists, head, HEADS, GROUP, K, BK, C)
     # Transposed, rows j and columns i: the coefficients of one row then come by a sum along the columns.
     seen = visible_rows(row[None, :], row[:, None], end[:, None]) & (row[:, None] < row[None, :])
@@ -116,7 +134,11 @@ def prepare_blocks_kernel(
     beta_pointer: tl.tensor,
     token_pointer: tl.tensor,
     row_end_pointer: tl.tensor,
+    main_row_pointer: tl.tensor,
     path_pointer: tl.tensor,
+    from_entry_pointer: tl.tensor,
+    to_exit_pointer: tl.tensor,
+    kept_pointer: tl.tensor,
     inverse_pointer: tl.tensor,
     num_tokens: tl.tensor,
     num_tiles: tl.tensor,
@@ -134,8 +156,9 @@ def prepare_blocks_kernel(
     token = tl.load(token_pointer + tile * C + row)
     exists = token < num_tokens
     high, low, beta, _, sees = _row_gates(
-        g_pointer, beta_pointer, row_end_pointer, path_pointer, token, exists, tile, head, num_tiles, HEADS, C
-    )
+        g_pointer, beta_pointer, row_end_pointer, main_row_pointer, path_pointer, from_entry_pointer, to_exit_pointer,
+        kept_pointer, token, exists, tile, head, num_tiles, HEADS, C,
+    )  # fmt: skip
     overlap = _key_overlap(k_pointer, token, exists, head, HEADS, GROUP, K, BK, C)
     strictly = sees & (row[None, :] < row[:, None])
     lower = overlap * decay_between(strictly, high[:, None], low[:, None], high[None, :], low[None, :]) * beta[:, None]

@@ -10,6 +10,11 @@ TILE_TOKENS = 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = (16, 32, 64, 128, 256)
 OLDEST_CAPABILITY = (8, 0)
+ON_CPU = 2
+"""Programs at once in the interpreter, where it only decides which launch a test runs."""
+KIBI = 1024
+HOPPERS_SHARED_MEMORY = frozenset({(9, 0), (10, 0)})
+"""Compute capabilities of 227 KiB of shared memory a program; all others that can run have 99 at least."""
 PROVEN_SIZES = frozenset({(64, 64), (128, 128)})
 """State sizes (keys, values) at which compiled kernels were held against float64 on a GPU; see kernels/README.md."""
 
@@ -35,11 +40,18 @@ class Launches:
     prepare: Launch
     products: Launch
     walk: Launch
+    walk_of_few: Launch
+    """of a level whose programs all run at once, so that the pace of one is all that counts"""
+    side_states: Launch
     output: Launch
-    walk_back: Launch
-    written_gradient: Launch
     score_gradients: Launch
+    joint_gradients: Launch
+    walk_back: Launch
+    walk_back_of_few: Launch
+    query_gradients: Launch
     inverse_gradients: Launch
+    exit_gradients: Launch
+    key_gradients: Launch
     inverse_block_rows: int | None
     """rows of the blocks that `prepare` solves at once and joins by products in tf32; None: row by row in float32"""
 
@@ -66,39 +78,66 @@ def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size
 AT_128 = Launches(
     prepare=Launch(keys=64, values=64, warps=2, stages=1),
     products=Launch(keys=128, values=128, warps=8, stages=2),
-    walk=Launch(keys=64, values=32, warps=2, stages=3),
+    walk=Launch(keys=64, values=64, warps=4, stages=3),
+    walk_of_few=Launch(keys=64, values=32, warps=4, stages=5),
+    side_states=Launch(keys=64, values=32, warps=2, stages=3),
     output=Launch(keys=64, values=128, warps=4, stages=2),
-    walk_back=Launch(keys=64, values=32, warps=2, stages=2),
-    written_gradient=Launch(keys=128, values=64, warps=4, stages=2),
-    score_gradients=Launch(keys=64, values=64, warps=4, stages=2),
-    inverse_gradients=Launch(keys=64, values=64, warps=4, stages=2),
-    inverse_block_rows=16,
+    score_gradients=Launch(keys=128, values=64, warps=4, stages=3),
+    joint_gradients=Launch(keys=64, values=32, warps=2, stages=2),
+    walk_back=Launch(keys=64, values=64, warps=4, stages=5),
+    walk_back_of_few=Launch(keys=64, values=32, warps=4, stages=5),
+    query_gradients=Launch(keys=64, values=64, warps=4, stages=3),
+    inverse_gradients=Launch(keys=64, values=64, warps=4, stages=3),
+    exit_gradients=Launch(keys=64, values=64, warps=4, stages=3),
+    key_gradients=Launch(keys=128, values=64, warps=4, stages=1),
+    inverse_block_rows=8,
 )
-"""The fastest in bfloat16 at state size 128 x 128 on an H200 (docs/log.md); 69 KiB of shared memory at most."""
+"""The fastest in bfloat16 at state size 128 x 128 on an H200 (docs/log.md); 202 KiB of shared memory at most."""
+SHALLOW_WALK_BACK = Launch(keys=64, values=32, warps=4, stages=2)
 
 
-def launches_for(dtype: torch.dtype, key_size: int, value_size: int) -> Launches:
+def processors_of(device: torch.device) -> int:
+    """How many programs of a walk run at once."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else ON_CPU
+
+
+def shared_memory_of(device: torch.device) -> int:
+    """Bytes that a program can have at least."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) not in HOPPERS_SHARED_MEMORY:
+        return 99 * KIBI
+    return 227 * KIBI
+
+
+def launches_for(dtype: torch.dtype, key_size: int, value_size: int, shared_memory: int = 227 * KIBI) -> Launches:
     """Options by dtype and state size: measured at 128 x 128 in half precision, merely sure to fit elsewhere."""
     if dtype != torch.float32 and (key_size, value_size) == (128, 128):
+        launches = AT_128
+        if shared_memory < 227 * KIBI:
+            shallow = SHALLOW_WALK_BACK
+            launches = replace(AT_128, walk_of_few=AT_128.walk, walk_back=shallow, walk_back_of_few=shallow)
         if dtype == torch.bfloat16:
-            return AT_128
+            return launches
         # tf32 cuts operands to float16's bits without rounding them, and gradients of gates would show it.
-        return replace(AT_128, prepare=Launch(keys=64, values=64, warps=4, stages=2), inverse_block_rows=None)
+        return replace(launches, prepare=Launch(keys=64, values=64, warps=4, stages=2), inverse_block_rows=None)
     widest = 32 if dtype == torch.float32 else 64
     keys, values = min(widest, key_size), min(widest, value_size)
-
-    def launch(warps: int, stages: int = 2, values: int = values) -> Launch:
-        return Launch(keys=keys, values=values, warps=warps, stages=stages)
-
+    usual = Launch(keys=keys, values=values, warps=4, stages=2)
     narrow = min(32 if key_size <= 128 and dtype != torch.float32 else 16, value_size)
+    of_states = replace(usual, values=narrow)
     return Launches(
-        prepare=launch(4),
-        products=launch(4),
-        walk=launch(4, values=narrow),
-        output=launch(4),
-        walk_back=launch(4, values=narrow),
-        written_gradient=launch(4),
-        score_gradients=launch(4),
-        inverse_gradients=launch(4),
+        prepare=usual,
+        products=usual,
+        walk=of_states,
+        walk_of_few=of_states,
+        side_states=of_states,
+        output=usual,
+        score_gradients=usual,
+        joint_gradients=of_states,
+        walk_back=of_states,
+        walk_back_of_few=of_states,
+        query_gradients=usual,
+        inverse_gradients=usual,
+        exit_gradients=usual,
+        key_gradients=usual,
         inverse_block_rows=None,
     )

@@ -11,32 +11,29 @@ from tree_kernels.tree_gated_delta_rule.triton_tile import (
     load_columns,
     load_matrix,
     load_matrix_columns,
-    load_path,
     load_rows,
     row_offsets,
     store_matrix,
-    store_rows,
     token_offsets,
 )
 
 
-@triton.jit(do_not_specialize=["first_chain", "num_tokens", "num_tiles"])
+@triton.jit(do_not_specialize=["first_chain", "num_tokens"])
 def walk_kernel(
     k_pointer: tl.tensor,
     reads_pointer: tl.tensor,
+    own_pointer: tl.tensor,
     written_pointer: tl.tensor,
     entry_pointer: tl.tensor,
     slot_pointer: tl.tensor,
-    path_pointer: tl.tensor,
+    to_exit_pointer: tl.tensor,
+    kept_pointer: tl.tensor,
     token_pointer: tl.tensor,
-    row_end_pointer: tl.tensor,
-    main_row_pointer: tl.tensor,
     stored_slot_pointer: tl.tensor,
     chain_start_pointer: tl.tensor,
     chain_slot_pointer: tl.tensor,
     first_chain: tl.tensor,
     num_tokens: tl.tensor,
-    num_tiles: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -46,8 +43,8 @@ def walk_kernel(
 ) -> None:
     """Walk the chains of one level down. Grid: (V / BV, chains * H).
 
-    `written` [T, H, C, V] holds each tile's own part and receives U; `entry` [T, H, K, V] receives the state that
-    enters each tile; slots receive it in float32 where `stored_slot` is not negative.
+    `written` [T, H, C, V] receives U from `own`, each tile's own part, and may be it; `entry` [T, H, K, V] receives the
+    state that enters each tile; slots receive it in float32 where `stored_slot` is not negative.
     """
     first = tl.program_id(0) * BV
     chain, head = first_chain + tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -55,27 +52,32 @@ def walk_kernel(
     state_rows = row_offsets(tl.load(chain_slot_pointer + chain), head, HEADS, K, V)
     state = load_matrix(slot_pointer, state_rows, first, BV)
     start, stop = tl.load(chain_start_pointer + chain), tl.load(chain_start_pointer + chain + 1)
+    of_tile = start.to(tl.int64) * HEADS + head
+    weight, kept_part = tl.load(to_exit_pointer + of_tile * C + row), tl.load(kept_pointer + of_tile)
+    slot = tl.load(stored_slot_pointer + start)
     for step in range(stop - start):
         tile = start + step
-        low_state = state.to(k_pointer.dtype.element_ty)
-        store_matrix(entry_pointer, low_state, row_offsets(tile, head, HEADS, K, V), first, BV)
-        slot = tl.load(stored_slot_pointer + tile)
-        kept = tl.full([K], 1, tl.int1) & (slot >= 0)
-        store_rows(slot_pointer, state, row_offsets(slot, head, HEADS, K, V), kept, first, BV)
-
-        reads = load_matrix(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
-        written_rows = row_offsets(tile, head, HEADS, C, V)
-        own = load_matrix(written_pointer, written_rows, first, BV)
-        written = own.to(tl.float32) - tl.dot(reads, low_state, input_precision="ieee")
-        store_matrix(written_pointer, written, written_rows, first, BV)
-
-        main_row = tl.load(main_row_pointer + tile)
-        weight, kept_part = exit_decays(path_pointer, row_end_pointer, main_row, tile, head, num_tiles, HEADS, C)
+        # What the next tile needs is on its way while this one computes.
+        following = tl.minimum(tile + 1, stop - 1)
+        of_tile = following.to(tl.int64) * HEADS + head
+        next_weight, next_kept = tl.load(to_exit_pointer + of_tile * C + row), tl.load(kept_pointer + of_tile)
+        next_slot = tl.load(stored_slot_pointer + following)
         token = tl.load(token_pointer + tile * C + row)
         k_offset = token_offsets(token, head // GROUP, HEADS // GROUP, K)
         k_KC = load_columns(k_pointer, k_offset, token < num_tokens, 0, K)
+        low_state = state.to(k_pointer.dtype.element_ty)
+        store_matrix(entry_pointer, low_state, row_offsets(tile, head, HEADS, K, V), first, BV)
+        if slot >= 0:
+            store_matrix(slot_pointer, state, row_offsets(slot, head, HEADS, K, V), first, BV)
+
+        reads = load_matrix(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
+        written_rows = row_offsets(tile, head, HEADS, C, V)
+        own = load_matrix(own_pointer, written_rows, first, BV)
+        written = own.to(tl.float32) - tl.dot(reads, low_state, input_precision="ieee")
+        store_matrix(written_pointer, written, written_rows, first, BV)
         added = (written * weight[:, None]).to(k_KC.dtype)
         state = tl.dot(k_KC, added, state * kept_part, input_precision="ieee")
+        weight, kept_part, slot = next_weight, next_kept, next_slot
 
 
 @triton.jit(do_not_specialize=["first_side", "num_tokens", "num_tiles"])
@@ -182,7 +184,7 @@ def joint_gradients_kernel(
     store_matrix(d_joint_pointer, d_entry, row_offsets(joint, head, HEADS, K, V), first, BV)
 
 
-@triton.jit(do_not_specialize=["first_chain", "num_tokens", "num_tiles"])
+@triton.jit(do_not_specialize=["first_chain", "num_tokens"])
 def walk_back_kernel(
     q_pointer: tl.tensor,
     k_pointer: tl.tensor,
@@ -192,15 +194,14 @@ def walk_back_kernel(
     d_main_pointer: tl.tensor,
     d_source_pointer: tl.tensor,
     d_joint_pointer: tl.tensor,
-    path_pointer: tl.tensor,
+    from_entry_pointer: tl.tensor,
+    to_exit_pointer: tl.tensor,
+    kept_pointer: tl.tensor,
     token_pointer: tl.tensor,
-    row_end_pointer: tl.tensor,
-    main_row_pointer: tl.tensor,
     joint_pointer: tl.tensor,
     chain_start_pointer: tl.tensor,
     first_chain: tl.tensor,
     num_tokens: tl.tensor,
-    num_tiles: tl.tensor,
     scale: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -219,30 +220,36 @@ def walk_back_kernel(
     row = tl.arange(0, C)
     d_state = tl.zeros([K, BV], tl.float32)
     start, stop = tl.load(chain_start_pointer + chain), tl.load(chain_start_pointer + chain + 1)
+    of_tile = (stop - 1).to(tl.int64) * HEADS + head
+    weight, kept_part = tl.load(to_exit_pointer + of_tile * C + row), tl.load(kept_pointer + of_tile)
+    factor = tl.load(from_entry_pointer + of_tile * C + row)
+    joint = tl.load(joint_pointer + stop - 1)
     for step in range(stop - start):
         tile = stop - 1 - step
+        # What the next tile needs is on its way while this one computes.
+        following = tl.maximum(tile - 1, start)
+        of_tile = following.to(tl.int64) * HEADS + head
+        next_weight, next_kept = tl.load(to_exit_pointer + of_tile * C + row), tl.load(kept_pointer + of_tile)
+        next_factor = tl.load(from_entry_pointer + of_tile * C + row)
+        next_joint = tl.load(joint_pointer + following)
         token = tl.load(token_pointer + tile * C + row)
         exists = token < num_tokens
         key_rows = token_offsets(token, head // GROUP, HEADS // GROUP, K)
-        main_row = tl.load(main_row_pointer + tile)
-        weight, kept_part = exit_decays(path_pointer, row_end_pointer, main_row, tile, head, num_tiles, HEADS, C)
+        k_CK = load_rows(k_pointer, key_rows, exists, 0, K)
+        q_KC = load_columns(q_pointer, key_rows, exists, 0, K)
         low_d_state = d_state.to(k_pointer.dtype.element_ty)
         store_matrix(d_main_pointer, low_d_state, row_offsets(tile, head, HEADS, K, V), first, BV)
 
         written_rows = row_offsets(tile, head, HEADS, C, V)
         d_written = load_matrix(d_written_pointer, written_rows, first, BV).to(tl.float32)
-        k_CK = load_rows(k_pointer, key_rows, exists, 0, K)
+        d_out = load_rows(d_out_pointer, token_offsets(token, head, HEADS, V), exists, first, BV)
+        d_out = (d_out.to(tl.float32) * (factor * scale)[:, None]).to(d_out.dtype)
+        reads_KC = load_matrix_columns(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
         d_written += weight[:, None] * tl.dot(k_CK, low_d_state, input_precision="ieee")
         store_matrix(d_written_pointer, d_written, written_rows, first, BV)
-
-        high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
-        d_out = load_rows(d_out_pointer, token_offsets(token, head, HEADS, V), exists, first, BV)
-        d_out = (d_out.to(tl.float32) * (scale * tl.exp(high + low))[:, None]).to(d_out.dtype)
-        q_KC = load_columns(q_pointer, key_rows, exists, 0, K)
-        reads_KC = load_matrix_columns(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
         d_state = tl.dot(q_KC, d_out, d_state * kept_part, input_precision="ieee")
         d_state -= tl.dot(reads_KC, d_written.to(reads_KC.dtype), input_precision="ieee")
-        joint = tl.load(joint_pointer + tile)
-        joined = tl.full([K], 1, tl.int1) & (joint >= 0)
-        d_state += load_rows(d_joint_pointer, row_offsets(joint, head, HEADS, K, V), joined, first, BV)
+        if joint >= 0:
+            d_state += load_matrix(d_joint_pointer, row_offsets(joint, head, HEADS, K, V), first, BV)
+        weight, kept_part, factor, joint = next_weight, next_kept, next_factor, next_joint
     store_matrix(d_source_pointer, d_state, row_offsets(chain, head, HEADS, K, V), first, BV)
