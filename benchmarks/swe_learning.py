@@ -42,8 +42,8 @@ ARMS: Mapping[str, Sequence[str]] = {
         "actor_rollout_ref.model.model_type=language_model",
         f"{ACTOR}.fsdp_config._target_=verl.workers.config.FSDPEngineConfig",
         f"~{ACTOR}.fsdp_config.tree",
-        # Its attention without flash-attn masks whole batches: smaller ones are faster.
-        f"{ACTOR}.ppo_max_token_len_per_gpu=8192",
+        # Without flash-attn its attention would mask whole micro-batches.
+        "actor_rollout_ref.model.external_lib=swe_learning_rows",
     ],
     "longest": ["algorithm.adv_estimator=longest_path"],
 }
@@ -63,7 +63,8 @@ ROLLOUTS: Mapping[str, Sequence[str]] = {
 
 def python_path() -> str:
     """Where every process finds the package and the tasks."""
-    own = [str(REPOSITORY), str(REPOSITORY / "kernels"), str(RECIPES / "swe_tasks"), os.environ.get("PYTHONPATH", "")]
+    own = [str(REPOSITORY), *(str(REPOSITORY / name) for name in ("kernels", "benchmarks")), str(RECIPES / "swe_tasks")]
+    own.append(os.environ.get("PYTHONPATH", ""))
     return os.pathsep.join(path for path in own if path)
 
 
@@ -200,6 +201,7 @@ def run_arm(
     """
     number, gpu = place
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
+    attention = "tree_rl_row_by_row" if "flat" in name else "sdpa"
     mark, check = f"{os.getpid()}-{name}-{rollout}", name.startswith("check_")
     every = sorted(os.sched_getaffinity(0))
     share = len(every) // len(arguments.gpus) if arguments.at_once and arguments.device == "gpu" else 0
@@ -225,7 +227,7 @@ def run_arm(
         "data.dataloader_num_workers=0",
         f"data.seed={arguments.seed}",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        f"++actor_rollout_ref.model.override_config.attn_implementation={attention}",
         f"{ACTOR}.use_torch_compile=false",
         f"{ACTOR}.fsdp_config.use_torch_compile=false",
         f"{ACTOR}.calculate_entropy=true",

@@ -1,0 +1,63 @@
+"""Attention of verl's own engine, row by row, for machines without flash-attn; verl loads it as `model.external_lib`.
+
+Legend: F packed tokens, H heads, D head size.
+
+verl lays rows end to end and relies on flash-attn to keep them apart. transformers' SDPA masks the whole micro-batch
+instead, and its cost grows with the square of that: 12 and 37 s of log-probs and update where these rows take one.
+"""
+
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tree_rl.benchmark.packed_attention import HALF, PackedLayout, packed_attention
+
+NAME = "tree_rl_row_by_row"
+LAYOUT = "_tree_rl_layout"
+
+
+def layout_of(position_ids: torch.Tensor) -> PackedLayout:
+    """Where rows begin: at position 0. Kept with the tensor, which every layer gets.
+
+    Args:
+        position_ids: int64 [1, F].
+
+    Raises:
+        ValueError: rows are not laid end to end.
+    """
+    if not hasattr(position_ids, LAYOUT):
+        if position_ids.shape[0] != 1 or position_ids[0, 0] != 0:
+            raise ValueError(
+                f"{NAME}: expected rows laid end to end, received position ids of shape {tuple(position_ids.shape)}; "
+                "set actor_rollout_ref.model.use_remove_padding=true"
+            )
+        starts = (position_ids[0] == 0).nonzero()[:, 0].tolist()
+        ends = [*starts[1:], position_ids.shape[1]]
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        setattr(position_ids, LAYOUT, PackedLayout(lengths, position_ids.device))
+    layout: PackedLayout = getattr(position_ids, LAYOUT)
+    return layout
+
+
+def row_by_row(
+    module: Any,
+    query_1HFD: torch.Tensor,
+    key_1HFD: torch.Tensor,
+    value_1HFD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    position_ids: torch.Tensor,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Signature of transformers' attention interface; the result is [1, F, H, D]."""
+    on_gpu = query_1HFD.device.type == "cuda" and query_1HFD.dtype in HALF
+    q_FHD, k_FHD, v_FHD = (tensor[0].transpose(0, 1) for tensor in (query_1HFD, key_1HFD, value_1HFD))
+    out_FHD = packed_attention(
+        q_FHD, k_FHD, v_FHD, layout_of(position_ids), scale=scaling, impl="flash" if on_gpu else "sdpa"
+    )
+    return out_FHD[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, row_by_row)
