@@ -8,6 +8,7 @@ from tree_shapes import SHAPES, rows, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
 from tree_kernels.tree_attention.fa4_plan import rows_that_share_nothing
+from tree_kernels.tree_attention.head_sections import SECTION
 
 pytestmark = pytest.mark.gpu
 
@@ -88,6 +89,21 @@ def test_outputs_and_gradients_are_as_near_to_float64_as_the_portable_kernel(rat
     for place, size in enumerate(SIZES):
         past = PASTS[(place + RATIOS.index(ratio)) % len(PASTS)]
         check(size, past, ratio, head_size, torch.bfloat16)
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_heads_that_do_not_fill_the_last_section(head_size: int) -> None:
+    heads = 2 * 5
+    assert heads > SECTION and heads % SECTION
+    for size, past in ((1000, 0), (5000, 1234)):
+        check(size, past, 5, head_size, torch.bfloat16)
+
+
+def test_flash_attentions_own_kernels_keep_their_order() -> None:
+    from flash_attn.cute import flash_bwd_sm90, tile_scheduler
+
+    check(300, 0, 2, 128, torch.bfloat16)
+    assert flash_bwd_sm90.SingleTileScheduler is tile_scheduler.SingleTileScheduler
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
