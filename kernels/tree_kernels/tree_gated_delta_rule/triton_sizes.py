@@ -118,7 +118,7 @@ def launches_for(dtype: torch.dtype, key_size: int, value_size: int, shared_memo
         if dtype == torch.bfloat16:
             return launches
         # tf32 cuts operands to float16's bits without rounding them, and gradients of gates would show it.
-        return replace(launches, prepare=Launch(keys=64, values=64, warps=4, stages=2), inverse_block_rows=None)
+        return replace(launches, prepare=Launch(keys=128, values=64, warps=1, stages=1), inverse_block_rows=None)
     widest = 32 if dtype == torch.float32 else 64
     keys, values = min(widest, key_size), min(widest, value_size)
     usual = Launch(keys=keys, values=values, warps=4, stages=2)
