@@ -1,5 +1,13 @@
 """Which launches the kernels of the delta rule take, by dtype, device and number of chains."""
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
 import torch
 from delta_rows import fork
 from tree_shapes import subtree_end_of
@@ -49,6 +57,25 @@ def test_half_precision_at_128_takes_what_was_measured() -> None:
 
 def test_less_shared_memory_takes_shallower_walks_and_nothing_else() -> None:
     small = launches_for(torch.bfloat16, 128, 128, 99 * KIBI)
-    differs = {name for name in AT_128.__dataclass_fields__ if getattr(small, name) != getattr(AT_128, name)}
+    differs = {
+        name for name in (field.name for field in fields(AT_128)) if getattr(small, name) != getattr(AT_128, name)
+    }
     assert differs == {"walk_of_few", "walk_back", "walk_back_of_few"}
     assert small.walk_back.stages < AT_128.walk_back.stages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+@pytest.mark.parametrize("capability", (90, 80))
+def test_every_launch_compiles_and_fits_shared_memory(capability: int, dtype: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    # The interpreter is switched on in this process, so another one compiles.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    tests = Path(__file__).parent
+    environment["PYTHONPATH"] = os.pathsep.join([str(tests), str(tests.parent)])
+    command = [sys.executable, "-m", "compile_delta_kernels", str(capability), dtype]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared = json.loads(done.stdout.splitlines()[-1])
+    assert len(shared) == len(fields(AT_128)) - 1
+    assert all(0 <= used <= {90: 227 * KIBI, 80: 99 * KIBI}[capability] for used in shared.values()), shared

@@ -1,0 +1,96 @@
+"""Compiles the kernels of the delta rule for the heads of Qwen3.5: python -m compile_delta_kernels 90 bfloat16.
+
+Prints the shared memory of each, in bytes, at state size 128 x 128 or the one given last.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tree_kernels.tree_gated_delta_rule import (
+    triton_gradients,
+    triton_key_gradients,
+    triton_output,
+    triton_prepare,
+    triton_states,
+)
+from tree_kernels.tree_gated_delta_rule.triton_sizes import KIBI, TILE_TOKENS, Launch, Launches, launches_for
+
+SHARED_MEMORY = {90: 227 * KIBI, 80: 99 * KIBI}
+"""99 KiB: Ada and the smaller Ampere."""
+SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+FLOATS = (
+    "g", "beta", "slot", "path", "from_entry", "to_exit", "kept", "d_source", "d_joint", "d_path", "d_beta", "d_g",
+)  # fmt: skip
+INTEGERS = (
+    "token", "row_end", "main_row", "stored_slot", "chain_start", "chain_slot", "side_start", "side_tile", "side_row",
+    "side_slot", "entry_slot", "joint", "joint_tile", "joint_slot", "source_start", "source",
+)  # fmt: skip
+
+
+def kernels_of(launches: Launches) -> dict[str, tuple[Any, Launch]]:
+    """Every kernel that has a launch, by name."""
+    blocks = launches.inverse_block_rows is not None
+    prepare = triton_prepare.prepare_blocks_kernel if blocks else triton_prepare.prepare_kernel
+    return {
+        "prepare": (prepare, launches.prepare),
+        "products": (triton_prepare.products_kernel, launches.products),
+        "walk": (triton_states.walk_kernel, launches.walk),
+        "walk_of_few": (triton_states.walk_kernel, launches.walk_of_few),
+        "side_states": (triton_states.side_states_kernel, launches.side_states),
+        "output": (triton_output.output_kernel, launches.output),
+        "score_gradients": (triton_gradients.score_gradients_kernel, launches.score_gradients),
+        "joint_gradients": (triton_states.joint_gradients_kernel, launches.joint_gradients),
+        "walk_back": (triton_states.walk_back_kernel, launches.walk_back),
+        "walk_back_of_few": (triton_states.walk_back_kernel, launches.walk_back_of_few),
+        "query_gradients": (triton_gradients.query_gradients_kernel, launches.query_gradients),
+        "inverse_gradients": (triton_key_gradients.inverse_gradients_kernel, launches.inverse_gradients),
+        "exit_gradients": (triton_key_gradients.exit_gradients_kernel, launches.exit_gradients),
+        "key_gradients": (triton_key_gradients.key_gradients_kernel, launches.key_gradients),
+    }
+
+
+def shared_memory(kernel: Any, launch: Launch, dtype: torch.dtype, capability: int, constants: dict[str, Any]) -> int:
+    """Bytes that one compiled kernel takes."""
+    sizes = constants | {"BK": launch.keys, "BV": launch.values}
+    sizes = {name: value for name, value in sizes.items() if name in kernel.arg_names}
+    types, aligned = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in sizes:
+            types[name] = "constexpr"
+        elif name.endswith("_pointer"):
+            named = name.removesuffix("_pointer")
+            types[name] = "*fp32" if named in FLOATS else "*i32" if named in INTEGERS else f"*{SHORT[dtype]}"
+            aligned[(index,)] = [["tt.divisibility", 16]]
+        else:
+            types[name] = "fp32" if name == "scale" else "i32"
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    source = ASTSource(kernel, types, sizes, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+
+
+def main(capability: int, dtype: torch.dtype, size: int = 128) -> None:
+    launches = launches_for(dtype, size, size, SHARED_MEMORY[capability])
+    constants = {
+        "HEADS": 32,
+        "GROUP": 2,
+        "K": size,
+        "V": size,
+        "C": TILE_TOKENS,
+        "R": launches.inverse_block_rows,
+        "SIDES": True,
+    }
+    shared = {
+        name: shared_memory(kernel, launch, dtype, capability, constants)
+        for name, (kernel, launch) in kernels_of(launches).items()
+    }
+    print(json.dumps(shared))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), getattr(torch, sys.argv[2]), *map(int, sys.argv[3:]))
