@@ -156,7 +156,7 @@ def _row_by_row(
             out_1HLD = scaled_dot_product_attention(
                 q_1HLD, k_1HLD, v_1HLD, is_causal=True, scale=scale, enable_gqa=is_grouped
             )
-        outputs.append(out_1HLD[0].transpose(0, 1))
+        outputs.append(out_1HLD.squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -164,7 +164,7 @@ def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayou
     mask = layout.metadata("flex_block_mask", _document_mask)
     arguments = [t.transpose(0, 1)[None] for t in (q, k, v)]
     out = _compiled_flex()(*arguments, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return out[0].transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
 @functools.cache

@@ -115,13 +115,14 @@ def _attention_forward(
             f"attention dropout is {dropout}, but a shared prefix cannot draw one mask per branch; "
             "set model.override_config.attention_dropout=0"
         )
-    key_NHD, value_NHD = key_1HND[0].transpose(0, 1), value_1HND[0].transpose(0, 1)
+    # Views throughout: the gradient of an index would be copied into zeros, laid out head by head.
+    query_NHD, key_NHD, value_NHD = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key_1HND, value_1HND))
     past_k, past_v = None, None
     if kv_relay is not None:
         past_k, past_v = kv_relay.past(module.layer_idx)
         kv_relay.capture(module.layer_idx, key_NHD, value_NHD)
     out_NHD = tree_attention(
-        query_1HND[0].transpose(0, 1),
+        query_NHD,
         key_NHD,
         value_NHD,
         tree_layout,

@@ -135,7 +135,7 @@ class EdgeHead(nn.Linear):
         if rule.factor != 1.0:
             rows = replace(rows, row_temperature=rows.row_temperature / rule.factor)
         values = edge_log_probs_of_rows(
-            hidden_1RC[0],
+            hidden_1RC.squeeze(0),
             self.weight,
             rows,
             bias=self.bias,

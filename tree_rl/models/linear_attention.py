@@ -69,7 +69,7 @@ class _TreeCall:
     ) -> torch.Tensor:
         """In place of causal_conv1d_fn: x and the result are [1, C, N]."""
         out_NC, self._contexts = tree_causal_conv1d(
-            x[0].T,
+            x.squeeze(0).T,
             weight,
             bias,
             self._layout,
@@ -93,15 +93,15 @@ class _TreeCall:
         """In place of chunk_gated_delta_rule: query, key, value and the result are [1, N, H, D]."""
         # The layer repeats keys for every value head of theirs; the first of each group is enough.
         group = self._mixer.num_v_heads // self._mixer.num_k_heads
-        q_NHK, k_NHK = query[0, :, ::group], key[0, :, ::group]
+        q_NHK, k_NHK = query.squeeze(0)[:, ::group], key.squeeze(0)[:, ::group]
         if use_qk_l2norm_in_kernel:
             q_NHK, k_NHK = _of_unit_length(q_NHK), _of_unit_length(k_NHK)
         out_NHV, states_SHKV = tree_gated_delta_rule(
             q_NHK,
             k_NHK,
-            value[0],
-            g[0],
-            beta[0],
+            value.squeeze(0),
+            g.squeeze(0),
+            beta.squeeze(0),
             self._layout,
             initial_state=self._past_state,
             return_states_at=self._cuts,

@@ -27,7 +27,7 @@ def _forward(
     mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, hidden_states: torch.Tensor, **_: object
 ) -> torch.Tensor:
     """As Lfm2ShortConv.forward, with the convolution over the tree; [1, N, C] in and out."""
-    gate_NC, out_gate_NC, x_NC = mixer.in_proj(hidden_states)[0].chunk(3, dim=-1)
+    gate_NC, out_gate_NC, x_NC = mixer.in_proj(hidden_states).squeeze(0).chunk(3, dim=-1)
     first, second = (None, None) if relay is None else relay.past(mixer.layer_idx)
     out_NC, contexts_SKC = tree_causal_conv1d(
         gate_NC * x_NC,

@@ -32,8 +32,10 @@ def _forward(
     """As BambaMixer.forward without a cache, with convolution and recurrence over the tree; [1, N, hidden]."""
     state_HKP, context_KC = (None, None) if relay is None else relay.past(mixer.layer_idx)
     cuts = None if relay is None else relay.cuts
-    gate_NI, mixed_NC, dt_NH = mixer.in_proj(hidden_states)[0].split(
-        [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1
+    gate_NI, mixed_NC, dt_NH = (
+        mixer.in_proj(hidden_states)
+        .squeeze(0)
+        .split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
     )
     mixed_NC, contexts = tree_causal_conv1d(
         mixed_NC,
