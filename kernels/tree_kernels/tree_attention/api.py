@@ -62,15 +62,14 @@ def chosen_implementation(
     needs_lse: bool = False,
     deterministic: bool = False,
     partial_share: float | None = None,
-    num_tokens: int | None = None,
 ) -> str:
     """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere.
 
-    `partial_share` and `num_tokens` are those of the forest; None stands for large segments and many tokens, the rule.
+    `partial_share` is that of the forest; None stands for large segments, the rule.
     """
     order: tuple[str, ...] = ()
     if device.type == "cuda":
-        on_hopper = order_on_hopper(head_size=head_size, partial_share=partial_share, num_tokens=num_tokens)
+        on_hopper = order_on_hopper(head_size=head_size, partial_share=partial_share)
         order = on_hopper if measured_on(device) else BEST_KNOWN_FIRST
     for impl in order:
         reason = unavailable_reason(
@@ -173,7 +172,7 @@ def _usable(
     wanted: dict[str, Any] = {"device": q.device, "dtype": q.dtype, "head_size": q.shape[-1]}
     wanted |= {"softcap": softcap, "needs_lse": needs_lse, "deterministic": deterministic}
     if impl == "auto":
-        return chosen_implementation(**wanted, partial_share=partial_share, num_tokens=q.shape[0])
+        return chosen_implementation(**wanted, partial_share=partial_share)
     reason = unavailable_reason(impl, **wanted)
     if reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)
