@@ -10,8 +10,8 @@ PARTIAL_SHARE = 0.8
 """Share of partly visible among visited blocks of 128 x 128 from which Triton's tiles of 64 beat flash-attn-4's of 128.
 
 One H200, bf16, 32 query and 8 key heads of size 128, forward plus backward (commit 9a6a261, in
-docs/benchmarks/attention.csv): at 8,192 tokens and a share of 0.88 (binary) triton is 18 % faster, at 0.66 (tiny segments)
-fa4 4 %; from 32,768 tokens on no share above 0.54 was measured, and fa4 is faster everywhere, by 4 and 5 % there."""
+docs/benchmarks/attention.csv): at 8,192 tokens and a share of 0.88 (binary) triton is 18 % faster, at 0.66 (tiny
+segments) fa4 4 %. From 32,768 tokens on no share above 0.54 was measured: fa4 is faster throughout, 4 to 5 % there."""
 MEASURED_HEAD_SIZE = 128
 """The rule is used at this head size only: others have other tiles, and it was not made for them."""
 

@@ -16,7 +16,7 @@ SHORTEST = 193
 FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
 """Tokens per query block and per key block, by head size: FA4's own tiles."""
 BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
-"""As above. Lists of coarser blocks would serve, but the kernels were 2 to 9 % slower with them (docs/log.md)."""
+"""As above. Lists of 128 queries would serve from head size 128 on, 0 to 2 % slower (docs/log.md)."""
 VECTOR_PADDING = 384
 """A multiple of every block: a mask is evaluated for whole tiles."""
 
