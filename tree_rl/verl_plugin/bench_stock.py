@@ -32,6 +32,7 @@ from tree_rl.verl_plugin.bench_engines import (
 )
 from tree_rl.verl_plugin.bench_flash4 import NAME as FLASH_ATTENTION_4
 from tree_rl.verl_plugin.bench_flash4 import let_flash_attention_4_read_rows
+from tree_rl.verl_plugin.bench_log_probs import log_probs_in_one_pass
 from tree_rl.verl_plugin.bench_rows import rows_as_received, rows_to_update
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -86,10 +87,11 @@ def run_stock_bench(options: BenchOptions, say: Callable[[str], None]) -> list[d
         "max_tokens": str(options.max_tokens or f"{MAX_TOKENS} or the longest row"),
         **provenance(commit=options.commit, packages=(*PACKAGES, "verl", "flash-attn")),
     }
-    say(", ".join(f"{name} {value}" for name, value in about.items() if value != ""))
     name = f"verl_{options.model}_{options.data_name}"
     rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, log_probs_in_one_pass() as log_probs:
+        about["verl_log_probs"] = log_probs
+        say(", ".join(f"{name} {value}" for name, value in about.items() if value != ""))
         path = save_random_model(options.size, Path(folder), device)
         for row in _measured(options, path, dtype, attention):
             rows.append(row | about)

@@ -92,6 +92,8 @@ PRIVATE_NAMES: dict[str, str] = {
 PRIVATE_MODULES: dict[str, str] = {
     "constants_ppo": "verl.trainer.constants_ppo",
     "tensordict_utils": "verl.utils.tensordict_utils",
+    "torch_functional": "verl.utils.torch_functional",
+    "transformer_impl": "verl.workers.engine.fsdp.transformer_impl",
     "transfer_queue": "transfer_queue",
 }
 """Modules of which several functions are called -> their import path."""
