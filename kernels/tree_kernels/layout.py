@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chains:
@@ -52,6 +54,7 @@ class TreeLayout:
             nobody did.
         chains: the rows of a forest that shares nothing, on the vectors' device; None if it branches or if nobody
             looked.
+        on_host: int32 [N], `subtree_end` in host memory; None if only the device has it.
     """
 
     def __init__(
@@ -61,12 +64,14 @@ class TreeLayout:
         past_length: int,
         partial_share: float | None = None,
         chains: Chains | None = None,
+        on_host: np.ndarray | None = None,
     ) -> None:
         self.subtree_end = subtree_end
         self.position = position
         self.past_length = past_length
         self.partial_share = partial_share
         self.chains = chains
+        self.on_host = on_host
         self._metadata: dict[Hashable, Any] = {}
 
     @classmethod
@@ -77,6 +82,7 @@ class TreeLayout:
         past_length: int = 0,
         partial_share: float | None = None,
         chains: Chains | None = None,
+        on_host: np.ndarray | None = None,
     ) -> "TreeLayout":
         """Build the layout of a forest.
 
@@ -90,6 +96,8 @@ class TreeLayout:
                 on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
             chains: `chains_of` the same vector; only needed for data on an accelerator, since reading it there would
                 synchronise.
+            on_host: the same vector in host memory; only needed for data on an accelerator, likewise: recurrences and
+                convolutions are planned on the host.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
@@ -107,8 +115,10 @@ class TreeLayout:
         end = subtree_end.detach().to(torch.int32).contiguous()
         if end.device.type == "cpu":
             _check_forest(end.numpy())
-            chains = chains_of(end.numpy())
-        return cls(end, _positions(end), int(past_length), partial_share, _chains_on(chains, end.device))
+            on_host = end.numpy()
+            chains = chains_of(on_host)
+        host = None if on_host is None else on_host.astype(np.int32, copy=False)
+        return cls(end, _positions(end), int(past_length), partial_share, _chains_on(chains, end.device), host)
 
     @property
     def num_tokens(self) -> int:
@@ -119,6 +129,12 @@ class TreeLayout:
     def device(self) -> torch.device:
         """Device of the vectors."""
         return self.subtree_end.device
+
+    def subtree_end_on_host(self) -> np.ndarray:
+        """int32 [N]; waits for the device if only that has it."""
+        if self.on_host is None:
+            self.on_host = self.subtree_end.cpu().numpy()
+        return self.on_host
 
     @property
     def depth(self) -> torch.Tensor:
@@ -131,7 +147,8 @@ class TreeLayout:
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
         subtree_end, position = (_copied(t, target) for t in (self.subtree_end, self.position))
-        return TreeLayout(subtree_end, position, self.past_length, self.partial_share, _chains_on(self.chains, target))
+        chains = _chains_on(self.chains, target)
+        return TreeLayout(subtree_end, position, self.past_length, self.partial_share, chains, self.on_host)
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
         """What `build` makes of this layout, built at the first call with `key` and kept."""
@@ -148,10 +165,7 @@ def _chains_on(chains: Chains | None, device: torch.device) -> Chains | None:
 
 
 def _copied(t: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`t` on `device`; to CUDA through pinned memory, since a copy from pageable memory waits for all queued work."""
-    if device.type == "cuda" and t.device.type == "cpu":
-        return t.pin_memory().to(device, non_blocking=True)
-    return t.to(device)
+    return to_device(t.numpy(), device) if t.device.type == "cpu" else t.to(device)
 
 
 def _positions(end: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from tree_kernels.layout import TreeLayout
 
 def parents_of(layout: TreeLayout) -> np.ndarray:
     """int32 [N], the token before each token on its path, -1 at a root of the forest; built once per layout."""
-    return layout.metadata("parents", lambda own: parents_from_ends(own.subtree_end.cpu().numpy()))
+    return layout.metadata("parents", lambda own: parents_from_ends(own.subtree_end_on_host()))
 
 
 def parents_from_ends(end: np.ndarray) -> np.ndarray:

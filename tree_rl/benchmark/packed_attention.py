@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.implementation import UnsupportedImplementation
-from tree_rl.training.host_copy import to_device
 from tree_rl.tree.jagged import offsets_of
 
 OP = "packed_attention"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.packed_rows import PackedRows, pack_rows, plan_packed_edges
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
 from tree_rl.training.edges import EdgePlan, plan_edges
-from tree_rl.training.host_copy import to_device
 from tree_rl.training.tree_step import ModelInputs, TreeInputs, tree_log_probs
 from tree_rl.tree import pack_groups
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from tree_kernels.edge_log_probs import rows_of_edges
+from tree_kernels.host_copy import to_device
 from tree_rl.models.edge_head import EdgeRequest
-from tree_rl.training.host_copy import to_device
 from tree_rl.tree.forest import Forest
 
 MOST_MARKS_PER_VALUE = 64

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
 from tree_rl.training.gateway import CutPath, Gateway
-from tree_rl.training.host_copy import to_device
 from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD

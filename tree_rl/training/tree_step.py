@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout, chains_of
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.edge_head import edge_values
 from tree_rl.models.router_trace import KEYWORD, RouterTrace
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
-from tree_rl.training.host_copy import to_device
 from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest
 
@@ -70,7 +70,11 @@ def planned_layout(subtree_end: np.ndarray, device: torch.device | str, *, past_
     share = count_attention_blocks(subtree_end, past_length=past_length).partial_share
     # Moved first: a forest that was planned needs no check, which only data on the host gets.
     return TreeLayout.from_subtree_end(
-        to_device(subtree_end, device), past_length=past_length, partial_share=share, chains=chains_of(subtree_end)
+        to_device(subtree_end, device),
+        past_length=past_length,
+        partial_share=share,
+        chains=chains_of(subtree_end),
+        on_host=subtree_end,
     )
 
 

@@ -6,13 +6,14 @@ See kernels/README.md. Legend: N unique tokens, C channels, K taps, S contexts a
 import torch
 from torch.nn import functional
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
 from tree_kernels.tree_causal_conv1d.shifted import shifted_conv1d
 from tree_kernels.tree_causal_conv1d.triton_conv1d import PROVEN_TAPS, triton_conv1d, triton_unavailable_reason
-from tree_kernels.tree_causal_conv1d.windows import windows_of
+from tree_kernels.tree_causal_conv1d.windows import window_inputs_of, windows_of
 
 OP = "tree_causal_conv1d"
 IMPLEMENTATIONS = ("reference", "shifted", "triton")
@@ -62,7 +63,6 @@ def tree_causal_conv1d(
     _check_options(x_NC, activation, return_contexts_at, impl)
     taps = weight_CK.shape[1]
     context_KC = x_NC.new_zeros(taps - 1, x_NC.shape[1]) if initial_context is None else initial_context
-    windows = windows_of(layout, taps)
     if impl == "auto":
         impl = chosen_implementation(device=x_NC.device, dtype=x_NC.dtype, taps=taps)
     reason = triton_unavailable_reason(x_NC.device, x_NC.dtype)
@@ -75,12 +75,12 @@ def tree_causal_conv1d(
             if len(x_NC) and impl == "reference":
                 out_NC, _ = reference_conv1d(x_NC, weight_CK, bias_C, parents_of(layout), context_KC)
             else:
-                out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, windows, context_KC)
+                out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, windows_of(layout, taps), context_KC)
             out_NC = functional.silu(out_NC) if activation else out_NC
     contexts_SKC = None
     if return_contexts_at is not None:
         # Inputs of the window but its oldest; with one tap there are none.
-        index_SK = windows.input_NK[list(return_contexts_at), 1:]
+        index_SK = to_device(window_inputs_of(layout, taps)[list(return_contexts_at), 1:], x_NC.device)
         contexts_SKC = torch.cat([context_KC, x_NC])[index_SK]
     return out_NC.to(x_NC.dtype), contexts_SKC
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_causal_conv1d.windows import windows_of
+from tree_kernels.tree_causal_conv1d.windows import window_inputs_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOKENS, CHANNELS = 32, 128
@@ -118,12 +119,12 @@ def _window_lists(layout: TreeLayout, taps: int) -> WindowLists:
     """The lists of a layout, built on the host at the first call and kept with it."""
 
     def build(own: TreeLayout) -> WindowLists:
-        inputs = windows_of(own, taps).input_NK.cpu().numpy()
+        inputs = window_inputs_of(own, taps)
         flat = inputs.ravel()
         reads_of_input = np.bincount(flat, minlength=taps - 1 + len(inputs))
 
         def tensor(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32)).to(own.device)
+            return to_device(values.astype(np.int32), own.device)
 
         return WindowLists(
             input=tensor(inputs),

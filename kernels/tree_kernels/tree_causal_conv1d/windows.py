@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 
@@ -28,6 +29,11 @@ def windows_of(layout: TreeLayout, taps: int) -> Windows:
     return layout.metadata(("conv_windows", taps), lambda own: _build(own, taps))
 
 
+def window_inputs_of(layout: TreeLayout, taps: int) -> np.ndarray:
+    """`window_inputs` of a layout, built at the first call and kept with it."""
+    return layout.metadata(("conv_window_inputs", taps), lambda own: window_inputs(parents_of(own), taps))
+
+
 def window_inputs(parent: np.ndarray, taps: int) -> np.ndarray:
     """int64 [N, K], inputs of each token's window, oldest first.
 
@@ -44,8 +50,6 @@ def window_inputs(parent: np.ndarray, taps: int) -> np.ndarray:
 
 
 def _build(layout: TreeLayout, taps: int) -> Windows:
-    inputs = window_inputs(parents_of(layout), taps)
+    inputs = window_inputs_of(layout, taps)
     jumping = np.flatnonzero(inputs[:, 0] != np.arange(len(inputs)))
-    return Windows(
-        input_NK=torch.from_numpy(inputs).to(layout.device), jumping_R=torch.from_numpy(jumping).to(layout.device)
-    )
+    return Windows(input_NK=to_device(inputs, layout.device), jumping_R=to_device(jumping, layout.device))

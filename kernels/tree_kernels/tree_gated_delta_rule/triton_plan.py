@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.chains import NONE, ChainPlan, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
@@ -84,7 +85,7 @@ def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -
 
     def build(own: TreeLayout) -> DevicePlan:
         tiles = tile_plan(own, tile_tokens=tile_tokens, wanted=wanted)
-        return _on_device(plan_chains(tiles, own.subtree_end.cpu().numpy()), tile_tokens, tiles.num_tokens, own.device)
+        return _on_device(plan_chains(tiles, own.subtree_end_on_host()), tile_tokens, tiles.num_tokens, own.device)
 
     return layout.metadata(("delta_device_plan", tile_tokens, wanted), build)
 
@@ -107,7 +108,7 @@ def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch
     )
 
     def tensor(values: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device)
+        return to_device(np.asarray(values, dtype=dtype), device)
 
     return DevicePlan(
         num_tiles=plan.num_tiles,

@@ -1,0 +1,38 @@
+"""Plans of recurrences and convolutions are made on the host and only written to the device: nothing waits for it.
+
+A meta tensor stands for the device: whoever reads it fails.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_causal_conv1d.triton_conv1d import _window_lists
+from tree_kernels.tree_gated_delta_rule.triton_plan import device_plan
+
+SUBTREE_END = np.array([7, 7, 4, 4, 7, 6, 7, 9, 9], dtype=np.int32)
+
+
+def on_meta(*, on_host: np.ndarray | None) -> TreeLayout:
+    return TreeLayout.from_subtree_end(torch.from_numpy(SUBTREE_END).to("meta"), on_host=on_host)
+
+
+def test_what_the_host_knows_is_not_read_back() -> None:
+    layout = on_meta(on_host=SUBTREE_END)
+    plan, lists = device_plan(layout, 4, (3,)), _window_lists(layout, 4)
+    known = TreeLayout.from_subtree_end(torch.from_numpy(SUBTREE_END))
+    assert plan.levels == device_plan(known, 4, (3,)).levels
+    assert plan.token.shape == device_plan(known, 4, (3,)).token.shape
+    assert lists.reader.shape == _window_lists(known, 4).reader.shape
+    assert {plan.token.device.type, plan.wanted_slot.device.type, lists.input.device.type} == {"meta"}
+
+
+def test_a_layout_that_moves_keeps_the_hosts_vector() -> None:
+    moved = TreeLayout.from_subtree_end(torch.from_numpy(SUBTREE_END)).to("meta")
+    np.testing.assert_array_equal(moved.subtree_end_on_host(), SUBTREE_END)
+
+
+def test_what_only_the_device_knows_is_read_back() -> None:
+    with pytest.raises(NotImplementedError):
+        device_plan(on_meta(on_host=None), 4, ())
