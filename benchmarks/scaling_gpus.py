@@ -38,7 +38,7 @@ from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
-from tree_rl.verl_plugin.bench_stock import UPDATE, Side, update
+from tree_rl.verl_plugin.bench.stock import UPDATE, Side, update
 from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups

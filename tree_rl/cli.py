@@ -268,7 +268,7 @@ def _run_against_verl(options: "BenchOptions") -> None:
     """Import what needs verl, if it is there."""
     if importlib.util.find_spec("verl") is None:
         raise RowFileError('--against verl: verl is not installed; pip install "verl>=0.9.1,<0.10"')
-    from tree_rl.verl_plugin.bench_stock import run_stock_bench
+    from tree_rl.verl_plugin.bench.stock import run_stock_bench
 
     run_stock_bench(options, typer.echo)
 

@@ -22,7 +22,7 @@ from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Spread, write_csv
 from tree_rl.inspection.row import RowFileError
 from tree_rl.inspection.text import format_table
-from tree_rl.verl_plugin.bench_engines import (
+from tree_rl.verl_plugin.bench.engines import (
     EXAMPLE,
     MAX_TOKENS,
     actor_loss,
@@ -30,10 +30,10 @@ from tree_rl.verl_plugin.bench_engines import (
     flat_attention,
     save_random_model,
 )
-from tree_rl.verl_plugin.bench_flash4 import NAME as FLASH_ATTENTION_4
-from tree_rl.verl_plugin.bench_flash4 import let_flash_attention_4_read_rows
-from tree_rl.verl_plugin.bench_log_probs import log_probs_in_one_pass
-from tree_rl.verl_plugin.bench_rows import rows_as_received, rows_to_update
+from tree_rl.verl_plugin.bench.flash_attention_4 import NAME as FLASH_ATTENTION_4
+from tree_rl.verl_plugin.bench.flash_attention_4 import let_flash_attention_4_read_rows
+from tree_rl.verl_plugin.bench.log_probs import log_probs_in_one_pass
+from tree_rl.verl_plugin.bench.rows import rows_as_received, rows_to_update
 from tree_rl.verl_plugin.options import TreeConfig
 
 TREE, STOCK = "tree", "verl"
