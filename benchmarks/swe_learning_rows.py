@@ -1,9 +1,11 @@
-"""Attention of verl's own engine, row by row, for machines without flash-attn; verl loads it as `model.external_lib`.
+"""verl's own engine on machines without flash-attn: attention row by row, log-probs in one pass.
+
+verl loads this module as `model.external_lib`.
 
 Legend: F packed tokens, H heads, D head size.
 
 verl lays rows end to end and relies on flash-attn to keep them apart. transformers' SDPA masks the whole micro-batch
-instead, and its cost grows with the square of that: 12 and 37 s of log-probs and update where these rows take one.
+instead, and its cost grows with the square of that; verl itself falls back to a loop over tokens for log-probs.
 """
 
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_rl.benchmark.packed_attention import HALF, PackedLayout, packed_attention
+from tree_rl.verl_plugin.bench.log_probs import use_one_pass
 
 NAME = "tree_rl_row_by_row"
 LAYOUT = "_tree_rl_layout"
@@ -61,3 +64,4 @@ def row_by_row(
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, row_by_row)
+use_one_pass()

@@ -1,6 +1,7 @@
 """The flat arm of the learning benchmark: verl's engine attends row by row, and sees what it sees of rows alone."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,13 +12,22 @@ from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
 from transformers import LlamaConfig
 
+from tree_rl.verl_plugin.bench.log_probs import fused_log_probs
+from tree_rl.verl_plugin.compat import transformer_impl
+
 
 @pytest.fixture(scope="module")
-def rows() -> ModuleType:
+def rows() -> Iterator[ModuleType]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    before = transformer_impl.logprobs_from_logits
     import swe_learning_rows
 
-    return swe_learning_rows
+    yield swe_learning_rows
+    transformer_impl.logprobs_from_logits = before
+
+
+def test_log_probs_take_one_pass(rows: ModuleType) -> None:
+    assert transformer_impl.logprobs_from_logits is fused_log_probs
 
 
 def llama() -> LlamaConfig:

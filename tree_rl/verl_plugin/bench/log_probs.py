@@ -20,15 +20,19 @@ def log_probs_in_one_pass() -> Iterator[str]:
     Yields:
         What computes them.
     """
-    if torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
-        yield "flash-attn"
-        return
-    loop = transformer_impl.logprobs_from_logits
-    transformer_impl.logprobs_from_logits = fused_log_probs
+    before = transformer_impl.logprobs_from_logits
     try:
-        yield "tree_kernels, from logits"
+        yield use_one_pass()
     finally:
-        transformer_impl.logprobs_from_logits = loop
+        transformer_impl.logprobs_from_logits = before
+
+
+def use_one_pass() -> str:
+    """From now on; returns what computes log-probs."""
+    if torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
+        return "flash-attn"
+    transformer_impl.logprobs_from_logits = fused_log_probs
+    return "tree_kernels, from logits"
 
 
 def fused_log_probs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
