@@ -56,7 +56,7 @@ def row_by_row(
 ) -> tuple[torch.Tensor, None]:
     """Signature of transformers' attention interface; the result is [1, F, H, D]."""
     on_gpu = query_1HFD.device.type == "cuda" and query_1HFD.dtype in HALF
-    q_FHD, k_FHD, v_FHD = (tensor[0].transpose(0, 1) for tensor in (query_1HFD, key_1HFD, value_1HFD))
+    q_FHD, k_FHD, v_FHD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HFD, key_1HFD, value_1HFD))
     out_FHD = packed_attention(
         q_FHD, k_FHD, v_FHD, layout_of(position_ids), scale=scaling, impl="flash" if on_gpu else "sdpa"
     )

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, chain, paths_of, random_trie, rows, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.layout import chains_of
 
 
 def depths_of(parent: list[int]) -> list[int]:
@@ -50,7 +49,7 @@ def test_rows_go_to_the_device_with_their_layout() -> None:
 def test_data_on_a_device_is_not_read_but_told() -> None:
     end = subtree_end_of(rows(3, 1, 7))
     assert TreeLayout.from_subtree_end(end.to("meta")).chains is None
-    told = TreeLayout.from_subtree_end(end.to("meta"), chains=chains_of(end.numpy())).chains
+    told = TreeLayout.from_subtree_end(end.to("meta"), on_host=end.numpy()).chains
     assert told is not None and told.longest == 7 and told.offsets.device.type == "meta"
 
 

@@ -81,7 +81,6 @@ class TreeLayout:
         *,
         past_length: int = 0,
         partial_share: float | None = None,
-        chains: Chains | None = None,
         on_host: np.ndarray | None = None,
     ) -> "TreeLayout":
         """Build the layout of a forest.
@@ -94,10 +93,8 @@ class TreeLayout:
             past_length: number P of ancestor tokens whose keys and values precede the forest.
             partial_share: partly visible among visited blocks of 128 x 128 tokens, counted on the host because a count
                 on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
-            chains: `chains_of` the same vector; only needed for data on an accelerator, since reading it there would
-                synchronise.
-            on_host: the same vector in host memory; only needed for data on an accelerator, likewise: recurrences and
-                convolutions are planned on the host.
+            on_host: the same vector in host memory; only needed for data on an accelerator, where reading it would
+                synchronise: chains are found, recurrences and convolutions planned on the host.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
@@ -116,9 +113,9 @@ class TreeLayout:
         if end.device.type == "cpu":
             _check_forest(end.numpy())
             on_host = end.numpy()
-            chains = chains_of(on_host)
         host = None if on_host is None else on_host.astype(np.int32, copy=False)
-        return cls(end, _positions(end), int(past_length), partial_share, _chains_on(chains, end.device), host)
+        chains = None if host is None else _chains_on(chains_of(host), end.device)
+        return cls(end, _positions(end), int(past_length), partial_share, chains, host)
 
     @property
     def num_tokens(self) -> int:

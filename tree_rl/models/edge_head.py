@@ -71,7 +71,7 @@ def edge_values(model: Callable[..., Any], model_kwargs: dict[str, object], requ
             "the head works on its output. Wrap the model before use_edge_head, which then keeps computing logits"
         )
     return logits_edge_log_probs_of_rows(
-        answer[0], request.rows, entropy=request.entropy, sum_pi_squared=request.sum_pi_squared
+        answer.squeeze(0), request.rows, entropy=request.entropy, sum_pi_squared=request.sum_pi_squared
     )
 
 

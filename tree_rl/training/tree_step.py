@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tree_kernels.host_copy import to_device
-from tree_kernels.layout import TreeLayout, chains_of
+from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.edge_head import edge_values
 from tree_rl.models.router_trace import KEYWORD, RouterTrace
@@ -73,7 +73,6 @@ def planned_layout(subtree_end: np.ndarray, device: torch.device | str, *, past_
         to_device(subtree_end, device),
         past_length=past_length,
         partial_share=share,
-        chains=chains_of(subtree_end),
         on_host=subtree_end,
     )
 
