@@ -30,6 +30,7 @@ from swe_learning_figures import Drawn, measured, rows_folder, write  # noqa: E4
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 AGENT = f"{ROLLOUT}.custom.gateway_agent"
+ATTENTION = "++actor_rollout_ref.model.override_config.attn_implementation"
 MARK = "TREE_RL_SWE_LEARNING"
 """Variable by which the processes of a run are found."""
 SECONDS_WORTH_STARTING = 90.0
@@ -44,6 +45,7 @@ ARMS: Mapping[str, Sequence[str]] = {
         f"~{ACTOR}.fsdp_config.tree",
         # Without flash-attn its attention would mask whole micro-batches.
         "actor_rollout_ref.model.external_lib=swe_learning_rows",
+        f"{ATTENTION}=tree_rl_row_by_row",
     ],
     "longest": ["algorithm.adv_estimator=longest_path"],
 }
@@ -201,7 +203,6 @@ def run_arm(
     """
     number, gpu = place
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
-    attention = "tree_rl_row_by_row" if "flat" in name else "sdpa"
     mark, check = f"{os.getpid()}-{name}-{rollout}", name.startswith("check_")
     every = sorted(os.sched_getaffinity(0))
     share = len(every) // len(arguments.gpus) if arguments.at_once and arguments.device == "gpu" else 0
@@ -211,7 +212,6 @@ def run_arm(
         *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_arm.py"), "--number", str(number)),
         *(["--cores", *cores] if cores else []),
         *("--", "bash", str(RECIPES / "swe_grpo" / "run_qwen3_fsdp2.sh")),
-        *ARMS[name.removeprefix("check_")],
         *ROLLOUTS[rollout],
         *(settled if arguments.device == "cpu" else []),
         "ray_kwargs.ray_init.num_cpus=null",
@@ -227,13 +227,14 @@ def run_arm(
         "data.dataloader_num_workers=0",
         f"data.seed={arguments.seed}",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        f"++actor_rollout_ref.model.override_config.attn_implementation={attention}",
+        f"{ATTENTION}=sdpa",
         f"{ACTOR}.use_torch_compile=false",
         f"{ACTOR}.fsdp_config.use_torch_compile=false",
         f"{ACTOR}.calculate_entropy=true",
         "trainer.logger=[console,file]",
         "trainer.resume_mode=disable",
         *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
+        *ARMS[name.removeprefix("check_")],
         *arguments.override,
     ]
     try:
