@@ -33,7 +33,7 @@ def test_packed_log_probs_are_those_of_rows_alone(project_all: bool) -> None:
             alone = torch.cat(
                 [log_probs(model, part) for row in rows for part in packed_planner(50, CPU, project_all=True)(one(row))]
             )
-        wanted = torch.ones_like(got, dtype=torch.bool) if project_all else forward.advantage_F != 0
+        wanted = torch.ones_like(got, dtype=torch.bool) if project_all else forward.advantages() != 0
         torch.testing.assert_close(got[wanted], alone[wanted], rtol=0, atol=2e-5)
         assert project_all or not got[~wanted].any()
     assert sorted(seen) == list(range(12))
@@ -73,7 +73,7 @@ def test_both_sides_ask_for_the_same_log_probs(name: str) -> None:
     sums = []
     for planner in (tree_planner(500, CPU), packed_planner(500, CPU)):
         with torch.no_grad():
-            parts = [(log_probs(model, forward) * forward.advantage_F).sum() for forward in planner(batch)]
+            parts = [(log_probs(model, forward) * forward.advantages()).sum() for forward in planner(batch)]
         sums.append(float(sum(parts)))
     assert sums[0] == pytest.approx(sums[1], rel=1e-5) and sums[0] != 0
 

@@ -35,10 +35,11 @@ def forest_and_edges() -> tuple[Forest, EdgePlan]:
     return forest, plan_edges(forest, wanted_everywhere(forest), temperature_B)
 
 
-def evaluate(model: Any) -> list[torch.Tensor | None]:
+def evaluate(model: Any, *, late: bool = False) -> list[torch.Tensor | None]:
     """Outputs of all edges, then the gradients of a loss that weighs each differently."""
     forest, edges = forest_and_edges()
-    flat = tree_log_probs(model, TreeInputs.from_forest(forest), edges, entropy=True, sum_pi_squared=True)
+    inputs = TreeInputs.from_forest(forest)
+    flat = tree_log_probs(model, inputs, (lambda: edges) if late else edges, entropy=True, sum_pi_squared=True)
     assert flat.entropy_F is not None
     weight_F = torch.linspace(-1.0, 2.0, forest.num_flat, dtype=torch.float64)
     loss = (flat.log_probs_F * weight_F).sum() + (flat.entropy_F * weight_F.flip(0)).sum()
@@ -109,6 +110,38 @@ def test_no_tensor_of_rows_by_vocabulary_is_saved(monkeypatch: pytest.MonkeyPatc
             tree_log_probs(model, TreeInputs.from_forest(forest), edges)
         largest.append(logits in saved)
     assert largest == [True, False]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "granite_scale", "gpt_neox"])
+@pytest.mark.parametrize("head_answers", [True, False])
+def test_edges_planned_late_give_the_same(family: str, head_answers: bool) -> None:
+    model = build(ALL[family])
+    use_tree_attention(model)
+    if head_answers:
+        assert use_edge_head(model) is None
+    assert_same(evaluate(model, late=True), evaluate(model))
+    lora = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    assert_same(evaluate(lora, late=True), evaluate(lora))
+
+
+@pytest.mark.parametrize("head_answers", [True, False])
+def test_late_edges_are_planned_behind_the_layers_where_the_head_answers(head_answers: bool) -> None:
+    model = build(QWEN3)
+    use_tree_attention(model)
+    if head_answers:
+        assert use_edge_head(model) is None
+    forest, edges = forest_and_edges()
+    order: list[str] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda *_: order.append("layer"))
+
+    def plan() -> EdgePlan:
+        order.append("plan")
+        return edges
+
+    tree_log_probs(model, TreeInputs.from_forest(forest), plan)
+    layers = ["layer"] * len(model.model.layers)
+    assert order == ([*layers, "plan"] if head_answers else ["plan", *layers])
 
 
 def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:

@@ -49,7 +49,7 @@ class Replica:
         """
         loss = 0.0
         for forward in self.planner(batch):
-            is_trained_F = forward.advantage_F != 0
+            is_trained_F = forward.advantages() != 0
             part = -(log_probs(self.model, forward) * is_trained_F).sum() / batch.num_trained
             part.backward()
             loss += part.item()

@@ -70,7 +70,7 @@ def _gradients(model: Any, batch: Batch, planner: Planner) -> list[torch.Tensor]
     with _routed_by_token(model):
         for forward in planner(batch):
             log_probs_F = log_probs(model, forward)
-            clipped_loss(log_probs_F, log_probs_F.detach(), forward.advantage_F, batch.num_trained).backward()
+            clipped_loss(log_probs_F, log_probs_F.detach(), forward.advantages(), batch.num_trained).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
     return gradients

@@ -21,7 +21,7 @@ class UpdateTimes:
     phases: dict[str, float]
     """Seconds of each phase on the device's clock; `plan` is the time that the device waited for a plan."""
     host_plan: float
-    """Seconds that the host spent on planning, metadata and copies, most of them while the device computed."""
+    """Seconds that the host spent on plans before their forwards; edges and advantages are planned behind them."""
     peak_bytes: int
     """Most memory allocated; 0 on the CPU."""
 

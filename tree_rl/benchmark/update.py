@@ -5,6 +5,7 @@ Legend: F flat tokens of a forward, B rows.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tree_rl.benchmark.packed_rows import PackedRows, pack_rows, plan_packed_edg
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
 from tree_rl.training.edges import EdgePlan, plan_edges
 from tree_rl.training.tree_step import ModelInputs, TreeInputs, tree_log_probs
-from tree_rl.tree import pack_groups
+from tree_rl.tree import Forest, pack_groups
 
 CLIP = 0.2
 
@@ -29,10 +30,10 @@ class ForwardPlan:
     """Rows of the batch, in the order of the flat tokens."""
     inputs: ModelInputs
     """What the model reads."""
-    edges: EdgePlan
-    """The log-probs to compute."""
-    advantage_F: torch.Tensor
-    """float32 [F], of the row; 0 where the next token is not trained."""
+    edges: Callable[[], EdgePlan]
+    """Plans the log-probs to compute, once; the head asks while the device computes the layers."""
+    advantages: Callable[[], torch.Tensor]
+    """Makes float32 [F], of the row; 0 where the next token is not trained. For the loss, so nothing waits for it."""
 
 
 Planner = Callable[[Batch], Iterator[ForwardPlan]]
@@ -48,13 +49,11 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
         for micro_batch in pack_groups(forest, members, max_tokens=max_tokens).micro_batches:
             rows = micro_batch.rows.tolist()
             part = forest if len(rows) == forest.num_rows else forest.select_rows(rows)
-            trained_F = _predicts_trained(batch, rows)
-            temperature_B = np.ones(len(rows), dtype=np.float32)
             yield ForwardPlan(
                 rows=tuple(rows),
                 inputs=TreeInputs.from_forest(part, device),
-                edges=plan_edges(part, trained_F, temperature_B, device),
-                advantage_F=_advantages(batch, rows, trained_F, device),
+                edges=cache(partial(_tree_edges, batch, rows, part, device)),
+                advantages=partial(_advantages, batch, rows, device),
             )
 
     return plan
@@ -72,14 +71,11 @@ def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool =
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
         for chosen in pack_rows([len(row) for row in batch.rows], max_tokens):
-            rows = [batch.rows[index] for index in chosen]
-            trained_F = _predicts_trained(batch, chosen)
-            wanted_F = _predicts_anything(rows) if project_all else trained_F
             yield ForwardPlan(
                 rows=tuple(chosen),
-                inputs=PackedRows.from_rows(rows, device),
-                edges=plan_packed_edges(rows, wanted_F, device),
-                advantage_F=_advantages(batch, chosen, trained_F, device),
+                inputs=PackedRows.from_rows([batch.rows[index] for index in chosen], device),
+                edges=cache(partial(_packed_edges, batch, chosen, device, project_all)),
+                advantages=partial(_advantages, batch, chosen, device),
             )
 
     return plan
@@ -109,7 +105,7 @@ def update(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, planner: 
             forwards.append((forward, log_probs(model, forward)))
     for forward, old_log_probs_F in forwards:
         with clock.phase(FORWARD):
-            loss = clipped_loss(log_probs(model, forward), old_log_probs_F, forward.advantage_F, batch.num_trained)
+            loss = clipped_loss(log_probs(model, forward), old_log_probs_F, forward.advantages(), batch.num_trained)
         with clock.phase(BACKWARD):
             loss.backward()
     with clock.phase(OPTIMIZER):
@@ -149,7 +145,18 @@ def _predicts_anything(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.arange(len(row)) < len(row) - 1 for row in rows])
 
 
-def _advantages(batch: Batch, rows: Sequence[int], trained_F: np.ndarray, device: torch.device) -> torch.Tensor:
+def _tree_edges(batch: Batch, rows: Sequence[int], forest: Forest, device: torch.device) -> EdgePlan:
+    return plan_edges(forest, _predicts_trained(batch, rows), np.ones(len(rows), dtype=np.float32), device)
+
+
+def _packed_edges(batch: Batch, chosen: Sequence[int], device: torch.device, project_all: bool) -> EdgePlan:
+    rows = [batch.rows[index] for index in chosen]
+    wanted_F = _predicts_anything(rows) if project_all else _predicts_trained(batch, chosen)
+    return plan_packed_edges(rows, wanted_F, device)
+
+
+def _advantages(batch: Batch, rows: Sequence[int], device: torch.device) -> torch.Tensor:
+    trained_F = _predicts_trained(batch, rows)
     lengths = [len(batch.rows[row]) for row in rows]
     advantage_F = np.repeat(batch.advantage_B[list(rows)], lengths)
     return to_device(np.where(trained_F, advantage_F, 0).astype(np.float32), device)

@@ -34,26 +34,47 @@ class EdgeRequest:
     """Also compute sums of squared probabilities."""
 
 
+LateRequest = Callable[[], EdgeRequest]
+"""A request that is planned when the head asks for it: on a GPU, while the layers below are still computing."""
+
+
 class _Call:
     """One forward with a request."""
 
-    def __init__(self, request: EdgeRequest) -> None:
-        self.request = request
+    def __init__(self, request: EdgeRequest | LateRequest) -> None:
+        self._request = request
         self.is_answered = False
 
+    @property
+    def is_late(self) -> bool:
+        """The request has not been planned: nobody knows which hidden states the head will read."""
+        return not isinstance(self._request, EdgeRequest)
+
+    @property
+    def request(self) -> EdgeRequest:
+        """Plans the request at the first call."""
+        if not isinstance(self._request, EdgeRequest):
+            self._request = self._request()
+        return self._request
+
+
+EVERY_TOKEN = 0
+"""As transformers' `logits_to_keep`: the head gets a view of all hidden states."""
 
 # A context variable is seen by the thread that sets it, and by no other.
 _CALL: ContextVar[_Call | None] = ContextVar("edge_call", default=None)
 
 
-def edge_values(model: Callable[..., Any], model_kwargs: dict[str, object], request: EdgeRequest) -> EdgeValues:
+def edge_values(
+    model: Callable[..., Any], model_kwargs: dict[str, object], request: EdgeRequest | LateRequest
+) -> EdgeValues:
     """Log-probs of the wanted edges from one forward.
 
     Args:
         model: causal language model, wrapped or not. A head prepared by `use_edge_head` answers itself; another one
             computes the logits [R, V] of the tokens that edges start from, and the log-probs are read from those.
         model_kwargs: what it is called with.
-        request: the wanted edges.
+        request: the wanted edges, or what plans them; it is called inside the forward where the head answers itself.
 
     Returns:
         One value per edge, in the order of the request.
@@ -62,7 +83,9 @@ def edge_values(model: Callable[..., Any], model_kwargs: dict[str, object], requ
         RuntimeError: something between the head and the caller has changed the head's answer.
     """
     with _asked(request) as call:
-        answer = model(**model_kwargs, logits_to_keep=request.kept_R).logits
+        keep = EVERY_TOKEN if call.is_late and _answers_itself(model) else call.request.kept_R
+        answer = model(**model_kwargs, logits_to_keep=keep).logits
+    request = call.request
     if isinstance(answer, EdgeValues | _AbsorbingValues):
         return EdgeValues(*answer)
     if call.is_answered or not isinstance(answer, torch.Tensor):
@@ -75,8 +98,14 @@ def edge_values(model: Callable[..., Any], model_kwargs: dict[str, object], requ
     )
 
 
+def _answers_itself(model: Callable[..., Any]) -> bool:
+    """Its head is an `EdgeHead`, as far as one can see from outside."""
+    head_of = getattr(model, "get_output_embeddings", None)
+    return head_of is not None and isinstance(head_of(), EdgeHead)
+
+
 @contextmanager
-def _asked(request: EdgeRequest) -> Iterator[_Call]:
+def _asked(request: EdgeRequest | LateRequest) -> Iterator[_Call]:
     call = _Call(request)
     token = _CALL.set(call)
     try:
@@ -116,13 +145,16 @@ class EdgeHead(nn.Linear):
     rule: LogitsRule
 
     def forward(self, hidden_1RC: torch.Tensor) -> Any:
-        """Logits [1, R, V]; values of edges where a request is active."""
+        """Logits [1, R, V]; values of edges where a request is active. A late one gets all N hidden states."""
         call = _CALL.get()
         if call is None:
             return super().forward(hidden_1RC)
-        request, rule = call.request, self.rule
         if call.is_answered:
             raise RuntimeError("the head ran twice in one forward: this model cannot answer edge requests")
+        selects = call.is_late
+        request, rule = call.request, self.rule
+        if selects:
+            hidden_1RC = hidden_1RC.index_select(1, request.kept_R)
         if hidden_1RC.shape[:-1] != (1, len(request.kept_R)):
             raise ValueError(
                 f"expected the hidden states of {len(request.kept_R)} tokens, received {tuple(hidden_1RC.shape)}; the "

@@ -3,6 +3,8 @@
 The rows' own loss follows, so its gradient is that of the rows run alone. Legend: N unique tokens, F flat tokens.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,11 +15,14 @@ from torch import nn
 from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
-from tree_rl.models.edge_head import edge_values
+from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.router_trace import KEYWORD, RouterTrace
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
 from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest
+
+LateEdges = Callable[[], EdgePlan]
+"""Plans edges when the head asks for them."""
 
 
 class ModelInputs(Protocol):
@@ -37,8 +42,6 @@ class TreeInputs:
     """int64 [1, N], depth on the path: siblings share positions."""
     layout: TreeLayout
     """The attention mask of the forest."""
-    row_index_F: torch.Tensor
-    """int64 [F], unique token of every flat token."""
     router_trace: RouterTrace | None = None
     """Carried to the routers of a model with `RouterHooks`; None leaves them alone."""
 
@@ -55,7 +58,6 @@ class TreeInputs:
             input_ids_1N=tensor(forest.input_ids).unsqueeze(0),
             position_ids_1N=tensor(forest.position).unsqueeze(0),
             layout=planned_layout(forest.subtree_end, device),
-            row_index_F=tensor(forest.row_index.values),
             router_trace=router_trace,
         )
 
@@ -103,7 +105,7 @@ class FlatOutputs:
 def tree_log_probs(
     model: nn.Module,
     inputs: ModelInputs,
-    edges: EdgePlan,
+    edges: EdgePlan | LateEdges,
     *,
     entropy: bool = False,
     sum_pi_squared: bool = False,
@@ -114,26 +116,30 @@ def tree_log_probs(
         model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`; wrapped or
             not.
         inputs: the forest, or whatever else the model reads.
-        edges: from `plan_edges` on the same forest.
+        edges: from `plan_edges` on the same forest, or what calls it; then the GPU computes the layers meanwhile.
         entropy: also return entropies.
         sum_pi_squared: also return the sum of squared probabilities.
 
     Returns:
-        Values over flat tokens; only rows of `edges.source_R` were projected to the vocabulary.
+        Values over flat tokens; only rows of `source_R` were projected to the vocabulary.
     """
-    request = replace(edges.request, entropy=entropy, sum_pi_squared=sum_pi_squared)
-    per_edge = edge_values(model, inputs.model_kwargs(), request)
+    plan = functools.cache((lambda: edges) if isinstance(edges, EdgePlan) else edges)
+
+    def request() -> EdgeRequest:
+        return replace(plan().request, entropy=entropy, sum_pi_squared=sum_pi_squared)
+
+    per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
     log_probs_F, entropy_F, squared_F = (
-        None if values_E is None else scatter(values_E, edges.reads) for values_E in per_edge
+        None if values_E is None else scatter(values_E, plan().reads) for values_E in per_edge
     )
     assert log_probs_F is not None
     return FlatOutputs(log_probs_F=log_probs_F, entropy_F=entropy_F, sum_pi_squared_F=squared_F)
 
 
-def tree_values(model: nn.Module, inputs: TreeInputs) -> torch.Tensor:
+def tree_values(model: nn.Module, forest: Forest, inputs: TreeInputs) -> torch.Tensor:
     """Value of every flat token, [F], from one forward of a token classifier with one label."""
     values_N = model(**inputs.model_kwargs()).logits[0, :, 0]
-    return values_N[inputs.row_index_F]
+    return values_N[to_device(forest.row_index.values.astype(np.int64), values_N.device)]
 
 
 def wanted_everywhere(forest: Forest) -> np.ndarray:

@@ -6,6 +6,7 @@ functions, metrics, checkpoints and weight sync follow unchanged.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class TreeFSDPEngineWithLMHead(TreeRunningEngine):
         flat = tree_log_probs(
             self.module,
             inputs,
-            plan_edges(forest, wanted_F, rows.temperature_B[members], device),
+            partial(plan_edges, forest, wanted_F, rows.temperature_B[members], device),
             entropy=ENTROPY in names,
             sum_pi_squared=SUM_PI_SQUARED in names,
         )
@@ -88,7 +89,7 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
         self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, inputs: TreeInputs
     ) -> dict[str, torch.Tensor]:
         """Values of the rows, nested."""
-        return {"values": self.nested(tree_values(self.module, inputs), selected)}
+        return {"values": self.nested(tree_values(self.module, forest, inputs), selected)}
 
     def readout(
         self, selected: TensorDict, rows: Rows, members: list[int], forest: Forest, plan: PartitionPlan
