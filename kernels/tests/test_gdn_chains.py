@@ -2,12 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
+from tree_kernels.parents import segments_from_ends
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
 
@@ -23,7 +23,7 @@ def path_of(parent: list[int], token: int) -> frozenset[int]:
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPlan:
     """Walk the plan with sets of tokens for states: a state is what it has read."""
     end = subtree_end_of(parent).numpy()
-    plan = plan_chains(plan_tiles(np.array(parent, dtype=np.int32), most, wanted), end)
+    plan = plan_chains(plan_tiles(segments_from_ends(end), most, wanted))
     slots: dict[int, frozenset[int]] = {INITIAL_SLOT: frozenset()}
     seen: list[int] = []
     for level in range(len(plan.level_start) - 1):

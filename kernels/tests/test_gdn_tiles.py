@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.parents import parents_from_ends, parents_of
+from tree_kernels.parents import parents_from_ends, parents_of, segments_from_ends
 from tree_kernels.tree_gated_delta_rule.tiles import START, TilePlan, plan_tiles
 
 FORESTS = {
@@ -19,7 +19,8 @@ FORESTS = {
 
 
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePlan:
-    plan = plan_tiles(np.array(parent, dtype=np.int32), most, wanted)
+    end = subtree_end_of(parent).numpy()
+    plan = plan_tiles(segments_from_ends(end), most, wanted)
     tiles = [[int(token) for token in row if token < len(parent)] for row in plan.token]
     assert sorted(token for tile in tiles for token in tile) == list(range(len(parent)))
     depth = np.repeat(np.arange(len(plan.depth_start) - 1), np.diff(plan.depth_start))
@@ -29,6 +30,8 @@ def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePla
         assert 0 < len(tile) <= most and tile == sorted(tile)
         assert plan.tile_of_token[tile].tolist() == [number] * len(tile)
         assert plan.row_of_token[tile].tolist() == list(range(len(tile)))
+        row_end = [sum(other < end[token] for other in tile) for token in tile]
+        assert plan.row_end[number].tolist() == row_end + [0] * (len(plan.token[number]) - len(tile))
         entries = {parent[token] for token in tile if parent[token] not in tile}
         assert len(entries) == 1, "a tile is entered by one state"
         (entry,) = entries
@@ -57,9 +60,15 @@ def test_tiles_of_random_forests(
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(**FORESTS)
-def test_parents_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
+def test_parents_and_segments_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
     parent = random_trie(size, seed, branching=branching, roots=roots)
-    assert parents_from_ends(subtree_end_of(parent).numpy()).tolist() == parent
+    end = subtree_end_of(parent).numpy()
+    assert parents_from_ends(end).tolist() == parent
+    segments = segments_from_ends(end)
+    starts = [token for token in range(size) if token == 0 or parent[token] != token - 1 or parent.count(token - 1) > 1]
+    assert segments.start.tolist() == [*starts, size]
+    assert segments.parent.tolist() == [parent[token] for token in starts]
+    assert segments.start[segments.past].tolist() == end[starts].tolist()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])

@@ -1,23 +1,45 @@
-"""The parent of every token, on the host: what recurrences and convolutions follow where attention needs a mask only.
+"""Segments of a forest and the parent of every token, on the host: what recurrences and convolutions follow.
 
-Legend: N unique tokens.
+A segment is a maximal run of tokens without a branch. There are few of them where there are many tokens, so a plan is
+made of segments and spread over tokens last. Legend: N unique tokens, S segments.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from tree_kernels.layout import TreeLayout
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Segments:
+    """Segments in DFS order."""
+
+    start: np.ndarray
+    """int64 [S + 1], first token of each, then N"""
+    past: np.ndarray
+    """int64 [S], first segment past the subtree of each"""
+    above: np.ndarray
+    """int64 [S], segment from whose last token each hangs, -1 at roots"""
+
+    @property
+    def parent(self) -> np.ndarray:
+        """int64 [S], token from which each hangs, -1 at roots."""
+        return np.where(self.above >= 0, self.start[self.above + 1] - 1, -1)
+
+
+def segments_of(layout: TreeLayout) -> Segments:
+    """The segments of a layout, found at the first call and kept with it."""
+    return layout.metadata("segments", lambda own: segments_from_ends(own.subtree_end_on_host()))
+
+
 def parents_of(layout: TreeLayout) -> np.ndarray:
     """int32 [N], the token before each token on its path, -1 at a root of the forest; built once per layout."""
-    return layout.metadata("parents", lambda own: parents_from_ends(own.subtree_end_on_host()))
+    return layout.metadata("parents", lambda own: _parents_of_tokens(segments_of(own)))
 
 
 def parents_from_ends(end: np.ndarray) -> np.ndarray:
     """Parents from subtree ends.
-
-    A token behind one with children is its child. A token behind a leaf hangs from the nearest token before it that is
-    one level higher.
 
     Args:
         end: int32 [N], first DFS index past the subtree of each token.
@@ -25,15 +47,44 @@ def parents_from_ends(end: np.ndarray) -> np.ndarray:
     Returns:
         int32 [N], -1 at roots.
     """
-    num_tokens = len(end)
-    index = np.arange(num_tokens, dtype=np.int64)
-    parent = index - 1
-    jumps = 1 + np.flatnonzero(end[:-1] == index[1:])
+    return _parents_of_tokens(segments_from_ends(end))
+
+
+def segments_from_ends(end: np.ndarray) -> Segments:
+    """Segments from subtree ends.
+
+    Args:
+        end: int32 [N], first DFS index past the subtree of each token.
+    """
+    is_start = np.ones(len(end), dtype=bool)
+    # A token is the only child of the one before it iff their subtrees end together.
+    np.not_equal(end[1:], end[:-1], out=is_start[1:])
+    start = np.append(np.flatnonzero(is_start), len(end))
+    past = np.searchsorted(start, end[start[:-1]])
+    return Segments(start=start, past=past, above=_above(past))
+
+
+def _above(past: np.ndarray) -> np.ndarray:
+    """The node before each node on its path, of a forest of S nodes in DFS order; -1 at roots.
+
+    A node behind one with children is its child. A node behind a leaf hangs from the nearest node before it that is
+    one level higher.
+    """
+    nodes = len(past)
+    index = np.arange(nodes)
+    above = index - 1
+    jumps = 1 + np.flatnonzero(past[:-1] == index[1:])
     if not len(jumps):
-        return parent.astype(np.int32)
-    position = index - np.cumsum(np.bincount(end, minlength=num_tokens + 1))[:num_tokens]
-    by_level = np.argsort(position, kind="stable")
-    level_then_token = position[by_level] * num_tokens + by_level
-    nearest = np.searchsorted(level_then_token, (position[jumps] - 1) * num_tokens + jumps) - 1
-    parent[jumps] = np.where(position[jumps] > 0, by_level[nearest], -1)
-    return parent.astype(np.int32)
+        return above
+    level = index - np.cumsum(np.bincount(past, minlength=nodes + 1))[:nodes]
+    by_level = np.argsort(level, kind="stable")
+    level_then_node = level[by_level] * nodes + by_level
+    nearest = np.searchsorted(level_then_node, (level[jumps] - 1) * nodes + jumps) - 1
+    above[jumps] = np.where(level[jumps] > 0, by_level[nearest], -1)
+    return above
+
+
+def _parents_of_tokens(segments: Segments) -> np.ndarray:
+    parent = np.arange(-1, segments.start[-1] - 1, dtype=np.int32)
+    parent[segments.start[:-1]] = segments.parent
+    return parent

@@ -65,12 +65,11 @@ class ChainPlan:
         return len(self.source_start) - 1
 
 
-def plan_chains(tiles: TilePlan, subtree_end: np.ndarray) -> ChainPlan:
+def plan_chains(tiles: TilePlan) -> ChainPlan:
     """Order tiles by level and chain.
 
     Args:
         tiles: from `plan_tiles`.
-        subtree_end: int32 [N].
     """
     # The last element stands for no exit: START and NONE point there.
     tile_of_exit = np.append(tiles.tile_of_token[tiles.exit_token], NONE)
@@ -78,110 +77,109 @@ def plan_chains(tiles: TilePlan, subtree_end: np.ndarray) -> ChainPlan:
     above = tile_of_exit[tiles.entry]
     heavy = _heavy_children(above)
     chains = _chains(above, heavy)
-    order = np.array([tile for chain in chains for tile in chain.tiles], dtype=np.int64)
-    number = np.empty(len(order), dtype=np.int64)
+    order = np.argsort(chains.of_tile, kind="stable")
+    number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    chain_start = np.cumsum([0, *(len(chain.tiles) for chain in chains)])
-    levels = np.bincount([chain.level for chain in chains]) if chains else np.zeros(0, dtype=np.int64)
-    slots = _Slots(tiles, above, heavy, chains)
-    token = tiles.token[order]
-    end_of_row = np.append(subtree_end, 0)[token]
-    row_end = (token[:, None, :] < end_of_row[:, :, None]).sum(-1)
-    main_row = row_of_exit[np.append(tiles.entry, NONE)[heavy[order]]]
-    side = sorted((int(number[tile_of_exit[x]]), x) for x in slots.side_exits)
-    side_tile = np.array([tile for tile, _ in side], dtype=np.int64)
-    side_exit = np.array([x for _, x in side], dtype=np.int64)
+    chain_start = np.searchsorted(chains.of_tile[order], np.arange(len(chains.level) + 1))
+    first_tile = order[chain_start[:-1]]
+    slots = _slots(tiles, heavy, first_tile)
+    side_tile = number[tile_of_exit[slots.side_exits]]
+    by_tile = np.argsort(side_tile, kind="stable")
+    side_exit = slots.side_exits[by_tile]
     is_first = np.zeros(len(order), dtype=bool)
     is_first[chain_start[:-1]] = True
-    entry_slot = np.array([slots.of_entry(int(tile)) for tile in order], dtype=np.int64)
-    source_start, source = slots.sources()
+    entry_slot = slots.of_exit[tiles.entry[order]]
+    chain_slot = slots.of_exit[tiles.entry[first_tile]]
+    wanted_slot = slots.of_exit[tiles.wanted]
+    # Gradients that flow into a state: of light chains, then of wanted states.
+    reads = np.concatenate([chain_slot, wanted_slot])
+    source = np.argsort(reads, kind="stable")
 
-    def int32(values: object) -> np.ndarray:
-        return np.ascontiguousarray(np.asarray(values, dtype=np.int32))
+    def int32(values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, dtype=np.int32)
 
     return ChainPlan(
-        token=int32(token),
-        row_end=int32(np.where(token < tiles.num_tokens, row_end, 0)),
-        main_row=int32(main_row),
+        token=int32(tiles.token[order]),
+        row_end=int32(tiles.row_end[order]),
+        main_row=int32(row_of_exit[np.append(tiles.entry, NONE)[heavy[order]]]),
         entry_slot=int32(entry_slot),
         stores_entry=int32((entry_slot != NONE) & ~is_first),
         chain_start=int32(chain_start),
-        chain_slot=int32([slots.of_exit(int(tiles.entry[chain.tiles[0]])) for chain in chains]),
-        level_start=int32(np.concatenate([[0], np.cumsum(levels)])),
-        side_start=int32(np.searchsorted(side_tile, np.arange(len(order) + 1))),
+        chain_slot=int32(chain_slot),
+        level_start=int32(np.append(0, np.cumsum(np.bincount(chains.level)))),
+        side_start=int32(np.searchsorted(side_tile[by_tile], np.arange(len(order) + 1))),
         side_row=int32(row_of_exit[side_exit]),
-        side_slot=int32([slots.of_exit(int(x)) for x in side_exit]),
-        source_start=int32(source_start),
+        side_slot=int32(slots.of_exit[side_exit]),
+        source_start=int32(np.searchsorted(reads[source], np.arange(slots.number + 1))),
         source=int32(source),
-        wanted_slot=int32([slots.of_exit(int(x)) for x in tiles.wanted]),
+        wanted_slot=int32(wanted_slot),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Chain:
-    level: int
-    tiles: tuple[int, ...]
 
 
 def _heavy_children(above: np.ndarray) -> np.ndarray:
     """int64 [T], the tile below with most tiles in its subtree (the first of equals), NONE where there is none."""
-    size = np.ones(len(above), dtype=np.int64)
-    heavy = np.full(len(above), NONE, dtype=np.int64)
+    size = [1] * len(above)
+    heavy = [NONE] * len(above)
+    most = [0] * len(above)
     # Tiles come by depth, so those below have greater numbers.
-    for tile in reversed(range(len(above))):
-        parent = above[tile]
+    for tile, parent in zip(range(len(above) - 1, -1, -1), above[::-1].tolist(), strict=True):
         if parent != NONE:
-            size[parent] += size[tile]
-            if heavy[parent] == NONE or size[tile] >= size[heavy[parent]]:
-                heavy[parent] = tile
-    return heavy
+            own = size[tile]
+            size[parent] += own
+            if own >= most[parent]:
+                heavy[parent], most[parent] = tile, own
+    return np.array(heavy, dtype=np.int64)
 
 
-def _chains(above: np.ndarray, heavy: np.ndarray) -> list[_Chain]:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Chains:
     """Chains by level, those of one level longest first: they start first."""
-    level = np.zeros(len(above), dtype=np.int64)
-    chains = []
-    for tile, parent in enumerate(above.tolist()):
-        if parent != NONE and heavy[parent] == tile:
-            level[tile] = level[parent]
-            continue
-        level[tile] = 0 if parent == NONE else level[parent] + 1
-        walked = [tile]
-        while heavy[walked[-1]] != NONE:
-            walked.append(int(heavy[walked[-1]]))
-        chains.append(_Chain(level=int(level[tile]), tiles=tuple(walked)))
-    return sorted(chains, key=lambda chain: (chain.level, -len(chain.tiles)))
+
+    of_tile: np.ndarray
+    """int64 [T], chain of each tile"""
+    level: np.ndarray
+    """int64 [L]"""
 
 
+def _chains(above: np.ndarray, heavy: np.ndarray) -> _Chains:
+    chain: list[int] = []
+    level: list[int] = []
+    goes_on = (above != NONE) & (heavy[above] == np.arange(len(above)))
+    for parent, is_heavy in zip(above.tolist(), goes_on.tolist(), strict=True):
+        if is_heavy:
+            chain.append(chain[parent])
+        else:
+            chain.append(len(level))
+            level.append(0 if parent == NONE else level[chain[parent]] + 1)
+    chain_of_tile, level_of_chain = np.array(chain, dtype=np.int64), np.array(level, dtype=np.int64)
+    order = np.lexsort((-np.bincount(chain_of_tile), level_of_chain))
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return _Chains(of_tile=number[chain_of_tile], level=level_of_chain[order])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Slots:
-    """Which states are stored, and whose gradients flow back into them."""
+    """Which states are stored, and where."""
 
-    def __init__(self, tiles: TilePlan, above: np.ndarray, heavy: np.ndarray, chains: list[_Chain]) -> None:
-        self._entry = tiles.entry
-        self._chains = chains
-        self._wanted = tiles.wanted.tolist()
-        owner = tiles.tile_of_token[tiles.exit_token]
-        continuing = np.where(heavy[owner] == NONE, START, tiles.entry[heavy[owner]])
-        is_main = continuing == np.arange(len(owner))
-        self.side_exits = np.flatnonzero(~is_main).tolist()
-        started = {int(tiles.entry[chain.tiles[0]]) for chain in chains}
-        # Side exits are computed from the state that enters their tile, so that state is stored, too.
-        needed = {*started, *self._wanted, *self.side_exits, *(int(tiles.entry[owner[x]]) for x in self.side_exits)}
-        self._slot = {START: INITIAL_SLOT}
-        for exit_ in sorted(needed - {START}):
-            self._slot[exit_] = len(self._slot)
+    of_exit: np.ndarray
+    """int64 [exits + 1], slot of the state after each exit, NONE where it is not stored; the last is START's"""
+    number: int
+    """slots, the initial state's included"""
+    side_exits: np.ndarray
+    """int64 [X], exits with which no chain goes on"""
 
-    def of_exit(self, exit_: int) -> int:
-        """Slot of a state, NONE where it is not stored."""
-        return self._slot.get(exit_, NONE)
 
-    def of_entry(self, tile: int) -> int:
-        """Slot of the state that enters a tile."""
-        return self.of_exit(int(self._entry[tile]))
-
-    def sources(self) -> tuple[np.ndarray, np.ndarray]:
-        """First source of each slot, and the sources: light chains, then wanted states."""
-        target = [self.of_exit(int(self._entry[chain.tiles[0]])) for chain in self._chains]
-        target += [self.of_exit(exit_) for exit_ in self._wanted]
-        order = np.argsort(np.array(target, dtype=np.int64), kind="stable")
-        return np.searchsorted(np.array(target)[order], np.arange(len(self._slot) + 1)), order
+def _slots(tiles: TilePlan, heavy: np.ndarray, first_tile: np.ndarray) -> _Slots:
+    owner = tiles.tile_of_token[tiles.exit_token]
+    continuing = np.where(heavy[owner] == NONE, START, tiles.entry[heavy[owner]])
+    side_exits = np.flatnonzero(continuing != np.arange(len(owner)))
+    is_stored = np.zeros(len(owner) + 1, dtype=bool)
+    # Side exits are computed from the state that enters their tile, so that state is stored, too.
+    for exits in (tiles.entry[first_tile], tiles.wanted, side_exits, tiles.entry[owner[side_exits]]):
+        is_stored[exits] = True
+    stored = np.flatnonzero(is_stored[:-1])
+    of_exit = np.full(len(owner) + 1, NONE, dtype=np.int64)
+    of_exit[stored] = np.arange(1, len(stored) + 1)
+    of_exit[START] = INITIAL_SLOT
+    return _Slots(of_exit=of_exit, number=len(stored) + 1, side_exits=side_exits)

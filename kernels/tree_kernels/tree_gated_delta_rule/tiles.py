@@ -2,7 +2,8 @@
 
 A tile holds at most C tokens, all of which hang, inside the tile, from one token before it: the entry. It may hold
 several siblings, whole subtrees and branch points, so that segments of ten tokens do not each occupy a tile of 64.
-Tiles are filled from the leaves upwards. Legend: N unique tokens, T tiles, C tokens of a tile, S segments, X exits.
+Tiles are filled from the leaves upwards. A range is a run of neighbours that one tile holds of one segment.
+Legend: N unique tokens, R ranges, T tiles, C tokens of a tile, X exits.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.parents import parents_of
+from tree_kernels.parents import Segments, segments_of
 
 START = -1
 """Entry of tiles at the roots of the forest: the initial state."""
 
-Range = tuple[int, int]
+Piece = tuple[int, list[int]]
+"""Tokens, and the ranges that hold them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,6 +33,9 @@ class TilePlan:
     """int64 [N]."""
     row_of_token: np.ndarray
     """int64 [N], place in the tile."""
+    row_end: np.ndarray
+    """int64 [T, C], first row of the tile past the subtree of each row: row i sees row j iff j <= i < row_end[j]; 0 in
+    the rows behind its last token."""
     depth_start: np.ndarray
     """int64 [depths + 1], first tile of each depth."""
     entry: np.ndarray
@@ -56,113 +61,112 @@ def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: Sequence[int] = (
         wanted: tokens whose states the caller reads.
     """
     key = ("delta_tiles", tile_tokens, tuple(wanted))
-    return layout.metadata(key, lambda own: plan_tiles(parents_of(own), tile_tokens, tuple(wanted)))
+    return layout.metadata(key, lambda own: plan_tiles(segments_of(own), tile_tokens, tuple(wanted)))
 
 
-def plan_tiles(parent: np.ndarray, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
+def plan_tiles(segments: Segments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
     """Cut a forest into tiles.
 
     Args:
-        parent: int32 [N], -1 at roots.
+        segments: of the forest.
         tile_tokens: most tokens of a tile.
         wanted: tokens whose states the caller reads.
     """
-    num_tokens = len(parent)
-    closed, entries = _fill(parent, tile_tokens)
-    # A tile is closed after those below it; the reverse order has parents first.
-    ranges, entry_token = closed[::-1], np.array(entries[::-1], dtype=np.int64)
-    tile_of_token, row_of_token = _places(ranges, num_tokens)
-    entry_tile = np.where(entry_token >= 0, tile_of_token[entry_token], START) if num_tokens else entry_token
-    depth = [0] * len(ranges)
-    for tile, above in enumerate(entry_tile.tolist()):
-        depth[tile] = depth[above] + 1 if above >= 0 else 0
-    order = np.argsort(np.array(depth, dtype=np.int64), kind="stable")
+    num_tokens = int(segments.start[-1])
+    start_R, tile_R, entry_token = _fill(segments, tile_tokens)
+    depth = _depths(start_R, tile_R, entry_token)
+    order = np.argsort(depth, kind="stable")
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    tile_of_token = number[tile_of_token]
-    entry_token = entry_token[order]
-    width = int(row_of_token.max(initial=-1)) + 1
-    token = np.full((len(order), width), num_tokens, dtype=np.int64)
-    token[tile_of_token, row_of_token] = np.arange(num_tokens)
-    exit_token = np.unique(np.concatenate([entry_token[entry_token >= 0], np.array(wanted, dtype=np.int64)]))
+    tile_R, entry_token = number[tile_R], entry_token[order]
+    token, row_end, tile_of_token, row_of_token = _places(segments, start_R, tile_R, len(order))
+    wanted_token = np.array(wanted, dtype=np.int64)
+    exit_token = np.unique(np.concatenate([entry_token[entry_token >= 0], wanted_token]))
     exit_token = exit_token[np.lexsort((row_of_token[exit_token], tile_of_token[exit_token]))]
     exit_of_token = np.full(num_tokens + 1, START, dtype=np.int64)
     exit_of_token[exit_token] = np.arange(len(exit_token))
-    depths = np.bincount(np.array(depth, dtype=np.int64)) if depth else np.zeros(0, dtype=np.int64)
     return TilePlan(
         num_tokens=num_tokens,
         token=token,
         tile_of_token=tile_of_token,
         row_of_token=row_of_token,
-        depth_start=np.concatenate([[0], np.cumsum(depths)]),
+        row_end=row_end,
+        depth_start=np.append(0, np.cumsum(np.bincount(depth))),
         # The last element stands for token -1, the place before a root.
         entry=exit_of_token[entry_token],
         exit_token=exit_token,
-        wanted=exit_of_token[np.array(wanted, dtype=np.int64)],
+        wanted=exit_of_token[wanted_token],
     )
 
 
-def _segments(parent: np.ndarray) -> tuple[list[int], list[int]]:
-    """First tokens of all maximal runs without a branch, then N; and the segment above each, -1 at roots."""
-    num_tokens = len(parent)
-    is_start = parent != np.arange(num_tokens) - 1
-    children = np.bincount(parent[parent >= 0], minlength=num_tokens)
-    # The first child of a branch point continues its run, yet starts a segment.
-    is_start[1:] |= (children[:-1] > 1) & (parent[1:] == np.arange(num_tokens - 1))
-    is_start[:1] = True
-    starts = np.flatnonzero(is_start)
-    segment = np.cumsum(is_start) - 1
-    above = np.where(parent[starts] >= 0, segment[parent[starts]], -1)
-    return [*starts.tolist(), num_tokens], above.tolist()
-
-
-def _fill(parent: np.ndarray, most: int) -> tuple[list[list[Range]], list[int]]:
-    """Token ranges and entry token of each tile, tiles below before those above.
+def _fill(segments: Segments, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First token [R] and tile [R] of each range in DFS order, entry token [T] of each tile; tiles above come first.
 
     From the leaves upwards, tokens join what is open below them until the tile is full. Where several open pieces do
     not fit below a token, the largest are closed, which is the fewest cuts (Kundu and Misra 1977); what is closed at
     one token is packed, since it shares that token as entry.
     """
-    starts, above = _segments(parent)
-    tiles: list[list[Range]] = []
+    starts, above = segments.start.tolist(), segments.above.tolist()
+    first: list[int] = []
+    tile: list[int] = []
     entries: list[int] = []
-    open_below: list[list[tuple[int, list[Range]]]] = [[] for _ in range(len(above) + 1)]
+    open_below: list[list[Piece]] = [[] for _ in range(len(above) + 1)]
 
-    def close(pieces: list[tuple[int, list[Range]]], entry: int) -> None:
-        packed = _packed(pieces, most)
-        tiles.extend(packed)
-        entries.extend([entry] * len(packed))
+    def close(pieces: list[Piece], entry: int) -> None:
+        for ranges in _packed(pieces, most):
+            for one in ranges:
+                tile[one] = len(entries)
+            entries.append(entry)
 
-    for segment in reversed(range(len(above))):
+    for segment in range(len(above) - 1, -1, -1):
         start, stop = starts[segment], starts[segment + 1]
-        size: int = 0
-        ranges: list[Range] = []
-        left_over = []
-        for piece in sorted(open_below[segment], key=lambda piece: piece[0]):
-            if size + piece[0] < most:
-                size += piece[0]
-                ranges += piece[1]
-            else:
-                left_over.append(piece)
-        close(left_over, stop - 1)
-        while True:
-            joined = min(most - size, stop - start)
-            stop -= joined
-            size += joined
-            ranges.append((stop, stop + joined))
-            if stop == start:
-                break
+        size, ranges, left_over = _joined(open_below[segment], most)
+        if left_over:
+            close(left_over, stop - 1)
+        joined = min(most - size, stop - start)
+        stop -= joined
+        ranges.append(len(first))
+        first.append(stop)
+        tile.append(START)
+        size += joined
+        if stop > start:
             close([(size, ranges)], stop - 1)
-            size, ranges = 0, []
-        open_below[segment] = []
+            # All tiles between are full and hold nothing but this segment.
+            full = (stop - start - 1) // most
+            tile.extend(range(len(entries), len(entries) + full))
+            entries.extend(range(stop - most - 1, stop - most - 1 - full * most, -most))
+            first.extend(range(stop - most, stop - most - full * most, -most))
+            size, ranges = stop - start - full * most, [len(first)]
+            first.append(start)
+            tile.append(START)
         open_below[above[segment]].append((size, ranges))
     close(open_below[-1], START)
-    return tiles, entries
+    # A tile is closed after those below it; the reverse order has parents first.
+    first_R = np.array(first, dtype=np.int64)
+    order = np.argsort(first_R)
+    tile_R = len(entries) - 1 - np.array(tile, dtype=np.int64)
+    return first_R[order], tile_R[order], np.array(entries[::-1], dtype=np.int64)
 
 
-def _packed(pieces: list[tuple[int, list[Range]]], most: int) -> list[list[Range]]:
+def _joined(pieces: list[Piece], most: int) -> tuple[int, list[int], list[Piece]]:
+    """What stays open above pieces, the smallest first, so that one more token fits; and what does not."""
+    size: int = 0
+    ranges: list[int] = []
+    left_over = []
+    for piece in sorted(pieces, key=lambda piece: piece[0]):
+        if size + piece[0] < most:
+            size += piece[0]
+            ranges += piece[1]
+        else:
+            left_over.append(piece)
+    return size, ranges, left_over
+
+
+def _packed(pieces: list[Piece], most: int) -> list[list[int]]:
     """Pieces with one entry in few tiles: best fit, largest first."""
-    tiles: list[list[Range]] = []
+    if len(pieces) < 2:
+        return [ranges for _, ranges in pieces]
+    tiles: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(most + 1)]
     for size, ranges in sorted(pieces, key=lambda piece: -piece[0]):
         room = next((free for free in range(size, most + 1) if with_room[free]), None)
@@ -176,16 +180,38 @@ def _packed(pieces: list[tuple[int, list[Range]]], most: int) -> list[list[Range
     return tiles
 
 
-def _places(tiles: list[list[Range]], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tile and row of every token; rows follow the order of the tokens."""
-    counts = [len(ranges) for ranges in tiles]
-    bounds = np.array([bound for ranges in tiles for bound in ranges], dtype=np.int64).reshape(-1, 2)
-    order = np.argsort(bounds[:, 0])
-    tile_of_token = np.repeat(np.repeat(np.arange(len(tiles)), counts)[order], (bounds[:, 1] - bounds[:, 0])[order])
-    by_tile = np.argsort(tile_of_token, kind="stable")
-    first = np.cumsum(np.bincount(tile_of_token, minlength=len(tiles))) - np.bincount(
-        tile_of_token, minlength=len(tiles)
-    )
-    row_of_token = np.empty(num_tokens, dtype=np.int64)
-    row_of_token[by_tile] = np.arange(num_tokens) - first[tile_of_token[by_tile]]
-    return tile_of_token, row_of_token
+def _depths(start_R: np.ndarray, tile_R: np.ndarray, entry_token: np.ndarray) -> np.ndarray:
+    """int64 [T], tiles above each tile; those above come first."""
+    if not len(entry_token):
+        return entry_token
+    above = np.where(entry_token >= 0, tile_R[np.searchsorted(start_R, entry_token, side="right") - 1], START)
+    depth: list[int] = []
+    for tile in above.tolist():
+        depth.append(depth[tile] + 1 if tile >= 0 else 0)
+    return np.array(depth, dtype=np.int64)
+
+
+def _places(
+    segments: Segments, start_R: np.ndarray, tile_R: np.ndarray, num_tiles: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`token`, `row_end`, `tile_of_token` and `row_of_token` of a `TilePlan`."""
+    num_tokens = int(segments.start[-1])
+    tokens_R = np.diff(start_R, append=num_tokens)
+    by_tile = np.argsort(tile_R, kind="stable")
+    tile, start, tokens = tile_R[by_tile], start_R[by_tile], tokens_R[by_tile]
+    # Tiles end to end: the place of each range, and of each tile.
+    place = np.append(0, np.cumsum(tokens))
+    first_of_tile = place[np.searchsorted(tile, np.arange(num_tiles + 1))]
+    row = place[:-1] - first_of_tile[tile]
+    row_R = np.empty_like(row)
+    row_R[by_tile] = row
+    # No range straddles the end of a subtree, so that what a subtree ends before starts a range.
+    end = segments.start[segments.past[np.searchsorted(segments.start, start, side="right") - 1]]
+    later = np.searchsorted(tile * (num_tokens + 1) + start, tile * (num_tokens + 1) + end)
+    every = np.arange(num_tokens)
+    held = np.arange(int(np.diff(first_of_tile).max(initial=0))) < np.diff(first_of_tile)[:, None]
+    token, row_end = np.full(held.shape, num_tokens, dtype=np.int64), np.zeros(held.shape, dtype=np.int64)
+    token[held] = every + np.repeat(start - place[:-1], tokens)
+    row_end[held] = np.repeat(place[later] - first_of_tile[tile], tokens)
+    row_of_token = every + np.repeat(row_R - start_R, tokens_R)
+    return token, row_end, np.repeat(tile_R, tokens_R), row_of_token

@@ -85,7 +85,7 @@ def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -
 
     def build(own: TreeLayout) -> DevicePlan:
         tiles = tile_plan(own, tile_tokens=tile_tokens, wanted=wanted)
-        return _on_device(plan_chains(tiles, own.subtree_end_on_host()), tile_tokens, tiles.num_tokens, own.device)
+        return _on_device(plan_chains(tiles), tile_tokens, tiles.num_tokens, own.device)
 
     return layout.metadata(("delta_device_plan", tile_tokens, wanted), build)
 
