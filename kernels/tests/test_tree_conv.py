@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from delta_rows import fork
@@ -11,7 +12,7 @@ from tree_shapes import SHAPES, chain, paths_of, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.api import chosen_implementation
-from tree_kernels.tree_causal_conv1d.windows import windows_of
+from tree_kernels.tree_causal_conv1d.windows import host_windows, readers, windows_of
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 IMPLEMENTATIONS = ("reference", "shifted")
@@ -131,6 +132,32 @@ def test_triton_refuses_float64_by_name() -> None:
 @given(size=st.integers(1, 30), seed=st.integers(0, 10**6), roots=st.integers(1, 3), taps=st.integers(1, 5))
 def test_random_tries(size: int, seed: int, roots: int, taps: int) -> None:
     check(random_trie(size, seed, branching=0.4, roots=roots), taps=taps, contexts_at=(size // 2,))
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(
+    size=st.integers(1, 60),
+    seed=st.integers(0, 10**6),
+    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
+    roots=st.integers(1, 4),
+    taps=st.integers(1, 6),
+)
+def test_windows_and_their_readers(size: int, seed: int, branching: float, roots: int, taps: int) -> None:
+    parent = random_trie(size, seed, branching=branching, roots=roots)
+    windows = host_windows(np.array(parent, dtype=np.int32), taps)
+    for token, inputs in enumerate(windows.input_NK.tolist()):
+        path = [*range(taps - 1)]
+        ancestors = []
+        while token >= 0:
+            ancestors.append(taps - 1 + token)
+            token = parent[token]
+        assert inputs == (path + ancestors[::-1])[-taps:]
+    is_run = windows.input_NK[:, 0] == np.arange(size)
+    assert windows.jumping_R.tolist() == np.flatnonzero(~is_run).tolist()
+    reader_start, reader = readers(windows)
+    flat = windows.input_NK.ravel()
+    assert reader.tolist() == np.argsort(flat, kind="stable").tolist()
+    assert np.diff(reader_start).tolist() == np.bincount(flat, minlength=taps - 1 + size).tolist()
 
 
 def test_only_tokens_near_a_jump_are_gathered() -> None:

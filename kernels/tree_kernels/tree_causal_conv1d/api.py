@@ -3,6 +3,7 @@
 See kernels/README.md. Legend: N unique tokens, C channels, K taps, S contexts asked for.
 """
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -13,7 +14,7 @@ from tree_kernels.parents import parents_of
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
 from tree_kernels.tree_causal_conv1d.shifted import shifted_conv1d
 from tree_kernels.tree_causal_conv1d.triton_conv1d import PROVEN_TAPS, triton_conv1d, triton_unavailable_reason
-from tree_kernels.tree_causal_conv1d.windows import window_inputs_of, windows_of
+from tree_kernels.tree_causal_conv1d.windows import host_windows_of, windows_of
 
 OP = "tree_causal_conv1d"
 IMPLEMENTATIONS = ("reference", "shifted", "triton")
@@ -79,8 +80,9 @@ def tree_causal_conv1d(
             out_NC = functional.silu(out_NC) if activation else out_NC
     contexts_SKC = None
     if return_contexts_at is not None:
+        input_NK = host_windows_of(layout, taps).input_NK
         # Inputs of the window but its oldest; with one tap there are none.
-        index_SK = to_device(window_inputs_of(layout, taps)[list(return_contexts_at), 1:], x_NC.device)
+        index_SK = to_device(input_NK[list(return_contexts_at), 1:].astype(np.int64), x_NC.device)
         contexts_SKC = torch.cat([context_KC, x_NC])[index_SK]
     return out_NC.to(x_NC.dtype), contexts_SKC
 

@@ -5,12 +5,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_causal_conv1d.windows import window_inputs_of
+from tree_kernels.tree_causal_conv1d.windows import host_windows_of, readers
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOKENS, CHANNELS = 32, 128
@@ -119,17 +118,9 @@ def _window_lists(layout: TreeLayout, taps: int) -> WindowLists:
     """The lists of a layout, built on the host at the first call and kept with it."""
 
     def build(own: TreeLayout) -> WindowLists:
-        inputs = window_inputs_of(own, taps)
-        flat = inputs.ravel()
-        reads_of_input = np.bincount(flat, minlength=taps - 1 + len(inputs))
-
-        def tensor(values: np.ndarray) -> torch.Tensor:
-            return to_device(values.astype(np.int32), own.device)
-
-        return WindowLists(
-            input=tensor(inputs),
-            reader_start=tensor(np.concatenate([[0], np.cumsum(reads_of_input)])),
-            reader=tensor(np.argsort(flat, kind="stable")),
-        )
+        windows = host_windows_of(own, taps)
+        arrays = (windows.input_NK, *readers(windows))
+        inputs, reader_start, reader = (to_device(array, own.device) for array in arrays)
+        return WindowLists(input=inputs, reader_start=reader_start, reader=reader)
 
     return layout.metadata(("conv_window_lists", taps), build)
