@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import torch
@@ -15,10 +16,11 @@ from ray.exceptions import RayError
 from transformers import Qwen3ForCausalLM
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.rollout.gateway.agent import AgentResult
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.generation import generate_answer
+from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop, read_gateway_options
@@ -123,6 +125,58 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
     assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
 
 
+def routes_of(token_ids: Sequence[int]) -> np.ndarray:
+    """What `Routing` reports: two experts of one layer that tell a token and its position."""
+    return np.array([[[token, 1000 + place]] for place, token in enumerate(token_ids)])
+
+
+class Routing(Client):
+    """A server that reports the experts of every token that the model read; the last one was only drawn."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        output = await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+        output.routed_experts = routes_of([*prompt_ids, *output.token_ids][:-1])
+        return output
+
+
+def test_rows_carry_the_experts_that_the_server_reports(model_path: Path) -> None:
+    loop = build_loop(model_path, {"agent": AGENT})
+    assert all(one.routed_experts is None for one in asyncio.run(loop.run(dict(SAMPLING), **SAMPLE)))
+    loop.server_manager = Routing(loop.server_manager.server)
+    outputs = asyncio.run(loop.run(dict(SAMPLING), **SAMPLE))
+    assert len(outputs) >= 2
+    for output in outputs:
+        tokens = [*output.prompt_ids, *output.response_ids]
+        # The last call of the row read all but its own last token.
+        last = max(place for place, call in enumerate(output.extra_fields["response_calls"]) if call >= 0)
+        read = len(output.prompt_ids) + last
+        assert (output.routed_experts[:read] == routes_of(tokens)[:read]).all()
+        assert output.routed_experts.shape == (len(tokens), 1, 2) and not output.routed_experts[read:].any()
+
+
+def test_an_answer_cut_at_a_stop_text_keeps_the_experts_of_its_tokens(model_path: Path) -> None:
+    loop = build_loop(model_path, {"agent": AGENT})
+    backend = VerlBackend(Routing(loop.server_manager.server), end_token_ids=frozenset())
+    renderer = Renderer(build_tokenizer(), {})
+    prompt = [3, 4, 5]
+
+    def answer(stop: Sequence[str]) -> Answer:
+        sampling = {**SAMPLING, "seed": 1}
+        return asyncio.run(
+            generate_answer(backend, renderer, prompt, max_tokens=150, stop=stop, sampling=sampling, session="s")
+        )
+
+    whole = answer(["never to be drawn"])
+    assert len(whole.token_ids) == 150, "three slices"
+    text = renderer.decode(whole.token_ids[:100])
+    cut = answer([text[-3:]])
+    assert 0 < len(cut.token_ids) < len(whole.token_ids) and cut.stop_text
+    for one in (whole, cut):
+        assert one.routes is not None
+        read = [*prompt, *one.token_ids][:-1]
+        assert (one.routes[: len(read)] == routes_of(read)).all()
+
+
 def test_all_sessions_of_a_worker_share_a_gateway_that_ends_with_the_last(model_path: Path) -> None:
     loop = build_loop(model_path, {"agent": AGENT})
     lent: set[int] = set()
@@ -209,7 +263,7 @@ def test_a_servers_failures_have_a_status_and_its_refusals_stay_value_errors() -
 def test_verls_stop_reasons_are_told_apart(stop_reason: str, token_ids: list[int], expected: str) -> None:
     class Server:
         async def generate(self, **_: Any) -> Any:
-            return SimpleNamespace(token_ids=token_ids, log_probs=None, stop_reason=stop_reason, extra_fields={})
+            return TokenOutput(token_ids=token_ids, log_probs=None, stop_reason=stop_reason, extra_fields={})
 
     backend = VerlBackend(Server(), end_token_ids=frozenset({2}))
     made = asyncio.run(backend.generate([1], max_tokens=9, sampling={}, session="s"))
@@ -223,7 +277,7 @@ def test_a_seed_has_the_name_that_the_server_knows(server: str, name: str) -> No
     class Server:
         async def generate(self, *, sampling_params: dict[str, Any], **_: Any) -> Any:
             asked.append(sampling_params)
-            return SimpleNamespace(token_ids=[2], log_probs=[0.0], stop_reason="completed", extra_fields={})
+            return TokenOutput(token_ids=[2], log_probs=[0.0], stop_reason="completed", extra_fields={})
 
     backend = VerlBackend(Server(), end_token_ids=frozenset({2}), server=server)
     asyncio.run(backend.generate([1], max_tokens=9, sampling={"seed": 5, "top_k": -1}, session="s"))
@@ -236,7 +290,7 @@ def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(
     class Server:
         async def generate(self, **_: Any) -> Any:
             token_ids, log_probs, reason = answers.pop(0)
-            return SimpleNamespace(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields={})
+            return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields={})
 
     async def run() -> Any:
         backend = VerlBackend(Server(), end_token_ids=frozenset({2}))

@@ -1,6 +1,5 @@
 """Real SDK clients, the gateway, verl's client and vLLM: what is recorded is what vLLM generated, and trains."""
 
-import asyncio
 import time
 from dataclasses import replace
 from statistics import median
@@ -12,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from vllm_harness import CONTEXT_TOKENS, VERSION, Witness
+from vllm_harness import CONTEXT_TOKENS, VERSION, ask, user
 
 from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.tree.forest import Forest
@@ -20,34 +19,6 @@ from tree_rl.tree.forest import Forest
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
 
 LOG_PROB_TOLERANCE = 1e-4
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "seed": 11}
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def ask(served: SimpleNamespace, talk: Any, **options: Any) -> SimpleNamespace:
-    """Run `talk(openai client, anthropic client)` against a gateway in front of vLLM, as one session."""
-    from gateway_harness import serving
-
-    from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
-
-    async def run() -> SimpleNamespace:
-        witness = Witness(client=served.client)
-        ends = frozenset(served.tokenizer.all_special_ids)
-        settings = {"max_context_tokens": CONTEXT_TOKENS, **options}
-        async with serving(VerlBackend(witness, end_token_ids=ends), served.tokenizer, **settings) as gateway:
-            session = gateway.open_session(sampling=SAMPLING)
-            endpoint = gateway.endpoint(session)
-            async with (
-                openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat,
-                anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as messages,
-            ):
-                result = await talk(chat, messages)
-            return SimpleNamespace(result=result, record=await gateway.close_session(session), seen=witness.seen)
-
-    return asyncio.run(run())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""R3: the experts that vLLM's tokens visited, through verl's client and the agent loop's rows, are repeated by the tree
+"""R3: the experts that vLLM's tokens visited, through verl's client and the agent loops' rows, are repeated by the tree
 engine, which then equals stock verl's engine on rows alone whose routers are told the same."""
 
 import asyncio
@@ -6,30 +6,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import torch
+from vllm_harness import SAMPLING, ask, user
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
 
 LOG_PROB_TOLERANCE = 1e-4
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 TURN_TOKENS = 30
 
 
-@pytest.fixture(scope="module")
-def rollout(served_experts: SimpleNamespace) -> SimpleNamespace:
-    """A session of six calls that branches after its prompt, after a turn and after an observation, as verl's rows."""
-    from engine_harness import Row
-
+def session_of_tool_agent(served: SimpleNamespace) -> list[Any]:
+    """Six calls that branch after the prompt, after a turn and after an observation, as verl's outputs."""
     from tree_rl.rollout.environment import Outcome
     from tree_rl.rollout.session import SessionRecord
     from tree_rl.rollout.transcript import ModelCall
     from tree_rl.verl_plugin.agent_loops.agent_loop import _RecordingModel, to_outputs
 
     def ids(text: str) -> list[int]:
-        return served_experts.tokenizer.encode(text, add_special_tokens=False)
+        return served.tokenizer.encode(text, add_special_tokens=False)
 
-    model = _RecordingModel(served_experts.client, SAMPLING)
+    model = _RecordingModel(served.client, {name: value for name, value in SAMPLING.items() if name != "seed"})
     calls: list[ModelCall] = []
 
     async def answer(prompt_ids: list[int]) -> list[int]:
@@ -50,14 +48,44 @@ def rollout(served_experts: SimpleNamespace) -> SimpleNamespace:
     asyncio.run(session())
     outcome = Outcome(answer="", turns=2, malformed_calls=0, is_complete=True)
     record = SessionRecord(calls=tuple(calls), reward=1.0, outcome=outcome, tool_calls=0)
-    outputs = to_outputs(record, model, seconds=1.0)
+    return to_outputs(record, model, seconds=1.0)
+
+
+def session_of_gateway(served: SimpleNamespace) -> list[Any]:
+    """The official client asks through the gateway: a conversation, two answers to one question, another question, and
+    one whose answer ends at a stop text, for which the gateway asks the server in slices."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+    from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import rows_to_outputs
+
+    async def talk(chat: openai.AsyncOpenAI, _: Any) -> None:
+        async def ask_for(messages: list[Any], **options: Any) -> Any:
+            answer = await chat.chat.completions.create(model="m", messages=messages, **options)
+            return answer.choices[0].message.model_dump()
+
+        opening = [user("every unique token of the forest stands once")]
+        turn = [*opening, await ask_for(opening, max_tokens=TURN_TOKENS)]
+        await ask_for([*turn, user("and its segments?")], max_tokens=TURN_TOKENS, n=2)
+        await ask_for([*turn, user("what does a tool return?")], max_tokens=100, stop=["never said"])
+
+    record = ask(served, talk).record
+    metrics = AgentLoopMetrics(generate_sequences=0.0, tool_calls=0.0, num_preempted=0)
+    return rows_to_outputs(record.calls, reward=1.0, figures={}, metrics=metrics)
+
+
+@pytest.fixture(scope="module", params=[session_of_tool_agent, session_of_gateway])
+def rollout(request: pytest.FixtureRequest, served_experts: SimpleNamespace) -> SimpleNamespace:
+    """A session's outputs and rows, and the experts that they say its tokens visited."""
+    from engine_harness import Row
+
+    outputs = request.param(served_experts)
     rows = [
         Row(tokens=[*one.prompt_ids, *one.response_ids], prompt=len(one.prompt_ids), mask=list(one.response_mask))
         for one in outputs
     ]
     # As verl stores them: int16 of the whole row, zeros behind the last token that went through the model.
     routes = [one.as_dict()["routed_experts"].numpy() for one in outputs]
-    return SimpleNamespace(outputs=outputs, rows=rows, routes=routes, calls=calls)
+    return SimpleNamespace(outputs=outputs, rows=rows, routes=routes)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +137,7 @@ def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamesp
     from tree_rl.tree import Forest
     from tree_rl.tree.routes import route_keys
 
-    assert len(rollout.rows) >= 4
+    assert len(rollout.rows) >= 3
     tokens = [np.array(row.tokens) for row in rollout.rows]
     forest = Forest.from_rows(tokens, merge_key=route_keys(rollout.routes))
     assert forest.num_unique < 0.8 * forest.num_flat

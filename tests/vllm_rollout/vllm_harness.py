@@ -5,8 +5,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anthropic
+import openai
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
@@ -25,6 +28,7 @@ ROLLOUT_OVERRIDES = (
 )
 CONTEXT_TOKENS = 700
 VERSION = 7
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "seed": 11}
 
 
 def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
@@ -126,3 +130,30 @@ def environment(**more: str) -> Mapping[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **more,
     }
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def ask(served: SimpleNamespace, talk: Any, **options: Any) -> SimpleNamespace:
+    """Run `talk(openai client, anthropic client)` against a gateway in front of vLLM, as one session."""
+    from gateway_harness import serving
+
+    from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+
+    async def run() -> SimpleNamespace:
+        witness = Witness(client=served.client)
+        ends = frozenset(served.tokenizer.all_special_ids)
+        settings = {"max_context_tokens": CONTEXT_TOKENS, **options}
+        async with serving(VerlBackend(witness, end_token_ids=ends), served.tokenizer, **settings) as gateway:
+            session = gateway.open_session(sampling=SAMPLING)
+            endpoint = gateway.endpoint(session)
+            async with (
+                openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat,
+                anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as messages,
+            ):
+                result = await talk(chat, messages)
+            return SimpleNamespace(result=result, record=await gateway.close_session(session), seen=witness.seen)
+
+    return asyncio.run(run())

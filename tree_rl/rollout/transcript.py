@@ -6,7 +6,7 @@ its text, is context (mask 0).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -36,6 +36,9 @@ class ModelCall:
     """Oldest weights that generated a token of it; None if the server reported none."""
     max_version: int | None = None
     """Newest weights that did."""
+    routes: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """int [prompt and generated tokens, decoder layers, experts per token], experts that each visited, the last token
+    left out where the model never read it; None if the server reported none."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

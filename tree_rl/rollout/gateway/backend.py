@@ -1,8 +1,10 @@
 """What the gateway asks of a language model: token ids in; token ids, log-probs and weight versions out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+import numpy as np
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -41,6 +43,8 @@ class Generation:
     """Oldest weights used; None if the server reports none."""
     max_version: int | None = None
     """Newest weights used."""
+    routes: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """Experts that prompt and answer visited, as in `ModelCall`; None if the server reports none."""
 
     def __post_init__(self) -> None:
         if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):

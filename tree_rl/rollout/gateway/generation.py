@@ -5,8 +5,10 @@ in growing slices, so that little is generated in vain behind one; every token i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from tree_rl.rollout.gateway.backend import Backend, FinishReason, Generation
 from tree_rl.rollout.gateway.fields import RequestError
@@ -31,6 +33,8 @@ class Answer:
     """The ids that spell `text`; None where the stop text begins in the middle of a token."""
     min_version: int | None
     max_version: int | None
+    routes: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """Of the prompt and of what was generated; see `ModelCall`."""
 
 
 async def generate_answer(
@@ -97,6 +101,8 @@ def _joined(before: Generation, after: Generation) -> Generation:
         finish_reason=after.finish_reason,
         min_version=min(versions, default=None),
         max_version=max(versions, default=None),
+        # The later request read the tokens of the earlier one, too.
+        routes=before.routes if after.routes is None else after.routes,
     )
 
 
@@ -109,6 +115,7 @@ def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Rende
         finish_reason="stop",
         min_version=done.min_version,
         max_version=done.max_version,
+        routes=done.routes,
     )
     visible = text[:start]
     text_ids = kept.token_ids[: renderer.tokens_within(kept.token_ids, visible)]
@@ -126,4 +133,5 @@ def _answer(done: Generation, *, text: str, text_ids: tuple[int, ...] | None, st
         text_ids=text_ids,
         min_version=done.min_version,
         max_version=done.max_version,
+        routes=done.routes,
     )

@@ -115,6 +115,7 @@ class Recorder:
                 agent=agent,
                 min_version=answer.min_version,
                 max_version=answer.max_version,
+                routes=answer.routes,
             )
         )
         message = read_message(

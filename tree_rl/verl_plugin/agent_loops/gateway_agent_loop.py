@@ -17,6 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from tree_rl.rollout.gateway.agent import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.seeds import derived_seed
+from tree_rl.rollout.routes import routes_of_row
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 
@@ -161,6 +162,7 @@ def rows_to_outputs(
             response_ids=list(row.response_ids),
             response_mask=list(row.response_mask),
             response_logprobs=None if row.response_log_probs is None else list(row.response_log_probs),
+            routed_experts=routes_of_row(row, [call.routes for call in calls]),
             reward_score=reward,
             num_turns=2 * turns,
             metrics=metrics,

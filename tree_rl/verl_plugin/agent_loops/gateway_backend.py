@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ray.exceptions import RayError
 
 from tree_rl.rollout.gateway.backend import BackendError, FinishReason, Generation
@@ -57,6 +58,7 @@ class VerlBackend:
             finish_reason=self._finish_reason(output, token_ids),
             min_version=output.extra_fields.get("min_global_steps"),
             max_version=output.extra_fields.get("max_global_steps"),
+            routes=None if output.routed_experts is None else np.asarray(output.routed_experts),
         )
 
     def _finish_reason(self, output: Any, token_ids: tuple[int, ...]) -> FinishReason:
