@@ -12,10 +12,12 @@ Legend: N unique tokens, T tiles, C tokens of a tile, W tiles of one depth, X st
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.tiles import TilePlan, tile_plan
 
@@ -119,8 +121,10 @@ def tile_tensors(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) 
 
 
 def _tensors(layout: TreeLayout, plan: TilePlan) -> TileTensors:
-    device = layout.device
-    token_TC = torch.from_numpy(plan.token).to(device)
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return to_device(values.astype(np.int64), layout.device)
+
+    token_TC = tensor(plan.token)
     # Behind the last token: neither seen by a row (N is later than all) nor seeing one (its end is 0).
     end_M = functional.pad(layout.subtree_end.long(), (0, 1))
     visible_TCC = (token_TC.unsqueeze(1) <= token_TC.unsqueeze(2)) & (
@@ -140,18 +144,18 @@ def _tensors(layout: TreeLayout, plan: TilePlan) -> TileTensors:
             Wave(
                 first=first,
                 last=last,
-                entry_W=None if entry_W is None else torch.from_numpy(entry_W).to(device),
-                exit_tile_X=torch.from_numpy(exit_tile[exits] - first).to(device),
-                exit_row_X=torch.from_numpy(exit_row[exits]).to(device),
-                wanted=torch.from_numpy(plan.wanted[is_wanted] - exits.start).to(device),
+                entry_W=None if entry_W is None else tensor(entry_W),
+                exit_tile_X=tensor(exit_tile[exits] - first),
+                exit_row_X=tensor(exit_row[exits]),
+                wanted=tensor(plan.wanted[is_wanted] - exits.start),
             )
         )
     return TileTensors(
         token_TC=token_TC,
-        place_N=torch.from_numpy(plan.tile_of_token * token_TC.shape[1] + plan.row_of_token).to(device),
+        place_N=tensor(plan.tile_of_token * token_TC.shape[1] + plan.row_of_token),
         visible_TCC=visible_TCC,
         waves=tuple(waves),
-        wanted_order=torch.tensor(collected, dtype=torch.int64).argsort().to(device),
+        wanted_order=tensor(np.argsort(np.array(collected, dtype=np.int64))),
     )
 
 

@@ -28,13 +28,13 @@ class TilePlan:
     num_tokens: int
     """N."""
     token: np.ndarray
-    """int64 [T, C], tokens of each tile in DFS order; N in the rows behind its last token."""
+    """int32 [T, C], tokens of each tile in DFS order; N in the rows behind its last token."""
     tile_of_token: np.ndarray
-    """int64 [N]."""
+    """int32 [N]."""
     row_of_token: np.ndarray
-    """int64 [N], place in the tile."""
+    """int32 [N], place in the tile."""
     row_end: np.ndarray
-    """int64 [T, C], first row of the tile past the subtree of each row: row i sees row j iff j <= i < row_end[j]; 0 in
+    """int32 [T, C], first row of the tile past the subtree of each row: row i sees row j iff j <= i < row_end[j]; 0 in
     the rows behind its last token."""
     depth_start: np.ndarray
     """int64 [depths + 1], first tile of each depth."""
@@ -121,8 +121,7 @@ def _fill(segments: Segments, most: int) -> tuple[np.ndarray, np.ndarray, np.nda
     for segment in range(len(above) - 1, -1, -1):
         start, stop = starts[segment], starts[segment + 1]
         size, ranges, left_over = _joined(open_below[segment], most)
-        if left_over:
-            close(left_over, stop - 1)
+        close(left_over, stop - 1)
         joined = min(most - size, stop - start)
         stop -= joined
         ranges.append(len(first))
@@ -132,11 +131,13 @@ def _fill(segments: Segments, most: int) -> tuple[np.ndarray, np.ndarray, np.nda
         if stop > start:
             close([(size, ranges)], stop - 1)
             # All tiles between are full and hold nothing but this segment.
-            full = (stop - start - 1) // most
-            tile.extend(range(len(entries), len(entries) + full))
-            entries.extend(range(stop - most - 1, stop - most - 1 - full * most, -most))
-            first.extend(range(stop - most, stop - most - full * most, -most))
-            size, ranges = stop - start - full * most, [len(first)]
+            if stop - start > most:
+                between = range(stop - most, start, -most)
+                first.extend(between)
+                tile.extend(range(len(entries), len(entries) + len(between)))
+                entries.extend(range(stop - most - 1, start - 1, -most))
+                stop = between[-1]
+            size, ranges = stop - start, [len(first)]
             first.append(start)
             tile.append(START)
         open_below[above[segment]].append((size, ranges))
@@ -152,7 +153,9 @@ def _joined(pieces: list[Piece], most: int) -> tuple[int, list[int], list[Piece]
     """What stays open above pieces, the smallest first, so that one more token fits; and what does not."""
     size: int = 0
     ranges: list[int] = []
-    left_over = []
+    left_over: list[Piece] = []
+    if not pieces:
+        return size, ranges, left_over
     for piece in sorted(pieces, key=lambda piece: piece[0]):
         if size + piece[0] < most:
             size += piece[0]
@@ -208,10 +211,16 @@ def _places(
     # No range straddles the end of a subtree, so that what a subtree ends before starts a range.
     end = segments.start[segments.past[np.searchsorted(segments.start, start, side="right") - 1]]
     later = np.searchsorted(tile * (num_tokens + 1) + start, tile * (num_tokens + 1) + end)
-    every = np.arange(num_tokens)
     held = np.arange(int(np.diff(first_of_tile).max(initial=0))) < np.diff(first_of_tile)[:, None]
-    token, row_end = np.full(held.shape, num_tokens, dtype=np.int64), np.zeros(held.shape, dtype=np.int64)
-    token[held] = every + np.repeat(start - place[:-1], tokens)
-    row_end[held] = np.repeat(place[later] - first_of_tile[tile], tokens)
-    row_of_token = every + np.repeat(row_R - start_R, tokens_R)
-    return token, row_end, np.repeat(tile_R, tokens_R), row_of_token
+    token, row_end = np.full(held.shape, num_tokens, dtype=np.int32), np.zeros(held.shape, dtype=np.int32)
+    token[held] = _counted(start, tokens)
+    row_end[held] = np.repeat((place[later] - first_of_tile[tile]).astype(np.int32), tokens)
+    return token, row_end, np.repeat(tile_R.astype(np.int32), tokens_R), _counted(row_R, tokens_R)
+
+
+def _counted(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int32, upwards from each first value, end to end."""
+    shift = first - (np.cumsum(lengths) - lengths)
+    values = np.repeat(shift.astype(np.int32), lengths)
+    values += np.arange(len(values), dtype=np.int32)
+    return values
