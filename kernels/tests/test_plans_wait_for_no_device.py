@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tree_kernels.host_copy import ALIGNMENT, to_device_together
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d.triton_conv1d import _window_lists
 from tree_kernels.tree_gated_delta_rule.triton_plan import device_plan
@@ -36,3 +37,20 @@ def test_a_layout_that_moves_keeps_the_hosts_vector() -> None:
 def test_what_only_the_device_knows_is_read_back() -> None:
     with pytest.raises(NotImplementedError):
         device_plan(on_meta(on_host=None), 4, ())
+
+
+def test_arrays_copied_together_stay_what_they_were() -> None:
+    arrays = [
+        np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::2],
+        np.zeros(0, dtype=np.int64),
+        np.arange(65, dtype=np.int64),
+        np.array([True, False]),
+        np.zeros((4, 0), dtype=np.int32),
+    ]
+    tensors = to_device_together(arrays, "cpu")
+    for array, tensor in zip(arrays, tensors, strict=True):
+        expected = torch.from_numpy(np.ascontiguousarray(array))
+        assert tensor.dtype == expected.dtype and tensor.is_contiguous() and torch.equal(tensor, expected)
+        assert tensor.storage_offset() * tensor.element_size() % ALIGNMENT == 0
+    assert [t.device.type for t in to_device_together(arrays, "meta")] == ["meta"] * len(arrays)
+    assert to_device_together([], "cpu") == []

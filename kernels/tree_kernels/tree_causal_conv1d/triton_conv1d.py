@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tree_kernels.host_copy import to_device
+from tree_kernels.host_copy import to_device_together
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d.windows import host_windows_of, readers
 
@@ -120,7 +120,7 @@ def _window_lists(layout: TreeLayout, taps: int) -> WindowLists:
     def build(own: TreeLayout) -> WindowLists:
         windows = host_windows_of(own, taps)
         arrays = (windows.input_NK, *readers(windows))
-        inputs, reader_start, reader = (to_device(array, own.device) for array in arrays)
+        inputs, reader_start, reader = to_device_together(arrays, own.device)
         return WindowLists(input=inputs, reader_start=reader_start, reader=reader)
 
     return layout.metadata(("conv_window_lists", taps), build)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tree_kernels.host_copy import to_device
+from tree_kernels.host_copy import to_device_together
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.chains import NONE, ChainPlan, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
@@ -107,9 +107,28 @@ def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch
         for level in range(len(plan.level_start) - 1)
     )
 
-    def tensor(values: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
-        return to_device(np.asarray(values, dtype=dtype), device)
-
+    arrays = {
+        "token": np.pad(plan.token, padding, constant_values=num_tokens),
+        "row_end": np.pad(plan.row_end, padding),
+        "main_row": plan.main_row,
+        "entry_slot": plan.entry_slot,
+        "stored_slot": stored_slot,
+        "chain_start": plan.chain_start,
+        "chain_slot": plan.chain_slot,
+        "side_start": plan.side_start,
+        "side_tile": side_tile,
+        "side_row": plan.side_row,
+        "side_slot": plan.side_slot,
+        "source_start": plan.source_start,
+        "source": plan.source,
+        "joint": joint,
+        "joint_tile": joint_tile,
+        "joint_slot": stored_slot[joint_tile],
+    }
+    indices = {"wanted_slot": plan.wanted_slot, "root_sources": plan.source[: plan.source_start[1]]}
+    host = [array.astype(np.int32, copy=False) for array in arrays.values()]
+    host += [array.astype(np.int64) for array in indices.values()]
+    tensors = dict(zip((*arrays, *indices), to_device_together(host, device), strict=True))
     return DevicePlan(
         num_tiles=plan.num_tiles,
         num_chains=plan.num_chains,
@@ -117,22 +136,5 @@ def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch
         num_sides=len(plan.side_row),
         num_joints=len(joint_tile),
         levels=levels,
-        token=tensor(np.pad(plan.token, padding, constant_values=num_tokens)),
-        row_end=tensor(np.pad(plan.row_end, padding)),
-        main_row=tensor(plan.main_row),
-        entry_slot=tensor(plan.entry_slot),
-        stored_slot=tensor(stored_slot),
-        chain_start=tensor(plan.chain_start),
-        chain_slot=tensor(plan.chain_slot),
-        side_start=tensor(plan.side_start),
-        side_tile=tensor(side_tile),
-        side_row=tensor(plan.side_row),
-        side_slot=tensor(plan.side_slot),
-        source_start=tensor(plan.source_start),
-        source=tensor(plan.source),
-        joint=tensor(joint),
-        joint_tile=tensor(joint_tile),
-        joint_slot=tensor(stored_slot[joint_tile]),
-        wanted_slot=tensor(plan.wanted_slot, np.int64),
-        root_sources=tensor(plan.source[: plan.source_start[1]], np.int64),
+        **tensors,
     )
