@@ -9,7 +9,7 @@ import torch
 
 from tree_kernels.host_copy import ALIGNMENT, to_device_together
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_causal_conv1d.triton_conv1d import _window_lists
+from tree_kernels.tree_causal_conv1d.triton_conv1d import window_lists
 from tree_kernels.tree_gated_delta_rule.triton_plan import device_plan
 
 SUBTREE_END = np.array([7, 7, 4, 4, 7, 6, 7, 9, 9], dtype=np.int32)
@@ -21,11 +21,11 @@ def on_meta(*, on_host: np.ndarray | None) -> TreeLayout:
 
 def test_what_the_host_knows_is_not_read_back() -> None:
     layout = on_meta(on_host=SUBTREE_END)
-    plan, lists = device_plan(layout, 4, (3,)), _window_lists(layout, 4)
+    plan, lists = device_plan(layout, 4, (3,)), window_lists(layout, 4)
     known = TreeLayout.from_subtree_end(torch.from_numpy(SUBTREE_END))
     assert plan.levels == device_plan(known, 4, (3,)).levels
     assert plan.token.shape == device_plan(known, 4, (3,)).token.shape
-    assert lists.reader.shape == _window_lists(known, 4).reader.shape
+    assert lists.reader.shape == window_lists(known, 4).reader.shape
     assert {plan.token.device.type, plan.wanted_slot.device.type, lists.input.device.type} == {"meta"}
 
 

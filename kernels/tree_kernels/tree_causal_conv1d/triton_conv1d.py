@@ -50,7 +50,7 @@ def triton_conv1d(
     is_silu: bool,
 ) -> torch.Tensor:
     """Convolution [N, C] in x's dtype, its activation included; arguments as in `reference_conv1d`."""
-    lists = _window_lists(layout, weight_CK.shape[1])
+    lists = window_lists(layout, weight_CK.shape[1])
     out_NC: torch.Tensor = _TritonConv1d.apply(x_NC, weight_CK, bias_C, context_KC, lists, is_silu)
     return out_NC
 
@@ -114,7 +114,7 @@ def _constants(weight_CK: torch.Tensor) -> dict[str, int]:
     return {"TAPS": weight_CK.shape[1], "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
 
 
-def _window_lists(layout: TreeLayout, taps: int) -> WindowLists:
+def window_lists(layout: TreeLayout, taps: int) -> WindowLists:
     """The lists of a layout, built on the host at the first call and kept with it."""
 
     def build(own: TreeLayout) -> WindowLists:

@@ -121,7 +121,8 @@ def _fill(segments: Segments, most: int) -> tuple[np.ndarray, np.ndarray, np.nda
     for segment in range(len(above) - 1, -1, -1):
         start, stop = starts[segment], starts[segment + 1]
         size, ranges, left_over = _joined(open_below[segment], most)
-        close(left_over, stop - 1)
+        if left_over:
+            close(left_over, stop - 1)
         joined = min(most - size, stop - start)
         stop -= joined
         ranges.append(len(first))
