@@ -68,6 +68,7 @@ def session_of(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, *, is_fo
     recorder = Recorder("s", renderer=scene.renderer, options=scene.options)
     if is_forgetful:
         recorder._keys, recorder._written = ForgetfulKeys(), None  # type: ignore[assignment]
+        monkeypatch.setattr(recorder._trie, "remember", lambda *_: None)
     session._recorder = recorder
     make = recorder.prompt
 

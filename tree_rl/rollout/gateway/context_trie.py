@@ -11,6 +11,8 @@ from tree_rl.rollout.gateway.rendering import Renderer
 
 LOOK_AHEAD = 200
 """Characters that decide how the tokenizer ends a token."""
+KEPT = 8
+"""Conversations of a session whose way through the trie is remembered: an agent's and its sub-agents'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,19 @@ class Node:
         return known + tuple(token for one in reversed(behind) for token in one.ids)
 
 
+@dataclass(slots=True)
+class Step:
+    """A node matched on the way through a text. A prompt makes hundreds, so they are as cheap as Python has them."""
+
+    node: Node
+    start: int
+    end: int
+    num_turns: int
+    place: int
+    """How many steps stand before it."""
+    before: "Step | None"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
     """How far recorded tokens carry a text."""
@@ -66,31 +81,23 @@ class Match:
     node: Node
     """The last node whose text is contained whole."""
     turns: tuple[tuple[Node, str], ...]
-    """The generated turns on the way, from the last to the first, as the text writes them."""
+    """The generated turns that stand on no remembered way, from the last to the first, as the text writes them."""
     cut: tuple[str, tuple[int, ...]] | None
     """Text and ids of the part of a generated turn that follows, if the text leaves the turn in its middle."""
     rest: str
     """What no recorded token covers."""
+    way: tuple[Step, ...]
+    """From the root to `node`."""
+    num_new: int
+    """How many of the last steps stand on no remembered way."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """A node matched on the way through a text. A prompt makes hundreds, so they are as cheap as Python has them."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Steps that every text takes, or can take, that begins with this one."""
 
-    node: Node
-    start: int
-    end: int
-    num_turns: int
-    before: "_Step | None"
-
-    def turns(self, text: str) -> tuple[tuple[Node, str], ...]:
-        found = []
-        step: _Step | None = self
-        while step is not None:
-            if step.node.turn is not None:
-                found.append((step.node, text[step.start : step.end]))
-            step = step.before
-        return tuple(found)
+    text: str
+    steps: tuple[Step, ...]
 
 
 class ContextTrie:
@@ -103,6 +110,7 @@ class ContextTrie:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._root = Node(parent=None, text="", ids=(), depth=0)
+        self._ways: list[_Way] = []
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues.
@@ -112,26 +120,57 @@ class ContextTrie:
         Args:
             text: a whole rendering.
         """
-        best = _Step(self._root, 0, 0, 0, None)
-        stack = [best]
+        root = Step(self._root, 0, 0, 0, 0, None)
+        ways = [way for way in self._ways if text.startswith(way.text)]
+        known = max(ways, key=lambda way: len(way.steps), default=None)
+        stack = [root] if known is None else self._behind(known, text)
+        best = root
         while stack:
             step = stack.pop()
             start, num_turns = step.end, step.num_turns
             # Of equals the first, that is the latest child.
             if num_turns > best.num_turns or (num_turns == best.num_turns and start > best.end):
                 best = step
-            for child in step.node.children:
-                end = self._end_of_match(child, text, start)
-                if end is not None:
-                    stack.append(_Step(child, start, end, num_turns + (child.turn is not None), step))
+            stack += self._steps(step, step.node.children, text)
+        way, new = self._way_to(best, known)
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
         return Match(
             node=best.node,
-            turns=best.turns(text),
+            turns=tuple((step.node, text[step.start : step.end]) for step in new if step.node.turn is not None),
             cut=cut,
             rest=rest if cut is None else rest[len(cut[0]) :],
+            way=way,
+            num_new=len(new),
         )
+
+    def remember(self, text: str, match: Match, prompt: Node) -> None:
+        """Spare later texts that begin like this one the way through what they share with it.
+
+        Args:
+            text: of a prompt.
+            match: of the text.
+            prompt: the node at its end.
+        """
+        behind: list[Node] = []
+        node: Node | None = prompt
+        while node is not None and node is not match.node:
+            behind.append(node)
+            node = node.parent
+        steps = list(match.way)
+        for node in reversed(behind):
+            last = steps[-1]
+            steps.append(Step(node, last.end, last.end + len(node.text), last.num_turns, last.place + 1, last))
+        # How the next prompt writes the last piece depends on the answer (reasoning may begin in it).
+        del steps[-1]
+        if len(steps) < 2:
+            return
+        # What decides that a node ends here: the special token behind it.
+        seen = text[: steps[-1].end + len(self._renderer.specials[0])]
+        if not all(self._is_decided(step, len(seen)) for step in steps[len(match.way) - match.num_new :]):
+            return
+        others = [way for way in self._ways if not seen.startswith(way.text)]
+        self._ways = [*others[1 - KEPT :], _Way(seen, tuple(steps))]
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
         """Add what a match lacks.
@@ -164,6 +203,43 @@ class ContextTrie:
         node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
         return node
+
+    def _steps(self, step: Step, children: Sequence[Node], text: str) -> list[Step]:
+        """The nodes behind a step that a text contains."""
+        found = []
+        for child in children:
+            end = self._end_of_match(child, text, step.end)
+            if end is not None:
+                num_turns = step.num_turns + (child.turn is not None)
+                found.append(Step(child, step.end, end, num_turns, step.place + 1, step))
+        return found
+
+    def _behind(self, way: _Way, text: str) -> list[Step]:
+        """What is left to visit behind a remembered way: its end, and what branches off, in the order of a search."""
+        sooner: list[list[Step]] = []
+        later: list[Step] = []
+        for step, following in zip(way.steps, way.steps[1:], strict=False):
+            children = step.node.children
+            if len(children) > 1:
+                place = children.index(following.node)
+                later += self._steps(step, children[:place], text)
+                sooner.append(self._steps(step, children[place + 1 :], text))
+        return [*later, way.steps[-1], *(branch for branches in reversed(sooner) for branch in branches)]
+
+    def _way_to(self, last: Step, known: _Way | None) -> tuple[tuple[Step, ...], list[Step]]:
+        """All steps to the last one, and, in reverse, those that do not stand on a known way."""
+        steps = () if known is None else known.steps
+        new: list[Step] = []
+        step: Step | None = last
+        while step is not None and not (step.place < len(steps) and steps[step.place] is step):
+            new.append(step)
+            step = step.before
+        return (*steps[: 0 if step is None else step.place + 1], *reversed(new)), new
+
+    def _is_decided(self, step: Step, num_characters: int) -> bool:
+        """Whether so many characters of a text tell which form of a turn it contains."""
+        turn = step.node.turn
+        return turn is None or step.start + len(turn.raw_text) + len(self._renderer.end_text) <= num_characters
 
     def _end_of_match(self, node: Node, text: str, position: int) -> int | None:
         if node.turn is not None:

@@ -92,6 +92,7 @@ class Recorder:
         ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
         self._check_length(len(ids))
         self._note_returned(match)
+        self._trie.remember(text, match, node)
         return Prompt(request=request, messages=messages, keys=keys, text=text, ids=ids, node=node)
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
