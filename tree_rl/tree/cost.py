@@ -110,9 +110,16 @@ LEAST_GAIN = 1.02
 """A group runs as a tree if that saves at least 2 % of its operations: less would not pay for planning."""
 
 
-def tree_pays(shape: ModelShape, forest: Forest) -> bool:
-    """Whether running a forest costs enough less than running its rows one by one."""
-    return float(row_cost(shape, forest.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, forest)
+def tree_pays(shape: ModelShape, forest: Forest, wanted: Jagged | None = None) -> bool:
+    """Whether running a forest costs enough less than running its rows one by one.
+
+    Args:
+        shape: the model.
+        forest: the rows.
+        wanted: [B, L_b], nonzero where the next token's log-prob is asked for: a forest's head runs there alone, that
+            of rows everywhere. None means everywhere.
+    """
+    return float(row_cost(shape, forest.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, forest, wanted)
 
 
 def row_cost(shape: ModelShape, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:

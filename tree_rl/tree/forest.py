@@ -78,6 +78,8 @@ class Forest:
             raise ValueError(f"expected distinct rows, received {picked.tolist()}")
         if picked.size and not 0 <= picked.min() <= picked.max() < self.num_rows:
             raise IndexError(f"expected rows in [0, {self.num_rows}), received {picked.tolist()}")
+        if np.array_equal(picked, np.arange(self.num_rows)):
+            return self
         index = self.row_index.select(picked)
         order = self.row_order.select(picked)
         new_row = np.full(self.num_rows, -1, dtype=np.int64)

@@ -88,7 +88,8 @@ class TreeReadingEngine(FSDPEngineWithLMHead):
         if self.tree_config.router_aux_loss_coef is not None or replay_mode(self.engine_config) != DISABLED:
             self.router_hooks = RouterHooks(module)
         self.vocab_size = module.get_input_embeddings().num_embeddings
-        self.model_shape = ModelShape.from_config(module.config.get_text_config().to_dict())
+        shape = ModelShape.from_config(module.config.get_text_config().to_dict())
+        self.model_shape = shape if self.stock_model_type == LANGUAGE_MODEL else dataclasses.replace(shape, vocab=1)
         self.max_positions = module.config.get_text_config().to_dict().get("max_position_embeddings")
         return module
 

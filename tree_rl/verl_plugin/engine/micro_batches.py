@@ -89,13 +89,13 @@ def plan_micro_batches(
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
     # Rows that run through stock verl leave no trace of their routers.
     always = config.mode == "tree" or config.router_aux_loss_coef is not None
-    as_tree = [always or tree_pays(shape, forest.select_rows(group)) for group in groups]
-    tree_groups = [group for group, tree in zip(groups, as_tree, strict=True) if tree]
-    flat_rows = [int(row) for group, tree in zip(groups, as_tree, strict=True) if not tree for row in group]
-    whole_groups, large = [], []
-    for group in tree_groups:
+    wanted = forest.row_index.with_values(rows.wanted_F)
+    whole_groups, large, flat_rows = [], [], []
+    for group in groups:
         part = forest.select_rows(group)
-        if part.num_unique <= budget.unique_tokens:
+        if not (always or tree_pays(shape, part, wanted.select(group))):
+            flat_rows += group.tolist()
+        elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
             large.append(_partitioned_batch(part, group, plans.plan(part, budget.unique_tokens)))

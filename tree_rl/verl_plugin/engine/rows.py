@@ -109,20 +109,16 @@ def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
 def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> np.ndarray:
     """A token with mask 1 wants the edge that leads to it: the position before it. Masks align with the row's end."""
     mask_offsets, mask = _jagged(loss_mask)
-    mask = mask != 0
     lengths, mask_lengths = np.diff(offsets), np.diff(mask_offsets)
     _refuse(mask_lengths > lengths, labels, "has a loss mask longer than the row", mask_lengths)
-    row_of_mask = np.repeat(np.arange(len(lengths)), mask_lengths)
-    token_of_mask = (
-        np.arange(len(mask)) - mask_offsets[row_of_mask] + offsets[row_of_mask + 1] - mask_lengths[row_of_mask]
-    )
-    trained = token_of_mask[mask]
-    first = np.zeros(len(lengths), dtype=bool)
-    first[row_of_mask[mask][trained == offsets[row_of_mask[mask]]]] = True
-    _refuse(first, labels, "trains its first token, which nothing predicts; set the first loss_mask entry to 0")
-    wanted_F = np.zeros(int(offsets[-1]), dtype=bool)
-    wanted_F[trained - 1] = True
-    return wanted_F
+    entries = np.flatnonzero(mask)
+    # From an entry of the mask to its token: rows and their masks end together.
+    shift = np.repeat(offsets[1:] - mask_offsets[1:], mask_lengths)
+    trained_F = np.zeros(int(offsets[-1]), dtype=bool)
+    trained_F[entries + shift[entries]] = True
+    first_B = trained_F[offsets[:-1]]
+    _refuse(first_B, labels, "trains its first token, which nothing predicts; set the first loss_mask entry to 0")
+    return np.append(trained_F[1:], False)
 
 
 def _temperatures(data: TensorDict, num_rows: int) -> np.ndarray:

@@ -47,7 +47,7 @@ class WholeStep:
         """See `Step.work`."""
         yield FORWARD
         members = list(self.micro_batch.rows)
-        selected = tu.index_select_tensor_dict(self.data, members)
+        selected = selected_rows(self.data, members)
         if self.micro_batch.forest is None:
             loss, self.output = self.engine.stock_step(selected, self.loss, self.forward_only)
         else:
@@ -82,7 +82,7 @@ class PartitionedStep:
         """See `Step.work`."""
         forest, plan, members = self.micro_batch.forest, self.micro_batch.plan, list(self.micro_batch.rows)
         assert forest is not None and plan is not None
-        selected = tu.index_select_tensor_dict(self.data, members).to(get_device_id())
+        selected = selected_rows(self.data, members).to(get_device_id())
         readout = self.engine.readout(selected, self.rows, members, forest, plan)
         routing = self.engine.open_routing(forest, self.rows, members)
         if routing is not None:
@@ -103,6 +103,13 @@ class PartitionedStep:
         self.output = rows_loss.output()
         if routing is not None:
             self.engine.close_routing(routing, selected, members, self.output, self.forward_only)
+
+
+def selected_rows(data: TensorDict, members: list[int]) -> TensorDict:
+    """The rows of a micro-batch; all rows in their order are not copied."""
+    if members == list(range(len(data))):
+        return data.copy()
+    return tu.index_select_tensor_dict(data, members)
 
 
 def make_step(
