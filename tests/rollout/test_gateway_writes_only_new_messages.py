@@ -8,13 +8,14 @@ from gateway_harness import CHATML, build_tokenizer
 from hostile_conversations import EDITS, conversations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 
 from tree_rl.rollout.gateway import openai_api
 from tree_rl.rollout.gateway.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.request_memory import RequestMemory
-from tree_rl.rollout.gateway.template_memory import NotPureError, TemplateMemory, outer_loops, read_by_loop
+from tree_rl.rollout.gateway.template_memory import TemplateMemory
+from tree_rl.rollout.gateway.template_reading import NotPureError, outer_loops, read_by_loop, read_by_search
 
 LOOPS = {
     "qwen3": None,
@@ -62,6 +63,65 @@ LOOPS = {
     "inner loops": (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ loop.index }}{{ loop.last }}{{ c | tojson }}"
         "{{ messages[loop.index0].role }}{% endfor %}{{ loop.index }}{% else %}none{% endfor %}"
+    ),
+}
+SEARCH = (
+    "{%- set ns = namespace(INITIAL) %}{%- for m in messages[::-1] %}"
+    "{%- set index = (messages|length - 1) - loop.index0 %}BODY{%- endfor %}{{ MADE }}"
+)
+"""What templates do to find the last question."""
+SEARCHES = {
+    "last user": (
+        "open=true, last=messages|length - 1",
+        "{% if ns.open and m.role == 'user' %}",
+        "open=false last=index",
+    ),
+    "first user": ("last=messages|length - 1", "{% if m.role == 'user' %}", "last=index"),
+    "number of users": ("n=0", "{% if m.role == 'user' %}", "n=ns.n+1"),
+    "number from a start": ("n=messages|length", "{% if m.role == 'user' and m.content %}", "n=ns.n+1"),
+    "place of the greatest": ("best=0", "{% if m.content|length > ns.best %}", "best=m.content|length at=index"),
+    "undefined": ("last=0", "{% if m.role == 'assistant' %}", "last=m.reasoning_content"),
+    "undefined first": ("other=0", "{% if m.role == 'tool' and not ns.seen %}", "seen=true other=index"),
+    "a value from outside": ("last=0", "{% if m.role == 'user' or not tools %}", "last=add_generation_prompt"),
+    "a message": ("last=none", "{% if not ns.last %}", "last=m"),
+    "one and true": ("last=0", "{% if m.tool_calls %}", "last=m.tool_calls[0].function.arguments.n"),
+    "length alone": ("last=0", "{% if m.role == 'user' %}", "last=messages|length"),
+    "place from the end": ("last=0", "{% if m.role == 'user' %}", "last=loop.index0"),
+    "the last round": ("last=0", "{% if loop.last %}", "last=m.content"),
+    "another message": ("last=0", "{% if messages[index].role == 'user' %}", "last=index"),
+}
+
+
+def search(initial: str, condition: str, sets: str) -> str:
+    pairs = [pair.partition("=")[::2] for pair in sets.split()]
+    body = condition + "".join(f"{{% set ns.{name} = {value} %}}" for name, value in pairs) + "{% endif %}"
+    made = " ~ '|' ~ ".join(f"(ns.{name}|string)" for name, _ in pairs)
+    return SEARCH.replace("INITIAL", initial).replace("BODY", body).replace("MADE", made)
+
+
+LOOPS |= {f"search: {name}": search(*parts) for name, parts in SEARCHES.items()}
+LOOPS |= {
+    "search: two names": (
+        "{% set a = namespace(x=0) %}{% set b = a %}"
+        "{% for m in messages[::-1] %}{% if a.x < 2 %}{% set b.x = b.x + 1 %}{% endif %}{% endfor %}{{ a.x }}{{ b.x }}"
+    ),
+    "search: that writes": (
+        "{% set ns = namespace(x=0) %}{% for m in messages[::-1] %}{{ m.role }}{% set ns.x = 1 %}{% endfor %}"
+    ),
+    "search: the namespace as a whole": (
+        "{% set ns = namespace(x=0) %}{% for m in messages[::-1] %}{% if ns %}{% set ns.x = m.role %}"
+        "{% endif %}{% endfor %}{{ ns.x }}"
+    ),
+    "search: for another value": (
+        "{% set kind = messages[-1].role %}" + search("x=-1", "{% if m.role == kind and index < 2 %}", "x=index")
+    ),
+    "search: for one or true": search(
+        "x=(messages[-1].role == 'user' or 1), y=0", "{% if index == 0 %}", "y=ns.x|string"
+    ),
+    "search: with another start": (
+        "{% set ns = namespace(x=0, y=0) %}{% set ns.y = messages[-1].role %}"
+        "{% for m in messages[::-1] %}{% if m.role != ns.y %}{% set ns.x = m.content %}"
+        "{% endif %}{% endfor %}{{ ns.x }}"
     ),
 }
 
@@ -156,3 +216,53 @@ def test_a_loop_is_remembered_only_if_what_it_reads_is_known(name: str, is_remem
     else:
         with pytest.raises(NotPureError):
             read_by_loop(loops[-1], known_functions=frozenset())
+
+
+@pytest.mark.parametrize("name", [name for name in LOOPS if name == "qwen3" or name.startswith("search")])
+def test_a_search_is_remembered_only_if_what_it_reads_is_known(name: str, tokenizers: dict[str, Any]) -> None:
+    environment = ChatTemplate(tokenizers[name], {})._environment
+    loops = list(outer_loops(environment.parse(tokenizers[name].chat_template).body))
+    found = next(loop for loop in loops if isinstance(loop.iter, nodes.Getitem))
+    unknown = (
+        "length alone",
+        "place from the end",
+        "the last round",
+        "another message",
+        "two names",
+        "writes",
+        "whole",
+    )
+    if name.endswith(unknown):
+        with pytest.raises(NotPureError):
+            read_by_search(found, known_functions=frozenset())
+    else:
+        read_by_search(found, known_functions=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [("qwen3", 3), ("search: first user", 3), ("search: last user", 3)],
+)
+def test_a_search_ends_where_an_earlier_one_came(
+    name: str, rounds: int, tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    recall = TemplateMemory.recall_search
+
+    def recalling(*arguments: Any) -> bool:
+        asked.append(recall(*arguments))
+        return asked[-1]
+
+    monkeypatch.setattr(TemplateMemory, "recall_search", recalling)
+    template, memory = ChatTemplate(tokenizers[name], {}), TemplateMemory()
+    messages = [ChatMessage(role="user", content="q")]
+    for number in range(20):
+        messages += [
+            ChatMessage(role="assistant", content=f"a{number}"),
+            ChatMessage(role="tool", content=f"t{number}"),
+        ]
+        asked.clear()
+        template.render(
+            memory.forms(tuple(messages), inline_reasoning=False), tools=None, is_prompt=True, memory=memory
+        )
+    assert asked == [False] * (rounds - 1) + [True]

@@ -18,15 +18,15 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tree_rl.rollout.gateway.template_memory import (
-    MEMORY,
-    PLAIN,
+from tree_rl.rollout.gateway.template_memory import MEMORY, PLAIN, TemplateMemory
+from tree_rl.rollout.gateway.template_reading import (
     PURE_FUNCTIONS,
     LoopRead,
     NotPureError,
-    TemplateMemory,
+    SearchRead,
     outer_loops,
     read_by_loop,
+    read_by_search,
 )
 
 OWN_OF_DICT = frozenset(dir(dict))
@@ -134,9 +134,15 @@ class _Rounds(Extension):
         super().__init__(environment)
         self.read: list[LoopRead] = []
         """What each rewritten loop reads."""
+        self.searches: list[SearchRead] = []
+        """What each rewritten search reads."""
 
     def rewrite(self, loop: nodes.For, functions: frozenset[str]) -> None:
         """Let a loop recall its rounds, if what it reads tells when they are the same."""
+        try:
+            return self._rewrite_search(loop, read_by_search(loop, known_functions=functions))
+        except NotPureError:
+            pass
         try:
             read = read_by_loop(loop, known_functions=functions)
         except NotPureError:
@@ -158,6 +164,27 @@ class _Rounds(Extension):
             nodes.Assign(nodes.Name(text, "store"), self.call_method("recall", [memory, site, place, items, values])),
             nodes.If(is_new, writing, [], recalled),
         ]
+
+    def _rewrite_search(self, loop: nodes.For, read: SearchRead) -> None:
+        """Let a search recall what it found."""
+        memory, place = nodes.Name(MEMORY, "load"), nodes.Name("loop", "load")
+        site, state = nodes.Const(len(self.searches)), nodes.Name(read.state, "load")
+        items = nodes.Name(read.items, "load")
+        values = nodes.List([nodes.Name(name, "load") for name in read.values])
+        self.searches.append(read)
+        is_known = self.call_method("recall_search", [memory, site, place, items, state, values])
+        end = nodes.ExprStmt(self.call_method("end_search", [memory, site, place, state]))
+        loop.body = [nodes.If(is_known, [nodes.Break()], [], []), *loop.body, end]
+
+    def recall_search(
+        self, memory: TemplateMemory, site: int, loop: LoopContext, items: Any, state: Any, values: list[Any]
+    ) -> bool:
+        """In front of a round of a search."""
+        return memory.recall_search(site, self.searches[site], loop, items, state, values)
+
+    def end_search(self, memory: TemplateMemory, site: int, loop: LoopContext, state: Any) -> None:
+        """Behind it."""
+        memory.end_search(site, self.searches[site], loop, state)
 
     def recall(self, memory: TemplateMemory, site: int, loop: LoopContext, items: Any, values: list[Any]) -> str | None:
         """In front of a round."""
