@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway import anthropic_api, openai_api
 from tree_rl.rollout.gateway.fields import Fields, RequestError, read_json
-from tree_rl.rollout.gateway.messages import ChatMessage, Keys
+from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.request_memory import RequestMemory
 
 DAMAGE = st.sampled_from(
@@ -116,15 +116,3 @@ def test_known_messages_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(openai_api.read_request(decoded, heard).messages) == count
         memory.keep(heard)
     assert read == [f"messages[{number}]." for number in range(5)]
-
-
-def test_a_message_has_another_key_behind_another_history() -> None:
-    messages = [ChatMessage(role=role, content="so") for role in ("user", "assistant", "user", "assistant")]
-    keys = Keys()
-    known = keys.of(messages)
-    assert len(set(known)) == 4
-    longer = [*messages, ChatMessage(role="user", content="so")]
-    assert keys.of(longer)[:4] == known
-    changed = [messages[0], ChatMessage(role="assistant", content="no"), *messages[2:]]
-    assert [one == other for one, other in zip(keys.of(changed), known, strict=True)] == [True, False, False, False]
-    assert keys.of(longer) == Keys().of(longer)

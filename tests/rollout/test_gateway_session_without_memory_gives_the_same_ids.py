@@ -16,8 +16,9 @@ from tree_rl.rollout.gateway import openai_api
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.context_trie import Node
 from tree_rl.rollout.gateway.fields import RequestError, read_json
-from tree_rl.rollout.gateway.messages import ChatMessage, Keys
+from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.own_turns import OwnTurns
 from tree_rl.rollout.gateway.recorder import Recorder
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.gateway.session import Session
@@ -46,9 +47,10 @@ class Dictated:
         return Generation(token_ids=(*ids, self.end), log_probs=None, finish_reason="stop")
 
 
-class ForgetfulKeys(Keys):
-    def of(self, messages: Sequence[ChatMessage]) -> list[bytes]:
-        return Keys().of(messages)
+class ForgetfulTurns(OwnTurns):
+    def restore(self, messages: Sequence[ChatMessage]) -> tuple[tuple[ChatMessage, ...], list[bytes]]:
+        self._recent = []
+        return super().restore(messages)
 
 
 def ids_on_the_way(node: Node | None) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ def session_of(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, *, is_fo
     session.id = "s"
     recorder = Recorder("s", renderer=scene.renderer, options=scene.options)
     if is_forgetful:
-        recorder._keys, recorder._written = ForgetfulKeys(), None  # type: ignore[assignment]
+        recorder._own, recorder._written = ForgetfulTurns(), None  # type: ignore[assignment]
         monkeypatch.setattr(recorder._trie, "remember", lambda *_: None)
     session._recorder = recorder
     make = recorder.prompt

@@ -12,8 +12,9 @@ from tree_rl.rollout.gateway.drift import DriftReport, ReturnedTurn, find_drifte
 from tree_rl.rollout.gateway.exchange import ChatRequest
 from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.messages import ChatMessage, Keys, key_after
+from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.own_turns import OwnTurns
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.gateway.template_memory import TemplateMemory
 from tree_rl.rollout.gateway.turns import read_message
@@ -55,9 +56,8 @@ class Recorder:
         self._renderer = renderer
         self._options = options
         self._trie = ContextTrie(renderer)
-        self._keys = Keys()
+        self._own = OwnTurns()
         self._written = TemplateMemory()
-        self._answered: dict[bytes, list[ChatMessage]] = {}
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[int, tuple[Node, str]] = {}
 
@@ -76,7 +76,7 @@ class Recorder:
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        messages, keys = self._with_reasoning(request.messages)
+        messages, keys = self._own.restore(request.messages)
         text = await self._unblocked(
             sum(len(message.content) for message in messages),
             lambda: self._renderer.render(messages, tools=request.tools, is_prompt=True, memory=self._written),
@@ -134,7 +134,7 @@ class Recorder:
             in_template=cache(partial(self._in_template, prompt.messages, message, prompt.request.tools, answer.text)),
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
-        self._answered.setdefault(key_after(prompt.keys, message), []).append(message)
+        self._own.add(prompt.keys, message)
         return message
 
     def _in_template(
@@ -154,17 +154,6 @@ class Recorder:
             return raw_text, self._renderer.end_text
         text, closing, _ = whole[len(before) :].rpartition(self._renderer.end_text)
         return (text, closing) if closing else (whole[len(before) :], "")
-
-    def _with_reasoning(self, messages: tuple[ChatMessage, ...]) -> tuple[tuple[ChatMessage, ...], list[bytes]]:
-        """Put back what the session's own turns have lost on their way through the client: the reasoning field."""
-        keys = self._keys.of(messages)
-        restored = list(messages)
-        for index, message in enumerate(messages):
-            if message.role == "assistant" and keys[index] in self._answered:
-                answers = self._answered[keys[index]]
-                alike = [own for own in answers if message.reasoning in (None, "", own.reasoning)]
-                restored[index] = alike[-1] if alike else message
-        return tuple(restored), keys
 
     def _note_returned(self, match: Match) -> None:
         """Remember the turns that a prompt brings back for the first time."""
