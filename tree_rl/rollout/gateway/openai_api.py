@@ -1,11 +1,11 @@
-"""OpenAI's chat completions: requests read by hand, field by field; answers built from the SDK's own types."""
+"""OpenAI's chat completions: requests read by hand, field by field; answers as the SDK's own types write them."""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openai.types import CompletionUsage, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
@@ -61,22 +61,28 @@ def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
     """The body of a whole answer."""
-    made = ChatCompletion.model_validate(
-        {
-            **_head(request, completion, "chat.completion"),
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", **_content(choice.message)},
-                    "finish_reason": _finish_reason(choice),
-                    "logprobs": _log_probs(choice),
-                }
-                for index, choice in enumerate(completion.choices)
-            ],
-            "usage": _usage(completion).model_dump(exclude_unset=True),
-        }
-    )
-    return made.model_dump(mode="json", exclude_unset=True)
+    head = _head(request, completion, "chat.completion")
+    # As the SDK's type writes it, in its order; a test holds the two against each other.
+    return {
+        "id": head["id"],
+        "choices": [
+            {
+                "finish_reason": _finish_reason(choice),
+                "index": index,
+                "logprobs": _log_probs(choice),
+                "message": _answered(choice.message),
+            }
+            for index, choice in enumerate(completion.choices)
+        ],
+        "created": head["created"],
+        "model": head["model"],
+        "object": head["object"],
+        "usage": {
+            "completion_tokens": completion.completion_tokens,
+            "prompt_tokens": completion.prompt_tokens,
+            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        },
+    }
 
 
 def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
@@ -187,15 +193,15 @@ def _head(request: ChatRequest, completion: Completion, kind: str) -> dict[str, 
     return {"id": f"chatcmpl-{completion.id}", "created": completion.created, "model": request.model, "object": kind}
 
 
-def _content(message: ChatMessage) -> dict[str, Any]:
-    body: dict[str, Any] = {"content": message.content or (None if message.tool_calls else "")}
-    if message.reasoning is not None:
-        body["reasoning_content"] = message.reasoning
+def _answered(message: ChatMessage) -> dict[str, Any]:
+    body: dict[str, Any] = {"content": message.content or (None if message.tool_calls else ""), "role": "assistant"}
     if message.tool_calls:
         body["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+            {"id": call.id, "function": {"arguments": call.arguments_json, "name": call.name}, "type": "function"}
             for call in message.tool_calls
         ]
+    if message.reasoning is not None:
+        body["reasoning_content"] = message.reasoning
     return body
 
 
@@ -219,7 +225,7 @@ def _log_probs(choice: Choice) -> dict[str, Any] | None:
     if choice.tokens is None:
         return None
     content = [
-        {"token": token.text, "logprob": token.log_prob, "bytes": _bytes(token.text), "top_logprobs": []}
+        {"token": token.text, "bytes": _bytes(token.text), "logprob": token.log_prob, "top_logprobs": []}
         for token in choice.tokens
     ]
     return {"content": content, "refusal": None}
