@@ -1,7 +1,8 @@
 """What the recording gateway adds to a call beyond the model's time, with Qwen's vocabulary and growing conversations.
 
 Run: python examples/write_qwen_tokenizer.py outputs/qwen; python benchmarks/gateway_overhead.py outputs/qwen --csv F
-The model is a pause that answers with real text. Clients run in a process of their own, on the other core.
+The model is a pause that answers with real text. Clients run in a process of their own, on the last core, the gateway on
+the others: on a shared core the system lets a client read its answer before the gateway's clock stops (--share-cores).
 """
 
 import argparse
@@ -77,7 +78,15 @@ class Stopwatch:
             self.spent[scope["path"].split("/")[2]].append(time.perf_counter() - started)
 
 
-async def serve(tokenizer: Any, sessions: int, turns: int, pause_s: float) -> dict[str, list[float]]:
+def keep_to(*, clients: bool) -> None:
+    """Leave the last core to the clients, and them to it."""
+    cores = range(os.cpu_count() or 1)
+    os.sched_setaffinity(0, cores[-1:] if clients else cores[:-1] or cores)
+
+
+async def serve(
+    tokenizer: Any, sessions: int, turns: int, pause_s: float, *, share_cores: bool
+) -> dict[str, list[float]]:
     """Run one load; return milliseconds beyond the model's, by where they are measured."""
     from tree_rl.rollout.gateway.gateway import Gateway
     from tree_rl.rollout.gateway.options import GatewayOptions
@@ -93,7 +102,9 @@ async def serve(tokenizer: Any, sessions: int, turns: int, pause_s: float) -> di
         opened = [gateway.open_session() for _ in range(sessions)]
         endpoints = [[gateway.endpoint(s).openai_url, s.token] for s in opened]
         client = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--client", str(turns), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            *(sys.executable, __file__, "--client", str(turns), *(["--share-cores"] * share_cores)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         cpu = time.process_time()
         out, _ = await client.communicate(json.dumps(endpoints).encode())
@@ -151,11 +162,11 @@ LOADS = ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2
 """Sessions at once, calls of each, and the model's mean pause in seconds."""
 
 
-def measure(tokenizer: Any, sessions: int, turns: int, pause_s: float) -> dict[str, str]:
+def measure(tokenizer: Any, sessions: int, turns: int, pause_s: float, *, share_cores: bool) -> dict[str, str]:
     """One load as a row of the table."""
     busy = os.getloadavg()[0]
     started = time.perf_counter()
-    figures = asyncio.run(serve(tokenizer, sessions, turns, pause_s))
+    figures = asyncio.run(serve(tokenizer, sessions, turns, pause_s, share_cores=share_cores))
     rate = sessions * turns / (time.perf_counter() - started)
     row = {
         "sessions": f"{sessions}",
@@ -175,8 +186,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path, nargs="?")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--share-cores", action="store_true", help="gateway and clients run where the system puts them")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not arguments.share_cores:
+        keep_to(clients=arguments.client is not None)
     if arguments.client is not None:
         print(json.dumps(asyncio.run(play(arguments.client, json.load(sys.stdin)))))
         return
@@ -188,12 +202,14 @@ def main() -> None:
     tokenizer.chat_template = TEMPLATE.read_text()
     rows: list[dict[str, str]] = []
     for load in LOADS:
-        row = measure(tokenizer, *load)
+        row = measure(tokenizer, *load, share_cores=arguments.share_cores)
         if not rows:
             print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
         print(f"| {' | '.join(row.values())} |", flush=True)
         rows.append(
-            row | {"cores": str(os.cpu_count())} | provenance(packages=("transformers", "uvicorn", "starlette"))
+            row
+            | {"cores": str(os.cpu_count()), "shared cores": str(arguments.share_cores)}
+            | provenance(packages=("transformers", "uvicorn", "starlette"))
         )
     if arguments.csv is not None:
         with arguments.csv.open("w", newline="") as file:
