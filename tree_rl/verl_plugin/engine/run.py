@@ -138,7 +138,7 @@ class TreeRunningEngine(TreeForwardEngine):
             if self.replay is not None and self.replay.records and rows.num_rows:
                 rows = self.replay.with_recorded(rows, result["model_output"][COLUMN])
             if "log_probs" in result["model_output"]:
-                self.memory.remember(rows, result["model_output"]["log_probs"].unbind())
+                self.memory.remember(rows, result["model_output"]["log_probs"].cpu().unbind())
             if self.balance is not None:
                 self.balance.remember(rows)
         return result
