@@ -1,8 +1,8 @@
 """What the recording gateway adds to a call beyond the model's time, with Qwen's vocabulary and growing conversations.
 
 Run: python examples/write_qwen_tokenizer.py outputs/qwen; python benchmarks/gateway_overhead.py outputs/qwen --csv F
-The model is a pause that answers with real text. Clients run in a process of their own, on the last core, the gateway on
-the others: on a shared core the system lets a client read its answer before the gateway's clock stops (--share-cores).
+The model is a pause that answers with real text. Clients run in a process of their own, on the last core, the gateway
+on the others: on a shared core a client may run before the gateway's clock stops (--share-cores).
 """
 
 import argparse
