@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 LOOKS = {
     "tree": {"color": "#0b6e4f", "linewidth": 4, "alpha": 0.5, "label": "full tree, tree engine"},
     "flat": {"color": "#c8553d", "linestyle": "--", "marker": ".", "label": "the same rows, verl's own engine"},
+    "flat_again": {"color": "#e0a458", "linestyle": "-.", "label": "verl's own engine, run again"},
     "longest": {"color": "#4a5a8a", "linestyle": ":", "marker": "x", "label": "longest path alone, tree engine"},
 }
 

@@ -4,6 +4,10 @@ Agents reason before every turn and drop the reasoning from their history, so ev
 vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES. The CSV grows with every step.
 
 PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --check-rollouts
+
+In bf16 what is drawn depends on what else is in a batch, so arms part for that alone: `--arms tree flat flat_again`
+shows how far, `--override actor_rollout_ref.rollout.dtype=float32 actor_rollout_ref.actor.fsdp_config.dtype=float32`
+avoids most of it.
 """
 
 import argparse
@@ -36,18 +40,21 @@ MARK = "TREE_RL_SWE_LEARNING"
 SECONDS_WORTH_STARTING = 90.0
 SECONDS_BETWEEN_CLUSTERS = 2.0
 """Ray looks for free ports before it takes them: clusters that start together may choose the same."""
+ROWS = [
+    "algorithm.adv_estimator=full_tree",
+    "actor_rollout_ref.model.model_type=language_model",
+    f"{ACTOR}.fsdp_config._target_=verl.workers.config.FSDPEngineConfig",
+    f"~{ACTOR}.fsdp_config.tree",
+    # Without flash-attn its attention would mask whole micro-batches.
+    "actor_rollout_ref.model.external_lib=swe_learning_rows",
+    f"{ATTENTION}=tree_rl_row_by_row",
+]
 ARMS: Mapping[str, Sequence[str]] = {
     "tree": ["algorithm.adv_estimator=full_tree"],
-    "flat": [
-        "algorithm.adv_estimator=full_tree",
-        "actor_rollout_ref.model.model_type=language_model",
-        f"{ACTOR}.fsdp_config._target_=verl.workers.config.FSDPEngineConfig",
-        f"~{ACTOR}.fsdp_config.tree",
-        # Without flash-attn its attention would mask whole micro-batches.
-        "actor_rollout_ref.model.external_lib=swe_learning_rows",
-        f"{ATTENTION}=tree_rl_row_by_row",
-    ],
+    "flat": ROWS,
     "longest": ["algorithm.adv_estimator=longest_path"],
+    # How far two runs of one arm part.
+    "flat_again": ROWS,
 }
 ROLLOUTS: Mapping[str, Sequence[str]] = {
     # In this order an arm tries them. The GPU has room for trainer and server at a time, so neither sleeps.
@@ -304,7 +311,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", default=None, help="folder; without one a tiny random model is trained")
     parser.add_argument("--output", type=Path, default=Path("outputs/swe_learning"))
     parser.add_argument("--csv", type=Path, default=Path("outputs/swe_learning.csv"))
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["tree", "flat", "longest"])
     parser.add_argument("--at-once", action="store_true", help="an arm on every GPU at a time")
     parser.add_argument("--check-rollouts", action="store_true", help="try vLLM beside the warm start")
     parser.add_argument("--rollout", choices=list(ROLLOUTS), default=None)
