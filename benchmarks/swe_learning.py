@@ -6,8 +6,7 @@ vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES. The
 PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --check-rollouts
 
 In bf16 what is drawn depends on what else is in a batch, so arms part for that alone: `--arms tree flat flat_again`
-shows how far, `--override actor_rollout_ref.rollout.dtype=float32 actor_rollout_ref.actor.fsdp_config.dtype=float32`
-avoids most of it.
+shows how far, `--float32` avoids most of it.
 """
 
 import argparse
@@ -56,6 +55,11 @@ ARMS: Mapping[str, Sequence[str]] = {
     # How far two runs of one arm part.
     "flat_again": ROWS,
 }
+FLOAT32 = [
+    f"{ROLLOUT}.dtype=float32",
+    f"{ACTOR}.fsdp_config.dtype=float32",
+    f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}}",
+]
 ROLLOUTS: Mapping[str, Sequence[str]] = {
     # In this order an arm tries them. The GPU has room for trainer and server at a time, so neither sleeps.
     "vllm": [
@@ -241,6 +245,7 @@ def run_arm(
         "trainer.logger=[console,file]",
         "trainer.resume_mode=disable",
         *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
+        *(FLOAT32 if arguments.float32 else []),
         *ARMS[name.removeprefix("check_")],
         *arguments.override,
     ]
@@ -314,6 +319,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["tree", "flat", "longest"])
     parser.add_argument("--at-once", action="store_true", help="an arm on every GPU at a time")
     parser.add_argument("--check-rollouts", action="store_true", help="try vLLM beside the warm start")
+    parser.add_argument("--float32", action="store_true", help="rollout and training in float32")
     parser.add_argument("--rollout", choices=list(ROLLOUTS), default=None)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--commit", default=None)
