@@ -12,7 +12,6 @@ from jinja2 import TemplateError
 
 from tree_rl.rollout.gateway.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.fields import RequestError
-from tree_rl.rollout.gateway.known_words import known_words
 from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.template_memory import TemplateMemory
 
@@ -58,7 +57,6 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._words = known_words(self._backend)
         self._template = ChatTemplate(tokenizer, template_options)
         special = {number: token for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special)
@@ -132,20 +130,16 @@ class Renderer:
         Raises:
             RequestError: text that is no Unicode.
         """
-        known = [None if self._words is None else self._words.encode(piece) for piece in pieces]
-        others = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
-        asked = iter(self._ask_tokenizer(others) if others else [])
-        return [tuple(next(asked) if ids is None else ids) for ids in known]
-
-    def _ask_tokenizer(self, pieces: Sequence[str]) -> list[list[int]]:
         # Some tokenizers treat the start of their input as the start of a text: a special token in front prevents that.
         leads = [not piece.startswith(self.specials) for piece in pieces]
         texts = [self.end_text + piece if lead else piece for piece, lead in zip(pieces, leads, strict=True)]
+        if not texts:
+            return []
         try:
             encoded = [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
-        return [ids[1:] if lead else ids for ids, lead in zip(encoded, leads, strict=True)]
+        return [tuple(ids[1:]) if lead else tuple(ids) for ids, lead in zip(encoded, leads, strict=True)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
