@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 
+from tree_rl.verl_plugin.engine.rows import read_rows
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()
@@ -44,6 +45,12 @@ def empty_batch() -> TensorDict:
     empty = TensorDict({"input_ids": none, "loss_mask": none, "position_ids": none}, batch_size=[0])
     tu.assign_non_tensor(empty, **flags, temperature=1.0, global_batch_size=1)
     return empty
+
+
+def test_a_share_without_rows_has_no_positions() -> None:
+    rows = read_rows(empty_batch(), vocab_size=10, max_positions=None)
+    assert rows.num_rows == 0
+    assert len(rows.token_ids_F) == len(rows.wanted_F) == len(rows.counted_F) == 0
 
 
 def share_of(deal: str, rank: int) -> TensorDict:

@@ -118,7 +118,9 @@ def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> 
     trained_F[entries + shift[entries]] = True
     first_B = trained_F[offsets[:-1]]
     _refuse(first_B, labels, "trains its first token, which nothing predicts; set the first loss_mask entry to 0")
-    return np.append(trained_F[1:], False)
+    wanted_F = np.zeros_like(trained_F)
+    wanted_F[:-1] = trained_F[1:]
+    return wanted_F
 
 
 def _temperatures(data: TensorDict, num_rows: int) -> np.ndarray:
