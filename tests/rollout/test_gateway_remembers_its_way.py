@@ -7,7 +7,8 @@ from gateway_harness import CHATML, build_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.rollout.gateway.context_trie import KEPT, ContextTrie, GeneratedTurn, Match, Step
+from tree_rl.rollout.gateway.context_trie import ContextTrie, GeneratedTurn, Match, Step
+from tree_rl.rollout.gateway.messages import KEPT
 from tree_rl.rollout.gateway.rendering import Renderer
 
 OPEN, END = "<|im_start|>", "<|im_end|>"

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway import own_turns
-from tree_rl.rollout.gateway.messages import ChatMessage
-from tree_rl.rollout.gateway.own_turns import KEPT, OwnTurns
+from tree_rl.rollout.gateway.messages import KEPT, ChatMessage
+from tree_rl.rollout.gateway.own_turns import OwnTurns
 
 
 def user(text: str) -> ChatMessage:

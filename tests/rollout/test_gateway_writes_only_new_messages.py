@@ -176,6 +176,21 @@ def outcome_of_template(render: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def render_growing(tokenizer: Any, log: list[Any]) -> None:
+    """Render twenty times a conversation that grows; the log is left with what the last rendering added to it."""
+    template, memory = ChatTemplate(tokenizer, {}), TemplateMemory()
+    messages = [ChatMessage(role="user", content="q")]
+    for number in range(20):
+        messages += [
+            ChatMessage(role="assistant", content=f"a{number}"),
+            ChatMessage(role="tool", content=f"t{number}"),
+        ]
+        log.clear()
+        template.render(
+            memory.forms(tuple(messages), inline_reasoning=False), tools=None, is_prompt=True, memory=memory
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "rounds"), [("qwen3", 4), ("first message", 3), ("a part of the list", 3), ("neighbours", 5)]
 )
@@ -190,17 +205,7 @@ def test_only_new_rounds_of_a_loop_are_written(
         return keep(memory, text)
 
     monkeypatch.setattr(TemplateMemory, "keep", keeping)
-    template, memory = ChatTemplate(tokenizers[name], {}), TemplateMemory()
-    messages = [ChatMessage(role="user", content="q")]
-    for number in range(20):
-        messages += [
-            ChatMessage(role="assistant", content=f"a{number}"),
-            ChatMessage(role="tool", content=f"t{number}"),
-        ]
-        written.clear()
-        template.render(
-            memory.forms(tuple(messages), inline_reasoning=False), tools=None, is_prompt=True, memory=memory
-        )
+    render_growing(tokenizers[name], written)
     assert len(written) == rounds
 
 
@@ -254,15 +259,5 @@ def test_a_search_ends_where_an_earlier_one_came(
         return asked[-1]
 
     monkeypatch.setattr(TemplateMemory, "recall_search", recalling)
-    template, memory = ChatTemplate(tokenizers[name], {}), TemplateMemory()
-    messages = [ChatMessage(role="user", content="q")]
-    for number in range(20):
-        messages += [
-            ChatMessage(role="assistant", content=f"a{number}"),
-            ChatMessage(role="tool", content=f"t{number}"),
-        ]
-        asked.clear()
-        template.render(
-            memory.forms(tuple(messages), inline_reasoning=False), tools=None, is_prompt=True, memory=memory
-        )
+    render_growing(tokenizers[name], asked)
     assert asked == [False] * (rounds - 1) + [True]

@@ -7,12 +7,11 @@ agent wrote both agree. For a turn of the model the ids are the generated ones, 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tree_rl.rollout.gateway.messages import KEPT
 from tree_rl.rollout.gateway.rendering import Renderer
 
 LOOK_AHEAD = 200
 """Characters that decide how the tokenizer ends a token."""
-KEPT = 8
-"""Conversations of a session whose way through the trie is remembered: an agent's and its sub-agents'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

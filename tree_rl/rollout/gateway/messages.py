@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+KEPT = 8
+"""Conversations of a session that are remembered: an agent's and its sub-agents'."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalledTool:

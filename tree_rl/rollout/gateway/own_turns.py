@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from tree_rl.rollout.gateway.messages import ChatMessage, shared_objects
-
-KEPT = 8
-"""Conversations of a session that are remembered: an agent's and its sub-agents'."""
+from tree_rl.rollout.gateway.messages import KEPT, ChatMessage, shared_objects
 
 
 @dataclass(kw_only=True, slots=True)

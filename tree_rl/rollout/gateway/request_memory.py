@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tree_rl.rollout.gateway.fields import Fields, read_json, refuse_constant
-from tree_rl.rollout.gateway.messages import ChatMessage
+from tree_rl.rollout.gateway.messages import KEPT, ChatMessage
 
-KEPT = 8
-"""Conversations of a session that are remembered: an agent's and its sub-agents'."""
 LIST = re.compile(r'"messages"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*')
 BETWEEN = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 DECODER = json.JSONDecoder(parse_constant=refuse_constant)

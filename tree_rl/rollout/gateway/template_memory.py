@@ -8,17 +8,15 @@ from there. All other templates, and all other values, are rendered in full.
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Undefined
 from jinja2.runtime import LoopContext
 from jinja2.utils import Namespace
 
-from tree_rl.rollout.gateway.messages import ChatMessage, shared_objects
+from tree_rl.rollout.gateway.messages import KEPT, ChatMessage, shared_objects
 from tree_rl.rollout.gateway.template_reading import LoopRead, SearchRead
 
-KEPT = 8
-"""Conversations of a session that are remembered: an agent's and its sub-agents'."""
 MEMORY = "_tree_rl_memory"
 """Name under which templates get the memory."""
 PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -56,6 +54,9 @@ class _Searched:
         )
 
 
+Kept = TypeVar("Kept", bound=_Told | _Searched)
+
+
 class TemplateMemory:
     """What the renderings of a session have written. Messages given to them must never change."""
 
@@ -91,7 +92,7 @@ class TemplateMemory:
         if now is None or place != read.behind:
             return None
         known, count = self._longest(site, now, read)
-        self._remember(site, now)
+        _keep(self._told, site, now)
         if known is None or count <= place:
             return None
         texts = known.texts[place:count]
@@ -128,7 +129,7 @@ class TemplateMemory:
                 now.states[:place], now.found = known.states[:place], known.found
                 for attribute, (_, value) in zip(read.attributes, known.found, strict=True):
                     state[attribute] = value
-                self._keep_search(site, now)
+                _keep(self._searched, site, now)
                 return True
         return False
 
@@ -139,18 +140,13 @@ class TemplateMemory:
             # What is undefined cannot be set again.
             if found is not None and all(value is not UNSET for _, value in found):
                 self._search.found = found
-                self._keep_search(site, self._search)
+                _keep(self._searched, site, self._search)
 
     def _begin_search(self, items: Any, state: Any, values: list[Any]) -> _Searched | None:
         decisive = _plain(values)
         if decisive is None or type(state) is not Namespace or type(items) is not list:
             return None
         return _Searched(values=decisive, items=items, states=[()] * len(items), found=())
-
-    def _keep_search(self, site: int, now: _Searched) -> None:
-        kept = self._searched.get(site, [])
-        others = [known for known in kept if shared_objects(known.items, now.items) < len(known.items)]
-        self._searched[site] = [*others[1 - KEPT :], now]
 
     def _begin(self, read: LoopRead, items: Any, values: list[Any]) -> _Told | None:
         if type(items) is not list or not all(type(item) is dict for item in items):
@@ -176,9 +172,11 @@ class TemplateMemory:
                 best, count = told, min(alike, len(told.texts))
         return best, count
 
-    def _remember(self, site: int, now: _Told) -> None:
-        others = [told for told in self._told.get(site, []) if shared_objects(told.items, now.items) < len(told.items)]
-        self._told[site] = [*others[1 - KEPT :], now]
+
+def _keep(kept: dict[int, list[Kept]], site: int, now: Kept) -> None:
+    """In place of what the conversation under way begins with."""
+    others = [known for known in kept.get(site, []) if shared_objects(known.items, now.items) < len(known.items)]
+    kept[site] = [*others[1 - KEPT :], now]
 
 
 def _plain(values: Sequence[Any]) -> tuple[Any, ...] | None:
