@@ -48,7 +48,7 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
         members = list(_members(batch.groups).values())
         for micro_batch in pack_groups(forest, members, max_tokens=max_tokens).micro_batches:
             rows = micro_batch.rows.tolist()
-            part = forest if len(rows) == forest.num_rows else forest.select_rows(rows)
+            part = forest.select_rows(rows)
             yield ForwardPlan(
                 rows=tuple(rows),
                 inputs=TreeInputs.from_forest(part, device),
