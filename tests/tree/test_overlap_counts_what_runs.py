@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
-from tree_rl.tree.cost import ModelShape, forest_cost, row_cost
+from tree_rl.tree.cost import LEAST_GAIN, ModelShape, forest_cost, row_cost, tree_pays
 from tree_rl.tree.overlap import measure_forest, measure_trees
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
@@ -63,6 +63,19 @@ def test_operations_of_one_token_by_hand():
 def test_without_a_shared_prefix_nothing_is_saved():
     overlap = measure_forest(Forest.from_rows([[1, 2], [3, 4, 5]]))
     assert (overlap.por, overlap.token_bound, overlap.flop_bound(SHAPE)) == (0.0, 1.0, 1.0)
+
+
+def test_rows_that_share_nothing_run_as_a_tree_where_its_head_has_less_to_do():
+    forest = Forest.from_rows([[1, 2], [3, 4, 5]])
+    assert not tree_pays(SHAPE, forest)
+    wanted = {places: forest.row_index.with_values(np.arange(5) < places) for places in range(6)}
+    assert not tree_pays(SHAPE, forest, wanted[5])
+    assert tree_pays(SHAPE, forest, wanted[1])
+    # Stock verl's head runs at all five positions, ours where a log-prob is asked for.
+    total = forest_cost(SHAPE, forest)
+    for places, marks in wanted.items():
+        saved = (5 - places) * SHAPE.flops_per_head_token
+        assert tree_pays(SHAPE, forest, marks) == (total >= LEAST_GAIN * (total - saved))
 
 
 def test_attention_lowers_the_bound_when_branches_are_long():
