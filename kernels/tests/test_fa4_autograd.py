@@ -12,24 +12,29 @@ import torch
 from tree_shapes import SHAPES, rows, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.layout import Chains
+from tree_kernels.tree_attention import fa4_plan
 from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree
 from tree_kernels.tree_attention.fa4_plan import Fa4Plan
+from tree_kernels.tree_attention.leaf_rows import LeafRows
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
 
 def dense_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Fa4Plan | Chains, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     queries, keys = q.shape[0], k.shape[0]
-    own_key, key = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
-    seen = key <= own_key
-    if isinstance(plan, Chains):
-        row = torch.bucketize(key, plan.offsets[1:], right=True)
-        seen &= row == row[:, None]
+    query, key = torch.arange(queries)[:, None], torch.arange(keys)
+    if isinstance(plan, LeafRows):
+        row, row_of_key = (
+            torch.bucketize(index, offsets[1:], right=True)
+            for index, offsets in ((query, plan.query_offsets), (key, plan.key_offsets))
+        )
+        # The last query of a row sees its last key.
+        seen = (row == row_of_key) & (key <= query + (plan.key_offsets - plan.query_offsets)[row + 1])
     else:
-        seen &= own_key < plan.ends[:keys]
+        own_key = query + keys - queries
+        seen = (key <= own_key) & (own_key < plan.ends[:keys])
         if plan.window is not None:
             assert plan.key_depths is not None and plan.query_depths is not None
             seen &= plan.query_depths[:queries, None] - plan.key_depths[:keys] < plan.window
@@ -49,9 +54,9 @@ def dense_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Fa4Plan | Chains]:
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Fa4Plan | LeafRows]:
     """Dense attention in place of the kernels; the list tells what plans they were given."""
-    given: list[Fa4Plan | Chains] = []
+    given: list[Fa4Plan | LeafRows] = []
 
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         given.append(arguments[3])
@@ -85,7 +90,7 @@ def check_against_reference(layout: TreeLayout, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("size", "past"), [(1, 0), (1, 5), (192, 0), (193, 77), (260, 1)])
 def test_outputs_and_gradients_are_those_of_the_reference(
-    size: int, past: int, window: int | None, plans: list[Fa4Plan | Chains]
+    size: int, past: int, window: int | None, plans: list[Fa4Plan | LeafRows]
 ) -> None:
     ends = subtree_end_of(SHAPES["forest"](size))
     check_against_reference(TreeLayout.from_subtree_end(ends, past_length=past), window)
@@ -93,16 +98,54 @@ def test_outputs_and_gradients_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("sizes", [(193,), (1, 60, 131, 1), (1,) * 300])
-def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: list[Fa4Plan | Chains]) -> None:
+def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: list[Fa4Plan | LeafRows]) -> None:
     check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))), None)
     (plan,) = plans
-    assert isinstance(plan, Chains)
-    assert plan.offsets.diff().tolist() == list(sizes) and plan.longest == max(sizes)
+    assert isinstance(plan, LeafRows) and plan.copies is None
+    assert plan.query_offsets.diff().tolist() == list(sizes) and plan.longest_query == max(sizes)
+
+
+def with_a_shared_beginning(shared: int, *sizes: int) -> list[int]:
+    """A chain of `shared` tokens, rows of `sizes` below it, then a lone row of 300."""
+    parent = list(range(-1, shared - 1))
+    for size in sizes:
+        start = len(parent)
+        parent += [shared - 1, *range(start, start + size - 1)]
+    return parent + [parent_of + len(parent) if parent_of >= 0 else -1 for parent_of in rows(300)]
+
+
+@pytest.mark.parametrize("shared", [1, 70, 130])
+def test_rows_that_share_little_are_run_as_rows_over_copied_keys(shared: int, plans: list[Fa4Plan | LeafRows]) -> None:
+    sizes = (300, 257, 301)
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(with_a_shared_beginning(shared, *sizes))), None)
+    (plan,) = plans
+    assert isinstance(plan, LeafRows) and plan.copies is not None
+    assert plan.query_offsets.diff().tolist() == [shared + 300, 257, 301, 300]
+    assert plan.key_offsets.diff().tolist() == [shared + 300, shared + 257, shared + 301, 300]
+    assert (plan.longest_query, plan.longest_key) == (shared + 300, shared + 301)
+
+
+@pytest.mark.parametrize(("shared", "sizes"), [(400, (300, 300)), (10, (200,) * 12)])
+def test_rows_that_share_more_or_are_short_keep_the_tree_kernels(
+    shared: int, sizes: tuple[int, ...], plans: list[Fa4Plan | LeafRows]
+) -> None:
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(with_a_shared_beginning(shared, *sizes))), None)
+    assert [type(plan) for plan in plans] == [Fa4Plan]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_forest_is_its_rows_over_copied_keys(
+    shape: str, plans: list[Fa4Plan | LeafRows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fa4_plan, "MOST_KEYS", float("inf"))
+    monkeypatch.setattr(fa4_plan, "FEWEST_QUERIES", 0)
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](230))), None)
+    assert [type(plan) for plan in plans] == [LeafRows]
 
 
 @pytest.mark.parametrize(("sizes", "past", "window"), [((100, 92), 0, None), ((200, 60), 3, None), ((200, 60), 0, 20)])
 def test_few_tokens_a_past_and_a_window_keep_the_tree_kernels(
-    sizes: tuple[int, ...], past: int, window: int | None, plans: list[Fa4Plan | Chains]
+    sizes: tuple[int, ...], past: int, window: int | None, plans: list[Fa4Plan | LeafRows]
 ) -> None:
     check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes)), past_length=past), window)
     assert [type(plan) for plan in plans] == [Fa4Plan]

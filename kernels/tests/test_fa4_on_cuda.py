@@ -7,7 +7,8 @@ import torch
 from tree_shapes import SHAPES, rows, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
-from tree_kernels.tree_attention.fa4_plan import rows_that_share_nothing
+from tree_kernels.tree_attention import fa4_plan
+from tree_kernels.tree_attention.fa4_plan import rows_worth_copying
 from tree_kernels.tree_attention.head_sections import SECTION
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +39,7 @@ def case(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -
 def case_of_rows(sizes: tuple[int, ...], ratio: int, head_size: int) -> tuple[TreeLayout, list[torch.Tensor]]:
     """As `case`, without a past."""
     layout = TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))).to("cuda")
-    assert rows_that_share_nothing(layout, None) is not None
+    assert rows_worth_copying(layout, None) is not None
     return layout, inputs(sum(sizes), 0, ratio, head_size, torch.bfloat16)
 
 
@@ -113,6 +114,20 @@ def test_rows_that_share_nothing_are_as_near_to_float64(ratio: int, head_size: i
         check_against_float64(*case_of_rows(sizes, ratio, head_size))
 
 
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_rows_over_copied_keys_are_as_near_to_float64(
+    ratio: int, head_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fa4_plan, "MOST_KEYS", float("inf"))
+    monkeypatch.setattr(fa4_plan, "FEWEST_QUERIES", 0)
+    for shape, size in (("trunk_and_stubs", 1000), ("forest", 2999), ("comb", 300)):
+        layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size))).to("cuda")
+        found = rows_worth_copying(layout, None)
+        assert found is not None and found.copies is not None
+        check_against_float64(layout, inputs(size, 0, ratio, head_size, torch.bfloat16))
+
+
 def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
     from flash_attn.cute import flash_attn_varlen_func
 
@@ -126,8 +141,13 @@ def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
     assert torch.equal(tree_attention(q, k, v, layout, impl="fa4"), expected)
 
 
-def test_rows_that_share_nothing_never_wait_for_the_device() -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_rows_never_wait_for_the_device(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, tensors = case_of_rows((700, 1300, 40), 4, 128)
+    if shares:
+        monkeypatch.setattr(fa4_plan, "MOST_KEYS", float("inf"))
+        monkeypatch.setattr(fa4_plan, "FEWEST_QUERIES", 0)
+        layout, tensors = case(3000, 0, 4, 128, torch.bfloat16)
     q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
 
     def step() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, chain, paths_of, random_trie, rows, subtree_end_of
+from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout
 
@@ -24,33 +24,6 @@ def test_position_is_depth(shape: str, size: int) -> None:
     assert layout.position.tolist() == depths_of(parent)
     assert layout.depth.tolist() == [7 + depth for depth in depths_of(parent)]
     assert layout.position.dtype == torch.int32 and layout.num_tokens == size
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 64])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_only_a_forest_without_branches_is_rows(shape: str, size: int) -> None:
-    parent = SHAPES[shape](size)
-    inner = [token for token in parent if token >= 0]
-    shares_nothing = size > 0 and len(inner) == len(set(inner))
-    chains = TreeLayout.from_subtree_end(subtree_end_of(parent)).chains
-    assert (chains is not None) == shares_nothing
-    if chains is not None:
-        assert chains.offsets.diff().tolist() == [len(path) for path in paths_of(parent)]
-
-
-def test_rows_go_to_the_device_with_their_layout() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(rows(3, 1, 7)))
-    assert layout.chains is not None and layout.chains.longest == 7
-    assert layout.chains.offsets.tolist() == [0, 3, 4, 11] and layout.chains.offsets.dtype == torch.int32
-    moved = layout.to("meta").chains
-    assert moved is not None and moved.offsets.device.type == "meta" and moved.longest == 7
-
-
-def test_data_on_a_device_is_not_read_but_told() -> None:
-    end = subtree_end_of(rows(3, 1, 7))
-    assert TreeLayout.from_subtree_end(end.to("meta")).chains is None
-    told = TreeLayout.from_subtree_end(end.to("meta"), on_host=end.numpy()).chains
-    assert told is not None and told.longest == 7 and told.offsets.device.type == "meta"
 
 
 @settings(max_examples=60, deadline=None)

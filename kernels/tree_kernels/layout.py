@@ -5,38 +5,12 @@ Legend: N unique tokens, P past tokens, M keys that a query block reads.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Chains:
-    """The rows of a forest that shares nothing: B trees without a branch."""
-
-    offsets: torch.Tensor
-    """int32 [B + 1], first token of each row, then N"""
-    longest: int
-    """tokens of the longest row, known to the host"""
-
-
-def chains_of(subtree_end: np.ndarray) -> Chains | None:
-    """The rows of a forest, on the host, if no token has two children; otherwise, or without a token, None; in O(N).
-
-    Args:
-        subtree_end: integer [N] of a forest in DFS order.
-    """
-    num_tokens = len(subtree_end)
-    ends_row = subtree_end[:-1] == np.arange(1, num_tokens)
-    # The next token is the only child iff its subtree ends where its parent's does.
-    if num_tokens == 0 or not np.all(ends_row | (subtree_end[:-1] == subtree_end[1:])):
-        return None
-    offsets = np.concatenate([[0], np.flatnonzero(ends_row) + 1, [num_tokens]]).astype(np.int32)
-    return Chains(offsets=torch.from_numpy(offsets), longest=int(np.diff(offsets).max()))
 
 
 class TreeLayout:
@@ -52,8 +26,6 @@ class TreeLayout:
         past_length: P, number of ancestor tokens in front of the forest, visible to every token.
         partial_share: partly visible among visited blocks of 128 x 128 tokens, as the planner counted them; None if
             nobody did.
-        chains: the rows of a forest that shares nothing, on the vectors' device; None if it branches or if nobody
-            looked.
         on_host: int32 [N], `subtree_end` in host memory; None if only the device has it.
     """
 
@@ -63,14 +35,12 @@ class TreeLayout:
         position: torch.Tensor,
         past_length: int,
         partial_share: float | None = None,
-        chains: Chains | None = None,
         on_host: np.ndarray | None = None,
     ) -> None:
         self.subtree_end = subtree_end
         self.position = position
         self.past_length = past_length
         self.partial_share = partial_share
-        self.chains = chains
         self.on_host = on_host
         self._metadata: dict[Hashable, Any] = {}
 
@@ -94,7 +64,7 @@ class TreeLayout:
             partial_share: partly visible among visited blocks of 128 x 128 tokens, counted on the host because a count
                 on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
             on_host: the same vector in host memory; only needed for data on an accelerator, where reading it would
-                synchronise: chains are found, recurrences and convolutions planned on the host.
+                synchronise: rows of leaves, recurrences and convolutions are planned on the host.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
@@ -114,8 +84,7 @@ class TreeLayout:
             _check_forest(end.numpy())
             on_host = end.numpy()
         host = None if on_host is None else on_host.astype(np.int32, copy=False)
-        chains = None if host is None else _chains_on(chains_of(host), end.device)
-        return cls(end, _positions(end), int(past_length), partial_share, chains, host)
+        return cls(end, _positions(end), int(past_length), partial_share, host)
 
     @property
     def num_tokens(self) -> int:
@@ -144,8 +113,7 @@ class TreeLayout:
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
         subtree_end, position = (_copied(t, target) for t in (self.subtree_end, self.position))
-        chains = _chains_on(self.chains, target)
-        return TreeLayout(subtree_end, position, self.past_length, self.partial_share, chains, self.on_host)
+        return TreeLayout(subtree_end, position, self.past_length, self.partial_share, self.on_host)
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
         """What `build` makes of this layout, built at the first call with `key` and kept."""
@@ -155,10 +123,6 @@ class TreeLayout:
 
     def __repr__(self) -> str:
         return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
-
-
-def _chains_on(chains: Chains | None, device: torch.device) -> Chains | None:
-    return None if chains is None else replace(chains, offsets=_copied(chains.offsets, device))
 
 
 def _copied(t: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
 from tree_kernels.tree_attention.blocked import blocked_attention, explicit_blocked_attention
 from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree, fa4_unavailable_reason
-from tree_kernels.tree_attention.fa4_plan import rows_that_share_nothing
+from tree_kernels.tree_attention.fa4_plan import rows_worth_copying
 from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
@@ -134,9 +134,10 @@ def tree_attention(
     past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
-    # Blocks are counted without a window, and rows that share nothing visit none.
-    is_counted = window is None and rows_that_share_nothing(layout, window) is None
-    partial_share = layout.partial_share if is_counted else None
+    partial_share = layout.partial_share
+    # Blocks are counted without a window, and rows of leaves visit none.
+    if partial_share is not None and (window is not None or rows_worth_copying(layout, window) is not None):
+        partial_share = None
     impl = _usable(impl, q_NHD, softcap, return_lse or sinks is not None, deterministic, partial_share)
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])

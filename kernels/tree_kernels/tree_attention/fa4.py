@@ -1,7 +1,7 @@
 """Tree attention by flash-attn-4's CuTe kernels: Hopper, bf16 and fp16, not deterministic.
 
-Blocks that no query of a tile sees are skipped and wholly visible ones need no mask. Where nothing is shared, FA4's own
-causal kernels run over the rows. One set of kernels serves every length.
+Blocks that no query of a tile sees are skipped and wholly visible ones need no mask. Where little or nothing is
+shared, FA4's own causal kernels run over the rows (`leaf_rows`). One set of kernels serves every length.
 Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
 """
 
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from tree_kernels.layout import Chains, TreeLayout
-from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_that_share_nothing
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_worth_copying
+from tree_kernels.tree_attention.leaf_rows import LeafRows, along_paths
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
 PACKAGE = "flash-attn-4"
@@ -56,6 +57,8 @@ def fa4_attention_of_tree(
 ) -> torch.Tensor:
     """Attention of any N and P; gradients of q, k and v in their dtype, accumulated in float32.
 
+    Of copied keys and values FA4 rounds each row's gradient before they are added.
+
     Args:
         q_NHD: [N, H, D].
         k_MKD: [P + N, K, D], past first.
@@ -69,8 +72,10 @@ def fa4_attention_of_tree(
     num_tokens, heads, head_size = q_NHD.shape
     if num_tokens == 0:
         return q_NHD.clone()
-    rows = rows_that_share_nothing(layout, rule.window)
+    rows = rows_worth_copying(layout, rule.window)
     if rows is not None:
+        if rows.copies is not None:
+            k_MKD, v_MKD = (along_paths(t, rows.copies) for t in (k_MKD, v_MKD))
         out_of_rows_NHD: torch.Tensor = _Fa4Attention.apply(q_NHD, k_MKD, v_MKD, rows, rule.scale)
         return out_of_rows_NHD
     plan = fa4_plan(layout, head_size=head_size, heads=heads, window=rule.window)
@@ -81,11 +86,11 @@ def fa4_attention_of_tree(
 
 
 class _Fa4Attention(torch.autograd.Function):
-    """Forward and backward kernels of one plan, or of rows that share nothing."""
+    """Forward and backward kernels of one plan, or of rows of leaves."""
 
     @staticmethod
     def forward(
-        ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | Chains, scale: float
+        ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
     ) -> torch.Tensor:
         # The package is optional, and importing it takes seconds.
         from tree_kernels.tree_attention import fa4_kernels

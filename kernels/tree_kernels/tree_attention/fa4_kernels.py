@@ -1,4 +1,4 @@
-"""The door to flash-attn-4: one forward and one backward over a plan or over rows that share nothing.
+"""The door to flash-attn-4: one forward and one backward over a plan or over rows of leaves.
 
 Imported only where that package is installed.
 Legend: N tokens (padding included), M keys, H query heads, K key heads, D head size.
@@ -12,17 +12,17 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tree_kernels.layout import Chains
 from tree_kernels.tree_attention.fa4_masks import sees_ancestors, sees_near_ancestors
 from tree_kernels.tree_attention.fa4_order import heads_in_sections
 from tree_kernels.tree_attention.fa4_plan import SHORTEST, Fa4Plan, HeadBlockLists
+from tree_kernels.tree_attention.leaf_rows import LeafRows
 
 
 def forward(
-    q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | Chains, scale: float
+    q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [N, H, D] and log-sum-exp float32 [H, N], natural logarithm."""
-    if isinstance(plan, Chains):
+    if isinstance(plan, LeafRows):
         out_NHD, lse_HN = _flash_attn_fwd(
             q_NHD, k_MKD, v_MKD, softmax_scale=scale, return_lse=True, **_causal_rows(plan)
         )[:2]
@@ -46,11 +46,11 @@ def backward(
     out_NHD: torch.Tensor,
     lse_HN: torch.Tensor,
     grad_out_NHD: torch.Tensor,
-    plan: Fa4Plan | Chains,
+    plan: Fa4Plan | LeafRows,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v in their dtype."""
-    if isinstance(plan, Chains):
+    if isinstance(plan, LeafRows):
         grad_q, grad_k, grad_v = _flash_attn_bwd(
             q_NHD, k_MKD, v_MKD, out_NHD, grad_out_NHD, lse_HN, softmax_scale=scale, **_causal_rows(plan)
         )
@@ -70,16 +70,15 @@ def backward(
     return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)
 
 
-def _causal_rows(rows: Chains) -> dict[str, Any]:
-    """Rows laid end to end, each causal by itself."""
+def _causal_rows(rows: LeafRows) -> dict[str, Any]:
+    """Rows laid end to end, each causal by itself; its last query sees its last key."""
     # An upper bound serves, and for rows within a single block FA4 compiles other kernels.
-    longest = max(rows.longest, SHORTEST)
     return {
         "causal": True,
-        "cu_seqlens_q": rows.offsets,
-        "cu_seqlens_k": rows.offsets,
-        "max_seqlen_q": longest,
-        "max_seqlen_k": longest,
+        "cu_seqlens_q": rows.query_offsets,
+        "cu_seqlens_k": rows.key_offsets,
+        "max_seqlen_q": max(rows.longest_query, SHORTEST),
+        "max_seqlen_k": max(rows.longest_key, SHORTEST),
     }
 
 

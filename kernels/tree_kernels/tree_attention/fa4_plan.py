@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tree_kernels.layout import Chains, TreeLayout
+from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
+from tree_kernels.tree_attention.leaf_rows import LeafRows, leaf_rows
 
 SHORTEST = 193
 """Tokens below which inputs are padded: FA4 compiles other kernels for a single block of queries or keys."""
@@ -17,6 +18,10 @@ FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
 """Tokens per query block and per key block, by head size: FA4's own tiles."""
 BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
 """As above. Lists of 128 queries would serve from head size 128 on, 0 to 2 % slower (docs/log.md)."""
+MOST_KEYS = 1.25
+"""Keys of all paths over unique tokens up to which rows with copies are taken instead of a plan."""
+FEWEST_QUERIES = 256
+"""Unique tokens a row from which they are: two query blocks, for a row's last one is not full."""
 VECTOR_PADDING = 384
 """A multiple of every block: a mask is evaluated for whole tiles."""
 
@@ -57,17 +62,22 @@ class Fa4Plan:
     """a query at depth d sees keys of depth > d - window only"""
 
 
-def rows_that_share_nothing(layout: TreeLayout, window: int | None) -> Chains | None:
-    """The rows of a layout that FA4's own causal kernel for rows of any length serves: no mask, no block lists.
+def rows_worth_copying(layout: TreeLayout, window: int | None) -> LeafRows | None:
+    """The rows of a layout that FA4's own causal kernels for rows serve better than a mask and block lists.
 
-    Nothing is left to gain from a tree there, and the mask alone costs 4 to 6 % (docs/benchmarks/attention.csv, commit
-    f333bca). Below `SHORTEST` the padded plan stays: its kernels are the same for every length.
+    Where nothing is shared the mask alone costs 4 to 6 % (docs/benchmarks/attention.csv, commit f333bca); where little
+    is, copies of the shared keys cost less than that. Below `SHORTEST` the padded plan stays: its kernels are the same
+    for every length.
 
     Returns:
-        None where a token branches, sees a past or a window, or where the host does not know.
+        None where much is shared, a past or a window is seen, or where the host does not know.
     """
-    is_plain = window is None and layout.past_length == 0 and layout.num_tokens >= SHORTEST
-    return layout.chains if is_plain else None
+    if window is not None or layout.past_length > 0 or layout.num_tokens < SHORTEST:
+        return None
+    limits = (MOST_KEYS, FEWEST_QUERIES)
+    return layout.metadata(
+        ("leaf_rows", *limits), lambda own: leaf_rows(own, most_keys=limits[0], fewest_queries=limits[1])
+    )
 
 
 def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | None) -> Fa4Plan:

@@ -15,14 +15,15 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tree_kernels.layout import Chains, TreeLayout
+from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4 import DTYPES, package_reason
 from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, HeadBlockLists, fa4_plan
+from tree_kernels.tree_attention.leaf_rows import LeafRows
 
 TOKENS = 300
 """Any length serves: kernels do not depend on it."""
 ROWS = (2, 300)
-"""Rows that share nothing: FA4 finds the row of a block by other means, and so by other kernels, beyond 256 rows."""
+"""Rows of leaves: FA4 finds the row of a block by other means, and so by other kernels, beyond 256 rows."""
 STREAMING_MULTIPROCESSORS = "132"
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -68,7 +69,7 @@ def precompile(
         head_sizes: D, each of FORWARD_BLOCKS.
         query_heads_per_key_head: ratios Hq / Hkv.
         dtypes: "bfloat16", "float16".
-        windows: False for full attention, rows that share nothing included, True for attention with a window, of any
+        windows: False for full attention, rows of leaves included, True for attention with a window, of any
             size.
         arch: compilation target, "sm_90a".
         cache: folder of the compiled kernels.
@@ -116,7 +117,7 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
     layout = TreeLayout.from_subtree_end(torch.arange(1, TOKENS + 1, dtype=torch.int32))
     real = fa4_plan(layout, head_size=head_size, heads=2 * ratio, window=TOKENS // 2 if window else None)
     with FakeTensorMode():
-        plans: list[Fa4Plan | Chains] = [
+        plans: list[Fa4Plan | LeafRows] = [
             replace(
                 real,
                 forward=_without_data(real.forward),
@@ -128,7 +129,12 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
         ]
         if not window:
             offsets = (torch.empty(rows + 1, dtype=torch.int32, device="cuda") for rows in ROWS)
-            plans += [Chains(offsets=vector, longest=TOKENS) for vector in offsets]
+            plans += [
+                LeafRows(
+                    query_offsets=vector, key_offsets=vector, longest_query=TOKENS, longest_key=TOKENS, copies=None
+                )
+                for vector in offsets
+            ]
         q, out, grad_out = (torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda") for _ in range(3))
         k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in range(2))
         lse = torch.empty(2 * ratio, TOKENS, device="cuda")
