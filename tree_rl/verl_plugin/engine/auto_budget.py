@@ -77,7 +77,9 @@ class AutoBudget:
         return agreed
 
     def _smallest(self, tokens: int) -> int:
-        """The smallest value over all ranks."""
+        """The smallest value over all ranks; a single rank need not wait for its device to know."""
+        if torch.distributed.get_world_size(self.group) == 1:
+            return tokens
         agreed = torch.tensor([tokens], device="cuda" if torch.cuda.is_available() else "cpu")
         torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self.group)
         return int(agreed.item())
