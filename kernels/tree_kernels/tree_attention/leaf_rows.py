@@ -94,8 +94,10 @@ def _copies(first: np.ndarray, own: np.ndarray, shared: np.ndarray, key_offsets:
         token[place : place + before + mine] = path[: before + mine]
         is_copy[place + before : place + before + mine] = False
     copy_key = np.flatnonzero(is_copy)
-    shared_token, copy_of = np.unique(token[copy_key], return_inverse=True)
-    return [token, np.flatnonzero(~is_copy), shared_token, copy_key, copy_of]
+    is_shared = np.zeros(len(token) - len(copy_key), dtype=bool)
+    is_shared[token[copy_key]] = True
+    copy_of = (np.cumsum(is_shared) - 1)[token[copy_key]]
+    return [token, np.flatnonzero(~is_copy), np.flatnonzero(is_shared), copy_key, copy_of]
 
 
 def along_paths(t_NKD: torch.Tensor, copies: KeyCopies) -> torch.Tensor:
