@@ -1,10 +1,13 @@
-"""Draw the reward curves of `tree_against_flat_learning.py` from its CSV file, one panel per seed.
+"""Draw the reward curves of `tree_against_flat_learning.py` and `swe_learning.py` from their CSV files.
+
+One panel per seed and precision: arms named `..._float32` have panels of their own. Usage:
 
 python benchmarks/plot_learning.py docs/benchmarks/learning_toy_agents.csv
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -12,32 +15,44 @@ import pandas as pd
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-LOOKS = {
+LOOKS: dict[str, dict[str, Any]] = {
     "tree": {"color": "#0b6e4f", "linewidth": 4, "alpha": 0.5, "label": "full tree, tree engine"},
     "flat": {"color": "#c8553d", "linestyle": "--", "marker": ".", "label": "the same rows, verl's own engine"},
-    "flat_again": {"color": "#e0a458", "linestyle": "-.", "label": "verl's own engine, run again"},
+    "flat_again": {"color": "#3b6fb6", "linestyle": "-.", "marker": "+", "label": "verl's own engine, run again"},
     "longest": {"color": "#4a5a8a", "linestyle": ":", "marker": "x", "label": "longest path alone, tree engine"},
 }
+PRECISIONS = {"_float32": "float32", "": "bfloat16"}
+"""Suffix of arms -> how they compute, in the order of panels."""
+
+
+def draw(table: pd.DataFrame) -> plt.Figure:
+    """A panel for every seed and precision that has arms.
+
+    Args:
+        table: CSV with the columns `seed`, `arm`, `step`, `reward`.
+    """
+    arms = set(table["arm"])
+    suffixes = [suffix for suffix in PRECISIONS if any(arm + suffix in arms for arm in LOOKS)]
+    wanted = [(seed, suffix) for seed in sorted(table["seed"].unique()) for suffix in suffixes]
+    figure, panels = plt.subplots(1, len(wanted), figsize=(5.5 * len(wanted), 4), sharey=True, squeeze=False)
+    for panel, (seed, suffix) in zip(panels[0], wanted, strict=True):
+        for arm, look in LOOKS.items():
+            curve = table[(table["seed"] == seed) & (table["arm"] == arm + suffix)]
+            if len(curve):
+                panel.plot(curve["step"], curve["reward"], **look)
+        named = f", {PRECISIONS[suffix]}" if len(suffixes) > 1 else ""
+        panel.set(title=f"seed {seed}{named}", xlabel="step", ylim=(0, 1))
+        panel.grid(alpha=0.3)
+        panel.legend(loc="best", frameon=False)
+    panels[0][0].set_ylabel("mean reward of a step's sessions")
+    figure.tight_layout()
+    return figure
 
 
 def main() -> None:
     """Write a PNG beside each CSV."""
     for name in sys.argv[1:]:
-        source = Path(name)
-        table = pd.read_csv(source)
-        seeds = sorted(table["seed"].unique())
-        figure, panels = plt.subplots(1, len(seeds), figsize=(5.5 * len(seeds), 4), sharey=True, squeeze=False)
-        for panel, seed in zip(panels[0], seeds, strict=True):
-            for arm, look in LOOKS.items():
-                curve = table[(table["seed"] == seed) & (table["arm"] == arm)]
-                if len(curve):
-                    panel.plot(curve["step"], curve["reward"], **look)
-            panel.set(title=f"seed {seed}", xlabel="step", ylim=(0, 1))
-            panel.grid(alpha=0.3)
-        panels[0][0].set_ylabel("mean reward of a step's sessions")
-        panels[0][0].legend(loc="lower right", frameon=False)
-        figure.tight_layout()
-        figure.savefig(source.with_suffix(".png"), dpi=120)
+        draw(pd.read_csv(name)).savefig(Path(name).with_suffix(".png"), dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Learning curves of `recipes/swe_grpo`: trees, verl's own rows, longest paths, from one warm start and one seed.
 
 Agents reason before every turn and drop the reasoning from their history, so every turn of a session is a row. On a GPU
-vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES. The CSV grows with every step.
+vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES, which `--arms-per-gpu` arms share. The CSV
+grows with every step.
 
 PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --check-rollouts
 
 In bf16 what is drawn depends on what else is in a batch, so arms part for that alone: `--arms tree flat flat_again`
-shows how far, `--float32` avoids most of it.
+shows how far, `--arms tree_float32 flat_float32` avoids it as far as float32 can.
 """
 
 import argparse
@@ -28,8 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
 from quickstart.progress import Phase, PhaseFailedError, read_steps, reward_of_step, run_phase, say  # noqa: E402
-from swe_learning_figures import Drawn, measured, rows_folder, write  # noqa: E402
-from swe_learning_overrides import ACTOR, AGENT, ARMS, ATTENTION, FLOAT32, ROLLOUT, ROLLOUTS  # noqa: E402
+from swe_learning_figures import Drawn, measured, write  # noqa: E402
+from swe_learning_overrides import ARMS, ROLLOUTS, environment_of_arm, overrides_of  # noqa: E402
 
 MARK = "TREE_RL_SWE_LEARNING"
 """Variable by which the processes of a run are found."""
@@ -163,6 +164,15 @@ def end_leftovers(mark: str) -> None:
             continue
 
 
+def own_cores(arguments: argparse.Namespace, gpu: str | None) -> list[str]:
+    """Cores that an arm alone on its GPU keeps to; none where arms share a GPU, as they take turns with all cores."""
+    every = sorted(os.sched_getaffinity(0))
+    if not arguments.at_once or arguments.arms_per_gpu > 1 or arguments.device == "cpu":
+        return []
+    share, number = len(every) // len(arguments.gpus), arguments.gpus.index(gpu)
+    return [str(core) for core in every[number * share : (number + 1) * share]]
+
+
 def run_arm(
     arguments: argparse.Namespace, name: str, place: tuple[int, str | None], *, model: str, rollout: str, **sizes: str
 ) -> None:
@@ -179,39 +189,12 @@ def run_arm(
     number, gpu = place
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
     mark, check = f"{os.getpid()}-{name}-{rollout}", name.startswith("check_")
-    every = sorted(os.sched_getaffinity(0))
-    share = len(every) // len(arguments.gpus) if arguments.at_once and arguments.device == "gpu" else 0
-    cores = [str(core) for core in every[number * share : (number + 1) * share]]
-    settled = ["~ray_kwargs.ray_init.num_gpus", "~ray_kwargs.ray_init.include_dashboard"]
+    cores = own_cores(arguments, gpu)
     command = [
         *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_arm.py"), "--number", str(number)),
         *(["--cores", *cores] if cores else []),
         *("--", "bash", str(RECIPES / "swe_grpo" / "run_qwen3_fsdp2.sh")),
-        *ROLLOUTS[rollout],
-        *(settled if arguments.device == "cpu" else []),
-        "ray_kwargs.ray_init.num_cpus=null",
-        f"{ROLLOUT}.calculate_log_probs=true",
-        f"{ROLLOUT}.agent.num_workers={arguments.agent_workers}",
-        f"++{ROLLOUT}.custom.tree_dump_dir={rows_folder(arguments, name, rollout)}",
-        f"+{AGENT}.seed={arguments.seed}",
-        f"+{AGENT}.agent_options.options.think=strip",
-        f"+{AGENT}.gateway.reasoning=inline",
-        f"{AGENT}.agent_options.timeout_seconds={arguments.session_seconds}",
-        "reward.num_workers=1",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        "data.dataloader_num_workers=0",
-        f"data.seed={arguments.seed}",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        f"{ATTENTION}=sdpa",
-        f"{ACTOR}.use_torch_compile=false",
-        f"{ACTOR}.fsdp_config.use_torch_compile=false",
-        f"{ACTOR}.calculate_entropy=true",
-        "trainer.logger=[console,file]",
-        "trainer.resume_mode=disable",
-        *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
-        *(FLOAT32 if arguments.float32 else []),
-        *ARMS[name.removeprefix("check_")],
-        *arguments.override,
+        *overrides_of(arguments, name, rollout),
     ]
     try:
         run_phase(
@@ -226,8 +209,7 @@ def run_arm(
                 environment={
                     **environment_of(arguments, gpu),
                     MARK: mark,
-                    # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.
-                    **({"VERL_ENGINE_DEVICE": "cuda"} if "flat" in name and arguments.device == "cpu" else {}),
+                    **environment_of_arm(name, arguments.device),
                     "VERL_FILE_LOGGER_PATH": str(metrics),
                     "MODEL_PATH": model,
                     "TRAIN_FILE": str(folder / "data" / "train.parquet"),
@@ -283,7 +265,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["tree", "flat", "longest"])
     parser.add_argument("--at-once", action="store_true", help="an arm on every GPU at a time")
     parser.add_argument("--check-rollouts", action="store_true", help="try vLLM beside the warm start")
-    parser.add_argument("--float32", action="store_true", help="rollout and training in float32")
+    parser.add_argument("--arms-per-gpu", type=int, default=1, help="at a time")
     parser.add_argument("--rollout", choices=list(ROLLOUTS), default=None)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--commit", default=None)
@@ -323,9 +305,9 @@ def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_
     used = dict.fromkeys(arguments.arms, kinds[0])
     drawn = Drawn()
 
-    workers = min(len(arguments.arms), len(arguments.gpus)) if arguments.at_once else 1
+    workers = min(len(arguments.arms), len(arguments.gpus) * arguments.arms_per_gpu) if arguments.at_once else 1
     free: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
-    for place in enumerate(arguments.gpus[:workers]):
+    for place in enumerate((arguments.gpus * arguments.arms_per_gpu)[:workers]):
         free.put(place)
 
     def run(number: int, arm: str) -> bool:

@@ -66,10 +66,18 @@ def rows_folder(arguments: argparse.Namespace, arm: str, rollout: str) -> Path:
     return folder
 
 
+def precision_of(arm: str) -> str:
+    """Suffix by which arms that compute alike are known: `_float32`, or none in bfloat16."""
+    return "_float32" if arm.endswith("_float32") else ""
+
+
 def measured(
     arguments: argparse.Namespace, made_by: Mapping[str, str], rollout: Mapping[str, str], drawn: Drawn
 ) -> list[dict[str, Any]]:
-    """CSV rows of all steps so far; `rows_as_in_tree_arm` counts rows that the tree arm drew too, in the same step.
+    """CSV rows of all steps so far.
+
+    `rows_as_in_tree_arm` counts rows that the tree arm of the same precision drew too in that step, and
+    `rows_as_in_flat_arm` those that its flat arm drew too; both are empty where that arm has not drawn.
 
     Args:
         arguments: of the command line.
@@ -79,16 +87,18 @@ def measured(
     """
     lines: list[dict[str, Any]] = []
     by_arm = {arm: drawn.rows(rows_folder(arguments, arm, rollout[arm])) for arm in arguments.arms}
-    reference = by_arm.get("tree", {})
     for arm in arguments.arms:
         for step, figures in read_steps(arguments.output / f"{arm}.jsonl"):
             if FIGURES["reward"] not in figures:
                 continue
-            mine, others = by_arm[arm].get(step, Counter()), reference.get(step, Counter())
+            mine = by_arm[arm].get(step, Counter())
             line: dict[str, Any] = {"seed": arguments.seed, "arm": arm, "step": step}
             line |= {key: f"{figures[name]:.6g}" if name in figures else "" for key, name in FIGURES.items()}
-            same = {"rows": mine.total(), "rows_as_in_tree_arm": (mine & others).total()}
-            lines.append({**line, **same, "rollout": rollout[arm], **made_by})
+            line["rows"] = mine.total()
+            for kind in ("tree", "flat"):
+                others = by_arm.get(kind + precision_of(arm), {}).get(step)
+                line[f"rows_as_in_{kind}_arm"] = "" if others is None else (mine & others).total()
+            lines.append({**line, "rollout": rollout[arm], **made_by})
     return lines
 
 

@@ -56,6 +56,9 @@ def row_by_row(
 ) -> tuple[torch.Tensor, None]:
     """Signature of transformers' attention interface; the result is [1, F, H, D]."""
     on_gpu = query_1HFD.device.type == "cuda" and query_1HFD.dtype in HALF
+    if not on_gpu:  # torch's kernel that keeps no L x L weights in float32 takes no heads in groups
+        group = query_1HFD.shape[1] // key_1HFD.shape[1]
+        key_1HFD, value_1HFD = (t.repeat_interleave(group, dim=1) for t in (key_1HFD, value_1HFD))
     q_FHD, k_FHD, v_FHD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HFD, key_1HFD, value_1HFD))
     out_FHD = packed_attention(
         q_FHD, k_FHD, v_FHD, layout_of(position_ids), scale=scaling, impl="flash" if on_gpu else "sdpa"
