@@ -1,0 +1,1 @@
+"""A stand-in for sgl-kernel without kernels; see pyproject.toml."""

@@ -1,0 +1,196 @@
+"""Real SDK clients, the gateway, verl's client and SGLang: what is recorded is what SGLang generated, and trains."""
+
+import asyncio
+from dataclasses import replace
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import anthropic
+import numpy as np
+import openai
+import pytest
+import torch
+from sglang_harness import ask, backend
+from test_agents_ask_vllm import LOG_PROB_TOLERANCE, engine_log_probs
+from vllm_harness import CONTEXT_TOKENS, VERSION, user
+
+from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.transcript import Row, rows_of_calls
+from tree_rl.tree.forest import Forest
+
+pytestmark = [pytest.mark.sglang, pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def conversation(served: SimpleNamespace) -> SimpleNamespace:
+    """Five ways to ask, three of which go on from an answer: a session that branches."""
+
+    async def talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic) -> dict[str, str]:
+        options: dict[str, Any] = {"model": "m", "max_tokens": 40}
+        opening = [user("every unique token of the forest stands once")]
+        whole = (await chat.chat.completions.create(messages=opening, logprobs=True, **options)).choices[0]
+        turn = [*opening, whole.message.model_dump()]
+        chunks = await chat.chat.completions.create(messages=[*turn, user("and its segments?")], stream=True, **options)
+        streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+        several = await chat.chat.completions.create(messages=opening, n=2, **options)
+        back = [*opening, {"role": "assistant", "content": whole.message.content}, user("what does a tool return?")]
+        answer = text_of(await messages.messages.create(messages=back, **options))
+        back += [{"role": "assistant", "content": answer}, user("go on")]
+        async with messages.messages.stream(messages=back, **options) as events:
+            async for _event in events:
+                pass
+        return {
+            "openai": whole.message.content or "",
+            "openai tokens": "".join(token.token for token in whole.logprobs.content),
+            "openai stream": streamed,
+            **{f"openai n {choice.index}": choice.message.content or "" for choice in several.choices},
+            "anthropic": answer,
+            "anthropic stream": text_of(await events.get_final_message()),
+        }
+
+    return ask(served, talk)
+
+
+def text_of(answer: anthropic.types.Message) -> str:
+    """What an answer says."""
+    return "".join(block.text for block in answer.content if block.type == "text")
+
+
+def test_recorded_calls_are_what_sglang_was_asked_and_answered(
+    served: SimpleNamespace, conversation: SimpleNamespace
+) -> None:
+    calls = {(call.prompt_ids, call.response_ids, call.log_probs) for call in conversation.record.calls}
+    assert calls == {(one.prompt_ids, one.token_ids, one.log_probs) for one in conversation.seen}
+    assert len(calls) == 6
+    written = {served.tokenizer.decode(one.token_ids).replace("<|im_end|>", "") for one in conversation.seen}
+    said = conversation.result
+    assert len(said) == 7
+    assert {text for name, text in said.items() if name != "openai tokens"} <= written
+    assert said["openai tokens"].replace("<|im_end|>", "") == said["openai"]
+    assert all(call.log_probs is not None and call.response_ids for call in conversation.record.calls)
+
+
+def test_every_call_carries_the_version_of_the_weights(conversation: SimpleNamespace) -> None:
+    assert {(call.min_version, call.max_version) for call in conversation.record.calls} == {(VERSION, VERSION)}
+
+
+def hugging_face(served: SimpleNamespace) -> Any:
+    """The served model, computed by transformers."""
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
+
+
+def test_rows_train_what_was_generated_and_nothing_else(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
+    from gateway_harness import check_record
+
+    check_record(SimpleNamespace(model=hugging_face(served)), conversation.record)
+
+
+def trained_differences(row: Row, replayed: list[float]) -> list[float]:
+    """How far the log-prob that each trained token was drawn with is from another computation of it."""
+    assert row.response_log_probs is not None
+    pairs = zip(row.response_mask, row.response_log_probs, replayed, strict=True)
+    return [abs(drawn - again) for mask, drawn, again in pairs if mask]
+
+
+def test_the_tree_engine_agrees_with_sglang_on_every_trained_token(
+    served: SimpleNamespace, conversation: SimpleNamespace
+) -> None:
+    rows = rows_of_calls(conversation.record.calls)
+    forest = Forest.from_rows([np.asarray(row.token_ids) for row in rows])
+    assert len(rows) >= 4 and forest.num_unique < 0.8 * forest.num_flat
+    again = engine_log_probs(served, rows)
+    differences = [trained_differences(row, replayed) for row, replayed in zip(rows, again, strict=True)]
+    trained, worst = sum(map(len, differences)), max(map(max, differences))
+    print(f"\n{trained} trained tokens in {len(rows)} rows, largest difference of log-probs {worst:.2e}")
+    assert trained >= 150
+    assert worst < LOG_PROB_TOLERANCE
+
+
+def test_the_agreement_notices_one_foreign_token(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
+    row = rows_of_calls(conversation.record.calls)[0]
+    foreign = (row.response_ids[3] + 1) % len(served.tokenizer)
+    changed = replace(row, response_ids=(*row.response_ids[:3], foreign, *row.response_ids[4:]))
+    differences = trained_differences(changed, *engine_log_probs(served, [changed]))
+    assert max(differences[:3]) < LOG_PROB_TOLERANCE
+    assert median(differences[3:30]) > 100 * LOG_PROB_TOLERANCE
+
+
+def test_log_probs_are_those_at_the_temperature_of_the_draw(served: SimpleNamespace) -> None:
+    from gateway_harness import replayed_log_probs
+
+    async def talk(chat: openai.AsyncOpenAI, _: Any) -> None:
+        await chat.chat.completions.create(model="m", messages=[user("write")], max_tokens=40)
+
+    (row,) = rows_of_calls(ask(served, talk, sampling={"temperature": 0.6}).record.calls)
+    model = hugging_face(served)
+    assert max(trained_differences(row, replayed_log_probs(model, row, 0.6))) < LOG_PROB_TOLERANCE
+    assert max(trained_differences(row, replayed_log_probs(model, row, 1.0))) > 100 * LOG_PROB_TOLERANCE
+
+
+def test_turns_end_by_their_end_token_a_limit_or_a_stop_text(served: SimpleNamespace) -> None:
+    end = served.tokenizer.eos_token_id
+
+    def asking(**options: Any) -> Any:
+        async def talk(chat: openai.AsyncOpenAI, _: Any) -> Any:
+            return (await chat.chat.completions.create(model="m", messages=[user("write")], **options)).choices[0]
+
+        return talk
+
+    ended = ask(served, asking(max_tokens=300), sampling={"logit_bias": {str(end): 8.0}})
+    (call,) = ended.record.calls
+    assert ended.result.finish_reason == "stop" and len(call.response_ids) < 300
+    assert call.response_ids[-1] == end and end not in call.response_ids[:-1]
+
+    limited = ask(served, asking(max_tokens=60), sampling={"ignore_eos": True})
+    (call,) = limited.record.calls
+    assert limited.result.finish_reason == "length" and len(call.response_ids) == 60
+
+    stopped = ask(served, asking(max_tokens=300, stop=["e"]), sampling={"ignore_eos": True})
+    (call,) = stopped.record.calls
+    text = served.tokenizer.decode(call.response_ids)
+    assert stopped.result.finish_reason == "stop" and text.count("e") == 1
+    assert stopped.result.message.content == text.split("e")[0]
+
+
+def test_an_answer_that_verl_aborts_keeps_its_tokens(served: SimpleNamespace) -> None:
+    """As the trainer does before it changes the weights while agents are waiting."""
+    (replica,) = served.manager.rollout_replicas
+
+    async def talk(chat: openai.AsyncOpenAI, _: Any) -> Any:
+        options: dict[str, Any] = {"model": "m", "messages": [user("a long answer")]}
+        waiting = asyncio.create_task(chat.chat.completions.create(max_tokens=600, **options))
+        await asyncio.sleep(0.6)
+        await replica.abort_all_requests()
+        with pytest.raises(openai.InternalServerError, match="stopped generating") as refused:
+            await waiting
+        await replica.resume_generation()
+        after = await chat.chat.completions.create(max_tokens=5, **options)
+        return refused.value.status_code, after.usage.completion_tokens
+
+    asked = ask(served, talk, sampling={"ignore_eos": True})
+    assert asked.result == (503, 5)
+    aborted, after = asked.record.calls
+    assert 0 < len(aborted.response_ids) < 600 and len(after.response_ids) == 5
+    (longer, _) = sorted(rows_of_calls(asked.record.calls), key=lambda row: -len(row.token_ids))
+    (replayed,) = engine_log_probs(served, [longer])
+    assert max(trained_differences(longer, replayed)) < LOG_PROB_TOLERANCE
+
+
+def test_what_sglang_refuses_is_a_mistake_of_the_caller(served: SimpleNamespace) -> None:
+    def generate(prompt: list[int], **sampling: Any) -> Any:
+        server = backend(served, served.client)
+        return asyncio.run(server.generate(prompt, max_tokens=1, sampling={"logprobs": True, **sampling}, session="s"))
+
+    with pytest.raises(ValueError, match="exceeds the model's maximum context length"):
+        generate([5] * CONTEXT_TOKENS)
+    with pytest.raises(ValueError, match="top_p must be in"):
+        generate([5], top_p=-1.0)
+    # verl keeps the context's last place free. The gateway's limit lies one token higher: an empty answer there.
+    empty = generate([5] * (CONTEXT_TOKENS - 1))
+    assert (empty.token_ids, empty.log_probs, empty.finish_reason) == ((), (), "length")
+    assert len(generate([5] * (CONTEXT_TOKENS - 2)).token_ids) == 1
+    with pytest.raises(BackendError, match="unexpected keyword argument 'nonsense'"):
+        generate([5], nonsense=1)
