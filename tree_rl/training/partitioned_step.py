@@ -17,7 +17,7 @@ from tree_rl.training.gateway import CutPath, Gateway
 from tree_rl.training.host_store import HostStore
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
-from tree_rl.training.tree_step import planned_layout, tree_kwargs
+from tree_rl.training.tree_step import TreeInputs
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition_plan import Partition, PartitionPlan
 
@@ -122,11 +122,14 @@ class PartitionedRun:
         return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
 
     def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
-        layout = planned_layout(partition.local_subtree_end, self.readout.device, past_length=partition.past_length)
-        input_ids_1N = self._index(self.forest.input_ids[partition.tokens]).unsqueeze(0)
-        position_ids_1N = self._index(partition.position).unsqueeze(0)
-        kwargs = tree_kwargs(input_ids_1N, position_ids_1N, layout)
-        return {**kwargs, "kv_relay": gateway.relay}
+        inputs = TreeInputs.of_plan(
+            self.forest.input_ids[partition.tokens],
+            partition.position,
+            partition.local_subtree_end,
+            self.readout.device,
+            past_length=partition.past_length,
+        )
+        return {**inputs.model_kwargs(), "kv_relay": gateway.relay}
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array.astype(np.int64), self.readout.device)

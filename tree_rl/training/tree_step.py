@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tree_kernels.host_copy import to_device
+from tree_kernels.host_copy import to_device, to_device_together
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.edge_head import EdgeRequest, edge_values
@@ -50,44 +50,52 @@ class TreeInputs:
         cls, forest: Forest, device: torch.device | str = "cpu", *, router_trace: RouterTrace | None = None
     ) -> "TreeInputs":
         """Move a forest to `device`."""
+        planned = cls.of_plan(forest.input_ids, forest.position, forest.subtree_end, device)
+        return planned if router_trace is None else replace(planned, router_trace=router_trace)
 
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            return to_device(array.astype(np.int64), device)
+    @classmethod
+    def of_plan(
+        cls,
+        input_ids: np.ndarray,
+        position: np.ndarray,
+        subtree_end: np.ndarray,
+        device: torch.device | str,
+        *,
+        past_length: int = 0,
+    ) -> "TreeInputs":
+        """Move a planned forest, or a partition of one, to `device`; a plan needs no check.
 
-        return cls(
-            input_ids_1N=tensor(forest.input_ids).unsqueeze(0),
-            position_ids_1N=tensor(forest.position).unsqueeze(0),
-            layout=planned_layout(forest.subtree_end, device),
-            router_trace=router_trace,
-        )
+        Args:
+            input_ids: integer [N], DFS order.
+            position: integer [N], depth on the whole path, the past included.
+            subtree_end: int32 [N], inside this forest or partition.
+            device: where it goes, by one copy behind which the host goes on.
+            past_length: P, ancestors in front of a partition.
+        """
+        end = subtree_end.astype(np.int32, copy=False)
+        arrays: list[np.ndarray] = [
+            input_ids.astype(np.int64),
+            position.astype(np.int64),
+            (position - past_length).astype(np.int32),
+            end,
+        ]
+        ids, positions, local, end_on_device = to_device_together(arrays, device)
+        # Counted on the host: a count on the device would wait for it.
+        share = count_attention_blocks(end, past_length=past_length).partial_share
+        layout = TreeLayout(end_on_device, local, past_length, share, end)
+        return cls(input_ids_1N=ids.unsqueeze(0), position_ids_1N=positions.unsqueeze(0), layout=layout)
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
-        kwargs = tree_kwargs(self.input_ids_1N, self.position_ids_1N, self.layout)
-        return kwargs if self.router_trace is None else {**kwargs, KEYWORD: self.router_trace}
-
-
-def planned_layout(subtree_end: np.ndarray, device: torch.device | str, *, past_length: int = 0) -> TreeLayout:
-    """The mask of a forest or a partition that was planned, with what the host knows about its attention."""
-    share = count_attention_blocks(subtree_end, past_length=past_length).partial_share
-    # Moved first: a forest that was planned needs no check, which only data on the host gets.
-    return TreeLayout.from_subtree_end(
-        to_device(subtree_end, device),
-        past_length=past_length,
-        partial_share=share,
-        on_host=subtree_end,
-    )
-
-
-def tree_kwargs(input_ids_1N: torch.Tensor, position_ids_1N: torch.Tensor, layout: TreeLayout) -> dict[str, object]:
-    """How a model prepared by `use_tree_attention` is called, for a whole forest as for a partition of one."""
-    return {
-        "input_ids": input_ids_1N,
-        "position_ids": position_ids_1N,
-        "attention_mask": skip_mask(input_ids_1N.device),
-        "tree_layout": layout,
-        "use_cache": False,
-    }
+        routers = {} if self.router_trace is None else {KEYWORD: self.router_trace}
+        return {
+            "input_ids": self.input_ids_1N,
+            "position_ids": self.position_ids_1N,
+            "attention_mask": skip_mask(self.input_ids_1N.device),
+            "tree_layout": self.layout,
+            "use_cache": False,
+            **routers,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
