@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import SHAPES, rows, subtree_end_of
+from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention import fa4_plan
@@ -105,31 +105,22 @@ def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: 
     assert plan.query_offsets.diff().tolist() == list(sizes) and plan.longest_query == max(sizes)
 
 
-def with_a_shared_beginning(shared: int, *sizes: int) -> list[int]:
-    """A chain of `shared` tokens, rows of `sizes` below it, then a lone row of 300."""
-    parent = list(range(-1, shared - 1))
-    for size in sizes:
-        start = len(parent)
-        parent += [shared - 1, *range(start, start + size - 1)]
-    return parent + [parent_of + len(parent) if parent_of >= 0 else -1 for parent_of in rows(300)]
-
-
 @pytest.mark.parametrize("shared", [1, 70, 130])
 def test_rows_that_share_little_are_run_as_rows_over_copied_keys(shared: int, plans: list[Fa4Plan | LeafRows]) -> None:
-    sizes = (300, 257, 301)
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(with_a_shared_beginning(shared, *sizes))), None)
+    sizes = (600, 557, 601)
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes))), None)
     (plan,) = plans
     assert isinstance(plan, LeafRows) and plan.copies is not None
-    assert plan.query_offsets.diff().tolist() == [shared + 300, 257, 301, 300]
-    assert plan.key_offsets.diff().tolist() == [shared + 300, shared + 257, shared + 301, 300]
-    assert (plan.longest_query, plan.longest_key) == (shared + 300, shared + 301)
+    assert plan.query_offsets.diff().tolist() == [shared + 600, 557, 601, 300]
+    assert plan.key_offsets.diff().tolist() == [shared + 600, shared + 557, shared + 601, 300]
+    assert (plan.longest_query, plan.longest_key) == (shared + 600, shared + 601)
 
 
-@pytest.mark.parametrize(("shared", "sizes"), [(400, (300, 300)), (10, (200,) * 12)])
+@pytest.mark.parametrize(("shared", "sizes"), [(900, (600, 600)), (10, (400,) * 6)])
 def test_rows_that_share_more_or_are_short_keep_the_tree_kernels(
     shared: int, sizes: tuple[int, ...], plans: list[Fa4Plan | LeafRows]
 ) -> None:
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(with_a_shared_beginning(shared, *sizes))), None)
+    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes))), None)
     assert [type(plan) for plan in plans] == [Fa4Plan]
 
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import SHAPES, rows, subtree_end_of
+from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
-from tree_kernels.tree_attention import fa4_plan
 from tree_kernels.tree_attention.fa4_plan import rows_worth_copying
 from tree_kernels.tree_attention.head_sections import SECTION
 
@@ -41,6 +40,17 @@ def case_of_rows(sizes: tuple[int, ...], ratio: int, head_size: int) -> tuple[Tr
     layout = TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))).to("cuda")
     assert rows_worth_copying(layout, None) is not None
     return layout, inputs(sum(sizes), 0, ratio, head_size, torch.bfloat16)
+
+
+def case_that_shares_little(
+    shared: int, sizes: tuple[int, ...], ratio: int, head_size: int
+) -> tuple[TreeLayout, list[torch.Tensor]]:
+    """As `case`, of rows that run over copied keys."""
+    ends = subtree_end_of(rows_below(shared, *sizes))
+    layout = TreeLayout.from_subtree_end(ends).to("cuda")
+    found = rows_worth_copying(layout, None)
+    assert found is not None and found.copies is not None
+    return layout, inputs(len(ends), 0, ratio, head_size, torch.bfloat16)
 
 
 def inputs(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -116,16 +126,10 @@ def test_rows_that_share_nothing_are_as_near_to_float64(ratio: int, head_size: i
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_rows_over_copied_keys_are_as_near_to_float64(
-    ratio: int, head_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fa4_plan, "MOST_KEYS", float("inf"))
-    monkeypatch.setattr(fa4_plan, "FEWEST_QUERIES", 0)
-    for shape, size in (("trunk_and_stubs", 1000), ("forest", 2999), ("comb", 300)):
-        layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size))).to("cuda")
-        found = rows_worth_copying(layout, None)
-        assert found is not None and found.copies is not None
-        check_against_float64(layout, inputs(size, 0, ratio, head_size, torch.bfloat16))
+def test_rows_over_copied_keys_are_as_near_to_float64(ratio: int, head_size: int) -> None:
+    for shared, sizes in ((1, (900, 801)), (130, (600, 557, 601)), (400, (2000, 1999, 2100, 3))):
+        layout, tensors = case_that_shares_little(shared, sizes, ratio, head_size)
+        check_against_float64(layout, tensors)
 
 
 def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
@@ -142,12 +146,10 @@ def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_rows_never_wait_for_the_device(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_never_wait_for_the_device(shares: bool) -> None:
     layout, tensors = case_of_rows((700, 1300, 40), 4, 128)
     if shares:
-        monkeypatch.setattr(fa4_plan, "MOST_KEYS", float("inf"))
-        monkeypatch.setattr(fa4_plan, "FEWEST_QUERIES", 0)
-        layout, tensors = case(3000, 0, 4, 128, torch.bfloat16)
+        layout, tensors = case_that_shares_little(130, (600, 557, 601), 4, 128)
     q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
 
     def step() -> None:
@@ -219,4 +221,5 @@ def test_no_length_compiles_anything() -> None:
             run(layout, tensors, "fa4")
     for sizes in ((193,), (1, 300), (7777,), (20,) * 256):
         run(*case_of_rows(sizes, 4, 128), "fa4")
+    run(*case_that_shares_little(130, (600, 557, 601), 4, 128), "fa4")
     assert [set(cache) for cache in caches] == compiled

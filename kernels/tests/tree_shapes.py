@@ -27,6 +27,15 @@ def rows(*sizes: int) -> list[int]:
     return parent
 
 
+def rows_below(shared: int, *sizes: int) -> list[int]:
+    """A chain of `shared` tokens, chains of `sizes` below its last, then a lone row of 300."""
+    parent = chain(shared)
+    for size in sizes:
+        start = len(parent)
+        parent += [shared - 1, *range(start, start + size - 1)]
+    return [*parent, -1, *range(len(parent), len(parent) + 299)]
+
+
 def star(size: int) -> list[int]:
     """One root, every other token its child."""
     return [-1] + [0] * (size - 1) if size else []

@@ -18,10 +18,14 @@ FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
 """Tokens per query block and per key block, by head size: FA4's own tiles."""
 BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
 """As above. Lists of 128 queries would serve from head size 128 on, 0 to 2 % slower (docs/log.md)."""
-MOST_KEYS = 1.25
-"""Keys of all paths over unique tokens up to which rows with copies are taken instead of a plan."""
-FEWEST_QUERIES = 256
-"""Unique tokens a row from which they are: two query blocks, for a row's last one is not full."""
+MOST_KEYS = 1.3
+"""Keys of all paths over unique tokens up to which rows over copied keys are taken instead of a plan.
+
+docs/benchmarks/leaf_rows.csv: forward and backward take 4 to 8 % less up to 1.28, 1 to 2 % less at 1.44 to 1.94 with
+4,096 tokens a row or more, and 6 % more at 1.44 with 1,024."""
+FEWEST_QUERIES = 512
+"""Unique tokens a row from which they are: 8 % less time at 1.11 with 512, 7 % more with 256, whose last query blocks
+weigh more."""
 VECTOR_PADDING = 384
 """A multiple of every block: a mask is evaluated for whole tiles."""
 
