@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -24,7 +25,8 @@ KEEP_ALIVE_S = 600
 class Gateway:
     """Serves a model to agents over HTTP and records what it generates.
 
-    Use as an asynchronous context manager, or call `start` and `close`.
+    Use as an asynchronous context manager, or call `start` and `close`. Between them Python's garbage collector leaves
+    alone what the process held before (`gc.freeze`): to search it holds every session up for as long as 0.3 s.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
@@ -79,6 +81,7 @@ class Gateway:
             if self._serving.done():
                 self._serving.result()
             await asyncio.sleep(0.001)
+        gc.freeze()
 
     async def close(self) -> None:
         """Close every session and stop listening."""
@@ -87,6 +90,7 @@ class Gateway:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
+            gc.unfreeze()
         if self._socket is not None:
             self._socket.close()
 

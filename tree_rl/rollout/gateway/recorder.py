@@ -1,10 +1,10 @@
 """The memory of a session: prompts made of recorded tokens, and calls recorded behind them."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from tree_rl.rollout.chat import THINK_START
 from tree_rl.rollout.gateway.context_trie import ContextTrie, GeneratedTurn, Match, Node
@@ -21,9 +21,11 @@ from tree_rl.rollout.gateway.turns import read_message
 from tree_rl.rollout.transcript import ModelCall
 
 LARGE_TEXT = 200_000
-"""Characters beyond which rendering and tokenizing leave the event loop to others."""
-
-Made = TypeVar("Made")
+"""Characters beyond which rendering leaves the event loop to others."""
+LONG_TEXT = 10_000
+"""Characters beyond which tokenizing does: they take it 6 ms, in which it leaves Python to others."""
+LONGEST_TOKENS = 6
+"""Characters for each token of the longest prompt that are tokenized first of a text with more: words take 4 or 5."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,15 +79,11 @@ class Recorder:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
         messages, keys = self._own.restore(request.messages)
-        text = await self._unblocked(
-            sum(len(message.content) for message in messages),
-            lambda: self._renderer.render(messages, tools=request.tools, is_prompt=True, memory=self._written),
-        )
+        write = partial(self._renderer.render, messages, tools=request.tools, is_prompt=True, memory=self._written)
+        is_large = sum(len(message.content) for message in messages) >= LARGE_TEXT
+        text = await asyncio.to_thread(write) if is_large else write()
         match = self._trie.match(text)
-        pieces = self._renderer.pieces(match.rest)
-        encoded = await self._unblocked(len(match.rest), lambda: self._renderer.encode(pieces))
-        known = match.node.depth + (len(match.cut[1]) if match.cut else 0)
-        self._check_length(known + sum(len(ids) for ids in encoded))
+        pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
         if node.prompt_ids is None:
             node.prompt_ids = node.path_ids()
@@ -177,15 +175,31 @@ class Recorder:
             was_reused=self._options.on_drift == "reuse",
         )
 
+    async def _tokenized(self, match: Match) -> tuple[list[str], list[tuple[int, ...]]]:
+        """Pieces of a prompt's text that no recorded token covers, and their ids; refuses a prompt that is too long."""
+        known = match.node.depth + (len(match.cut[1]) if match.cut else 0)
+        limit = self._options.max_context_tokens
+        beginning = match.rest[: LONGEST_TOKENS * limit]
+        if len(beginning) < len(match.rest):
+            # Five megabytes take the tokenizer three seconds. A tenth more than the limit outweighs a cut in a word.
+            (ids,) = await self._encoded([beginning])
+            if known + len(ids) > 1.1 * limit:
+                self._check_length(known + len(ids))
+        pieces = self._renderer.pieces(match.rest)
+        encoded = await self._encoded(pieces)
+        self._check_length(known + sum(len(ids) for ids in encoded))
+        return pieces, encoded
+
+    async def _encoded(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:
+        if sum(map(len, pieces)) < LONG_TEXT:
+            return self._renderer.encode(pieces)
+        return await asyncio.to_thread(self._renderer.encode, pieces)
+
     async def _spelled_anew(self, text: str) -> tuple[int, ...]:
         pieces = self._renderer.pieces(text)
         new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
-        encoded = await self._unblocked(sum(map(len, new)), lambda: self._renderer.encode(new))
-        self._pieces.update(zip(new, encoded, strict=True))
+        self._pieces.update(zip(new, await self._encoded(new), strict=True))
         return tuple(token for piece in pieces for token in self._pieces[piece])
-
-    async def _unblocked(self, characters: int, work: Callable[[], Made]) -> Made:
-        return work() if characters < LARGE_TEXT else await asyncio.to_thread(work)
 
     def _check_length(self, num_tokens: int) -> None:
         limit = self._options.max_context_tokens

@@ -1,0 +1,103 @@
+"""One session's long texts, and what the process held before, do not keep the other sessions waiting."""
+
+import asyncio
+import gc
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from gateway_harness import check_record, serving
+
+from tree_rl.rollout.gateway.recorder import LONG_TEXT, LONGEST_TOKENS
+from tree_rl.rollout.gateway.rendering import Renderer
+
+LIMIT = 6000
+"""Tokens of a prompt."""
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """What is tokenized from now on: characters, and whether the event loop's thread did it."""
+    found: list[tuple[int, bool]] = []
+    encode = Renderer.encode
+
+    def watched(self: Renderer, pieces: Any) -> Any:
+        found.append((sum(map(len, pieces)), threading.current_thread() is threading.main_thread()))
+        return encode(self, pieces)
+
+    monkeypatch.setattr(Renderer, "encode", watched)
+    return found
+
+
+def ask(tiny: SimpleNamespace, *texts: str) -> tuple[list[httpx.Response], Any, Any]:
+    """Answers to questions that are asked at once in one session, and its record."""
+
+    async def run() -> tuple[list[httpx.Response], Any, Any]:
+        backend = tiny.backend()
+        async with serving(backend, tiny.tokenizer, max_context_tokens=LIMIT) as gateway:
+            session = gateway.open_session(sampling={"temperature": 1.0})
+            endpoint = gateway.endpoint(session)
+            async with httpx.AsyncClient(headers={"x-api-key": endpoint.token}, timeout=60) as client:
+                bodies = [
+                    json.dumps({"max_tokens": 2, "messages": [{"role": "user", "content": text}]}) for text in texts
+                ]
+                url = f"{endpoint.openai_url}/chat/completions"
+                answers = await asyncio.gather(*[client.post(url, content=body) for body in bodies])
+            return answers, await gateway.close_session(session), backend
+
+    return asyncio.run(run())
+
+
+def test_long_texts_are_tokenized_beside_the_event_loop(
+    tiny: SimpleNamespace, tokenized: list[tuple[int, bool]]
+) -> None:
+    long = "the forest and its tokens, " * (LONG_TEXT // 20)
+    # Asked at once, so that one finds the trie as another has just changed it.
+    answers, record, backend = ask(tiny, long, "short", long, long + "and more")
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert all(is_here == (length < LONG_TEXT) for length, is_here in tokenized)
+    assert sum(length >= LONG_TEXT for length, _ in tokenized) >= 2
+    check_record(backend, record)
+    texts = {tiny.tokenizer.decode(call.prompt_ids) for call in record.calls}
+    assert {text.count("the forest") for text in texts} == {0, LONG_TEXT // 20}
+    whole = [tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) for text in sorted(texts)]
+    assert {call.prompt_ids for call in record.calls} == set(whole)
+
+
+def test_of_a_text_far_beyond_the_limit_only_the_beginning_is_tokenized(
+    tiny: SimpleNamespace, tokenized: list[tuple[int, bool]]
+) -> None:
+    (answer,), record, _ = ask(tiny, "one two " * 500_000)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert f"tokens > {LIMIT - 1} maximum" in answer.json()["error"]["message"]
+    assert max(length for length, _ in tokenized) == LONGEST_TOKENS * LIMIT
+    assert record.calls == () and record.refused == {400: 1}
+
+
+def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_not(tiny: SimpleNamespace) -> None:
+    fits = " permission" * (LIMIT - 500)
+    assert len(tiny.tokenizer.encode(" permission")) == 1 and len(fits) > LONGEST_TOKENS * LIMIT
+    (answer, refused), record, _ = ask(tiny, fits, fits + " permission" * 500)
+    assert (answer.status_code, refused.status_code) == (200, 400)
+    assert record.calls[0].prompt_ids.count(tiny.tokenizer.encode(" permission")[0]) == LIMIT - 500
+    assert LIMIT < int(refused.json()["error"]["message"].split()[4]) < LIMIT + 100
+
+
+def test_the_garbage_collector_leaves_alone_what_was_there_before_a_gateway(tiny: SimpleNamespace) -> None:
+    async def run() -> tuple[int, bool]:
+        async with serving(tiny.backend(), tiny.tokenizer) as gateway:
+            session = gateway.open_session()
+            # Only what the collector searches is listed.
+            searched = {id(one) for one in gc.get_objects()}
+            found = id(session) in searched and id(tiny.tokenizer) not in searched
+            await gateway.close_session(session)
+            return gc.get_freeze_count(), found
+
+    assert gc.get_freeze_count() == 0
+    frozen, found = asyncio.run(run())
+    assert frozen > 10_000 and found
+    assert gc.get_freeze_count() == 0
