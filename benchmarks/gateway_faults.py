@@ -32,14 +32,14 @@ UNKNOWN_SESSION = ("wrong key",)
 
 
 async def fail(kind: str) -> None:
-    """Do as a failing back end does, if the kind of a call says so.
+    """Do as a failing back end does, if the kind of a call says so; one whose client leaves works until it has left.
 
     Raises:
         BackendError: with the status of the kind.
     """
     from tree_rl.rollout.gateway.backend import BackendError
 
-    if kind == "back end hangs":
+    if kind in ("back end hangs", LEFT):
         await asyncio.sleep(3600)
     if kind in ("back end 429", "back end 500"):
         raise BackendError(kind, status=STATUS[kind] or 0)
@@ -72,7 +72,8 @@ def check_record(record: Any, given: Sequence[tuple[Any, Any]], told: Told) -> N
 
     recorded = [(call.prompt_ids, call.response_ids) for call in record.calls]
     assert recorded == list(given), f"{len(recorded)} calls recorded, {len(given)} answered, or other tokens"
-    assert [[len(prompt), len(answer)] for prompt, answer in recorded] == told.tokens
+    lengths = [[len(prompt), len(answer)] for prompt, answer in recorded]
+    assert lengths == told.tokens, f"tokens of prompts and answers: {lengths} recorded, {told.tokens} told to clients"
     rows = rows_of_calls(record.calls, shared="first_row")
     assert len(rows) == 1 + told.faults.get(EDITED, 0), f"{len(rows)} rows of {told.faults}"
     trained = sum(sum(row.response_mask) for row in rows)

@@ -135,11 +135,11 @@ async def serve(
     from tree_rl.rollout.gateway.gateway import Gateway
     from tree_rl.rollout.gateway.options import GatewayOptions
 
-    # Streams are asked for by clients that leave in their middle: they begin before the model's shortest pause is over.
-    server.STREAM_PING_S = min(server.STREAM_PING_S, pause_s / 8)
+    # Streams are asked for by clients alone that leave in their middle: they begin soon.
+    server.STREAM_PING_S = pause_s / 4
     model = Model(tokenizer, pause_s)
     calls: dict[str, list[Call]] = defaultdict(list)
-    options = GatewayOptions(max_context_tokens=200_000, max_turn_tokens=4096, call_timeout_s=CALL_TIMEOUT_S)
+    options = GatewayOptions(max_context_tokens=65_536, max_turn_tokens=4096, call_timeout_s=CALL_TIMEOUT_S)
     gateway = Gateway(tokenizer=tokenizer, backend=model, options=options)
     app = gateway._doors.app
     gateway._doors.app = lambda: Stopwatch(app(), calls)
