@@ -27,6 +27,15 @@ ENGINE = {
     "max_total_tokens": 20_000,
 }
 """rollout.engine_kwargs.sglang: arguments of SGLang's server that verl passes on."""
+ROLLOUT_OVERRIDES = (
+    "actor_rollout_ref.rollout.name=sglang",
+    "actor_rollout_ref.rollout.dtype=float32",
+    "actor_rollout_ref.rollout.enforce_eager=true",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+    "actor_rollout_ref.rollout.free_cache_engine=false",
+    *(f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in ENGINE.items()),
+)
 
 
 def start_server(model: Path) -> Any:
@@ -38,19 +47,13 @@ def start_server(model: Path) -> Any:
         config = compose(
             "ppo_trainer",
             overrides=[
+                *ROLLOUT_OVERRIDES,
                 f"actor_rollout_ref.model.path={model}",
-                "actor_rollout_ref.rollout.name=sglang",
-                "actor_rollout_ref.rollout.dtype=float32",
-                "actor_rollout_ref.rollout.enforce_eager=true",
-                "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-                "actor_rollout_ref.rollout.calculate_log_probs=true",
-                "actor_rollout_ref.rollout.free_cache_engine=false",
                 "actor_rollout_ref.rollout.load_format=auto",
                 "actor_rollout_ref.rollout.nnodes=1",
                 "actor_rollout_ref.rollout.n_gpus_per_node=1",
                 f"actor_rollout_ref.rollout.max_model_len={CONTEXT_TOKENS}",
                 "actor_rollout_ref.rollout.max_num_seqs=16",
-                *(f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in ENGINE.items()),
             ],
         )
 
