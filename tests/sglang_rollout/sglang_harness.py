@@ -77,20 +77,23 @@ def environment() -> Mapping[str, str]:
     }
 
 
-def ask(served: SimpleNamespace, talk: Any, *, sampling: Mapping[str, Any] | None = None) -> SimpleNamespace:
+def ask(
+    served: SimpleNamespace, talk: Any, *, sampling: Mapping[str, Any] | None = None, **options: Any
+) -> SimpleNamespace:
     """Run `talk(openai client, anthropic client)` against a gateway in front of SGLang, as one session.
 
     Args:
         served: the fixture.
         talk: a coroutine function.
         sampling: the trainer's sampling parameters beside the usual ones.
+        options: of the gateway.
     """
     from gateway_harness import serving
 
     async def run() -> SimpleNamespace:
         witness = Witness(client=served.client)
         server = backend(served, witness)
-        async with serving(server, served.tokenizer, max_context_tokens=CONTEXT_TOKENS) as gateway:
+        async with serving(server, served.tokenizer, **{"max_context_tokens": CONTEXT_TOKENS, **options}) as gateway:
             session = gateway.open_session(sampling={**SAMPLING, **(sampling or {})})
             endpoint = gateway.endpoint(session)
             async with (

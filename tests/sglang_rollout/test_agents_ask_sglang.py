@@ -192,18 +192,29 @@ def test_an_answer_that_verl_aborts_keeps_its_tokens(served: SimpleNamespace) ->
     assert worst < LOG_PROB_TOLERANCE
 
 
-def test_what_sglang_refuses_is_a_mistake_of_the_caller(served: SimpleNamespace) -> None:
+def test_what_sglang_refuses_reaches_the_agent_as_its_own_mistake(served: SimpleNamespace) -> None:
+    async def talk(chat: openai.AsyncOpenAI, _: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match="exceeds the model's maximum context length"):
+            await chat.chat.completions.create(model="m", messages=[user("x y " * CONTEXT_TOKENS)], max_tokens=5)
+        after = await chat.chat.completions.create(model="m", messages=[user("and now?")], max_tokens=5)
+        assert after.usage.completion_tokens == 5
+
+    # The gateway does not know the server's limit here, so the request reaches it.
+    asked = ask(served, talk, sampling={"ignore_eos": True}, max_context_tokens=100 * CONTEXT_TOKENS)
+    assert asked.record.refused == {400: 1} and len(asked.record.calls) == 1
+
+
+def test_sampling_parameters_and_the_ends_of_the_context_are_sglangs(served: SimpleNamespace) -> None:
     def generate(prompt: list[int], **sampling: Any) -> Any:
         server = backend(served, served.client)
         return asyncio.run(server.generate(prompt, max_tokens=1, sampling={"logprobs": True, **sampling}, session="s"))
 
-    with pytest.raises(ValueError, match="exceeds the model's maximum context length"):
-        generate([5] * CONTEXT_TOKENS)
     with pytest.raises(ValueError, match="top_p must be in"):
         generate([5], top_p=-1.0)
+    with pytest.raises(BackendError, match="unexpected keyword argument 'nonsense'"):
+        generate([5], nonsense=1)
+    assert len(generate([5], seed=3).token_ids) == 1
     # verl keeps the context's last place free. The gateway's limit lies one token higher: an empty answer there.
     empty = generate([5] * (CONTEXT_TOKENS - 1))
     assert (empty.token_ids, empty.log_probs, empty.finish_reason) == ((), (), "length")
     assert len(generate([5] * (CONTEXT_TOKENS - 2)).token_ids) == 1
-    with pytest.raises(BackendError, match="unexpected keyword argument 'nonsense'"):
-        generate([5], nonsense=1)
