@@ -136,7 +136,8 @@ class Renderer:
         if not texts:
             return []
         try:
-            encoded = [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+            # One at a time: several go to threads that all callers of the tokenizer share, behind whatever is there.
+            encoded = [self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids for text in texts]
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
         return [tuple(ids[1:]) if lead else tuple(ids) for ids, lead in zip(encoded, leads, strict=True)]
