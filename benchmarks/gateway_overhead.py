@@ -219,7 +219,7 @@ def append(file: Path, row: Mapping[str, str]) -> None:
     """Add a row to a CSV file, which begins with the columns' names."""
     is_new = not file.exists()
     with file.open("a", newline="") as out:
-        table = csv.DictWriter(out, list(row))
+        table = csv.DictWriter(out, list(row), lineterminator="\n")
         if is_new:
             table.writeheader()
         table.writerow(row)
