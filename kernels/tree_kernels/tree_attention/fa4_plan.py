@@ -21,8 +21,8 @@ BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
 MOST_KEYS = 1.3
 """Keys of all paths over unique tokens up to which rows over copied keys are taken instead of a plan.
 
-docs/benchmarks/leaf_rows.csv: forward and backward take 4 to 8 % less up to 1.28, 1 to 2 % less at 1.44 to 1.94 with
-4,096 tokens a row or more, and 6 % more at 1.44 with 1,024."""
+docs/benchmarks/leaf_rows.csv: forward and backward take 3 to 8 % less up to 1.28, 1 to 3 % less at 1.44 and 1.47 with
+4,000 tokens a row or more, 4 % more at 1.94, and 6 % more at 1.44 with 1,024."""
 FEWEST_QUERIES = 512
 """Unique tokens a row from which they are: 8 % less time at 1.11 with 512, 7 % more with 256, whose last query blocks
 weigh more."""
