@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,20 +170,23 @@ def left_processes() -> list[str]:
     return found
 
 
-def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path_factory.mktemp("sandboxes")
-    for above in (folder, folder.parent, folder.parent.parent):
-        above.chmod(above.stat().st_mode | 0o005)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where sandboxes are made, open to their users: pytest's own folders are shut whenever another pytest starts."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
+
+
+def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(folder: Path) -> None:
     server = FaultyServer(build_tokenizer(CHATML))
     files_before = len(os.listdir("/proc/self/fd"))
     finished = asyncio.run(play_all(server))
 
     for number, (done, record) in enumerate(finished):
         kind = KINDS[number % len(KINDS)]
-        assert (done.status, done.reward) == ENDS[kind], (number, kind, done)
+        assert (done.status, done.reward) == ENDS[kind], (number, kind, done, server.read[number][-600:])
         written = [turn + "<|im_end|>" for turn in server.written[number]]
         assert len(written) == {"completed": 3, "sandbox_died": 2}.get(done.status, 1)
         assert [server.tokenizer.decode(call.response_ids) for call in record.calls] == written
