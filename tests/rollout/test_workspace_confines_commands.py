@@ -6,11 +6,20 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.confinement import HIDING, Limits, Means, strictest_means, working_means
+from tree_rl.rollout.confinement import (
+    HIDING,
+    Limits,
+    Means,
+    command_users,
+    strictest_means,
+    users_known,
+    working_means,
+)
 from tree_rl.rollout.workspace import Workspace
 
 WORKING = working_means()
@@ -110,6 +119,22 @@ def test_workspaces_cannot_read_each_other(workspace: Workspace) -> None:
         pytest.skip("needs a user per workspace, hence root")
     with Workspace({"secret.txt": "s3cret"}, means=workspace.means) as other:
         assert "s3cret" not in workspace.run(f"cat {other.directory}/secret.txt").output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a workspace a user of its own")
+def test_workspaces_have_users_of_their_own() -> None:
+    with ExitStack() as stack:
+        workspaces = [stack.enter_context(Workspace()) for _ in range(20)]
+        users = {workspace.directory.stat().st_uid for workspace in workspaces}
+        assert len(users) == 20 and all(user in command_users() for user in users)
+        assert workspaces[0].run("touch mine; ls mine").output == "mine\n"
+
+
+def test_users_of_commands_are_as_many_as_the_namespace_knows() -> None:
+    everybody, container = users_known("0 0 4294967295\n"), users_known("0 100000 65536\n")
+    # Pairs that share a user among 512 sessions at once: three of 40,000 users, one in 16,000 runs of these.
+    assert 512**2 / 2 / len(everybody) < 1e-4
+    assert container[0] >= 20_000 and container[-1] < 65_536
 
 
 def test_a_large_file_cannot_be_written(workspace: Workspace) -> None:

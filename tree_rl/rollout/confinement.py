@@ -122,6 +122,26 @@ def confined_argv(
     return [*argv, *command]
 
 
+@cache
+def command_users() -> range:
+    """User ids to draw from, as this process's user namespace knows them."""
+    return users_known(Path("/proc/self/uid_map").read_text(encoding="ascii"))
+
+
+def users_known(uid_map: str) -> range:
+    """User ids for commands: so many that two workspaces hardly share one, and with it a process limit and files.
+
+    Args:
+        uid_map: text of a file /proc/PID/uid_map.
+
+    Returns:
+        Those beyond a system's own accounts where the namespace knows few.
+    """
+    mapped = [line.split() for line in uid_map.splitlines()]
+    known = max(int(first) + int(count) for first, _, count in mapped)
+    return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)
+
+
 def place_of(directory: Path, means: Means) -> str:
     """Where a confined command finds its directory."""
     return PLACE if means in HIDING else str(directory)

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from tree_rl.rollout.confinement import Limits, Means, confined_argv, place_of, strictest_means
+from tree_rl.rollout.confinement import Limits, Means, command_users, confined_argv, place_of, strictest_means
 from tree_rl.rollout.jail import lay_out_jail
 from tree_rl.rollout.ownership import OwnedFolder, remove_left_over_folders
 
@@ -68,7 +68,7 @@ class Workspace:
         self.limits = limits or Limits()
         self.means = means or strictest_means()
         # A user of its own gives each workspace its own process limit and no rights on anybody's files.
-        self._user_id = secrets.choice(range(20_000, 60_000)) if os.geteuid() == 0 else None
+        self._user_id = secrets.choice(command_users()) if os.geteuid() == 0 else None
         self._running: set[subprocess.Popen[bytes]] = set()
         _remove_left_over_once()
         self._owned = OwnedFolder("workspace")
