@@ -1,11 +1,10 @@
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vllm_harness import environment, save_model, start_server
+from vllm_harness import ROLLOUT_OVERRIDES, environment, save_model
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +22,10 @@ def served_experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleN
         yield everything
 
 
-@contextmanager
-def _serving(folder: Path, *overrides: str, experts: int = 0) -> Iterator[SimpleNamespace]:
-    import ray
+def _serving(folder: Path, *overrides: str, experts: int = 0) -> AbstractContextManager[SimpleNamespace]:
     from gateway_harness import build_tokenizer
+    from verl_server import serve
 
     tokenizer = build_tokenizer()
     model = save_model(folder, tokenizer, experts=experts)
-    before = dict(os.environ)
-    os.environ.update(environment())
-    ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, log_to_driver=True)
-    try:
-        manager = start_server(model, *overrides)
-        yield SimpleNamespace(model=model, tokenizer=tokenizer, client=manager.get_client(), manager=manager)
-    finally:
-        ray.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
+    return serve(model, tokenizer, *ROLLOUT_OVERRIDES, *overrides, environment=environment())

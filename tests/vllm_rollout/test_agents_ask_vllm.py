@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from vllm_harness import CONTEXT_TOKENS, VERSION, ask, user
+from verl_server import CONTEXT_TOKENS, VERSION, ask, user
 
 from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.tree.forest import Forest

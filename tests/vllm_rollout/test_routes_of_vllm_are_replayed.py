@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from vllm_harness import SAMPLING, ask, user
+from verl_server import SAMPLING, ask, user
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
 
