@@ -67,24 +67,9 @@ class CommandAgent:
 def test_main_ppo_trains_on_what_command_line_agents_did(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(COMMAND)
     (tmp_path / "toy_agent.py").write_text(AGENT)
-    overrides = toy_qwen.ppo_overrides(
-        toy_qwen.save_model(tmp_path / "model"),
-        toy_qwen.save_prompts(
-            tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_gateway_agent"
-        ),
-        toy_qwen.save_reward(tmp_path / "reward.py"),
-        tmp_path / "out",
-    )
-    custom = "+actor_rollout_ref.rollout.custom"
-    overrides += [
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
-        f"{custom}.gateway_agent.agent=toy_agent.CommandAgent",
-        f"{custom}.gateway_agent.session_timeout_s=100",
-        f"{custom}.tree_dump_dir={tmp_path / 'trees'}",
-        "trainer.v1.trainer_mode=tree_sync",
-        "+ray_kwargs.ray_init.num_gpus=1",
-        "trainer.n_gpus_per_node=1",
+    overrides = [
+        *toy_qwen.gateway_overrides(tmp_path, toy_qwen.save_model(tmp_path / "model"), "toy_agent.CommandAgent"),
+        "+actor_rollout_ref.rollout.custom.gateway_agent.session_timeout_s=100",
     ]
     environment = toy_qwen.job_environment(tmp_path, AGENT_COMMAND=str(tmp_path / "command.py"))
     finished = toy_qwen.run_main_ppo(tmp_path, overrides, environment=environment, seconds=800)

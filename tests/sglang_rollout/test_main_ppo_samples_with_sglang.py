@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sglang_harness import ROLLOUT_OVERRIDES, environment
-from test_main_ppo_samples_with_vllm import AGENT, AGREEMENT, STALE, figures, run, trained_probabilities
+from test_main_ppo_samples_with_vllm import AGENT, AGREEMENT, LARGE_STEPS, STALE, figures, run, trained_probabilities
 from vllm_harness import save_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.ray, pytest.mark.timeout(900)]
@@ -22,32 +22,8 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
     (tmp_path / "asking_agent.py").write_text(AGENT)
     shutil.copy(WEIGHTS, tmp_path)
     model = save_model(tmp_path / "model", toy_qwen.build_tokenizer())
-    overrides = toy_qwen.ppo_overrides(
-        str(model),
-        toy_qwen.save_prompts(
-            tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_gateway_agent"
-        ),
-        toy_qwen.save_reward(tmp_path / "reward.py"),
-        tmp_path / "out",
-    )
-    custom = "+actor_rollout_ref.rollout.custom"
-    overrides += [
-        *ROLLOUT_OVERRIDES,
-        f"actor_rollout_ref.model.external_lib={WEIGHTS.stem}",
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
-        f"{custom}.gateway_agent.agent=asking_agent.AskingAgent",
-        f"{custom}.tree_dump_dir={tmp_path / 'trees'}",
-        "data.max_response_length=192",
-        "trainer.v1.trainer_mode=tree_sync",
-        "+ray_kwargs.ray_init.num_gpus=1",
-        "trainer.n_gpus_per_node=1",
-        # Steps so large that yesterday's weights would show.
-        "actor_rollout_ref.actor.optim.lr=1e-2",
-        "actor_rollout_ref.actor.entropy_coeff=0.01",
-        "trainer.save_freq=1",
-        "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
-    ]
+    overrides = toy_qwen.gateway_overrides(tmp_path, str(model), "asking_agent.AskingAgent")
+    overrides += [*ROLLOUT_OVERRIDES, *LARGE_STEPS, f"actor_rollout_ref.model.external_lib={WEIGHTS.stem}"]
     log = run([sys.executable, "-m", "verl.trainer.main_ppo", *overrides], tmp_path, **environment())
 
     differences = figures(log, "training/rollout_probs_diff_max")

@@ -169,6 +169,28 @@ def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
     ]
 
 
+def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:
+    """Hydra overrides of a job in which agents play the turns through the gateway and `tree_sync` trains them.
+
+    Args:
+        folder: data and reward go there; the job puts its checkpoints into `out` and its rows into `trees` below it.
+        model: its path.
+        agent: dotted name of the agents' class.
+    """
+    prompts = [f"say {i}" for i in range(8)]
+    data = save_prompts(folder / "prompts.parquet", prompts, agent_name="tree_gateway_agent")
+    return [
+        *ppo_overrides(model, data, save_reward(folder / "reward.py"), folder / "out"),
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        f"+actor_rollout_ref.rollout.custom.gateway_agent.agent={agent}",
+        f"+actor_rollout_ref.rollout.custom.tree_dump_dir={folder / 'trees'}",
+        "trainer.v1.trainer_mode=tree_sync",
+        "+ray_kwargs.ray_init.num_gpus=1",
+        "trainer.n_gpus_per_node=1",
+    ]
+
+
 def job_environment(*paths: Path | str, **variables: str) -> dict[str, str]:
     """Of a job that is started from a test.
 

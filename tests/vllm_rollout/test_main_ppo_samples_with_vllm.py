@@ -21,6 +21,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
 RECIPE = Path(__file__).parents[2] / "recipes" / "swe_grpo" / "run_qwen3_fsdp2.sh"
 AGREEMENT = 1e-5
 STALE = 1e-2
+LARGE_STEPS = (
+    "data.max_response_length=192",
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "trainer.save_freq=1",
+    "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
+)
+"""Steps so large that yesterday's weights would show, the weights after each, and room for what the agent says."""
 VOCABULARY = 2048
 """Of the recipe's tiny model."""
 AGENT = """
@@ -84,30 +92,8 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
 
     (tmp_path / "asking_agent.py").write_text(AGENT)
     model = save_model(tmp_path / "model", toy_qwen.build_tokenizer())
-    prompts = [f"say {i}" for i in range(8)]
-    overrides = toy_qwen.ppo_overrides(
-        str(model),
-        toy_qwen.save_prompts(tmp_path / "prompts.parquet", prompts, agent_name="tree_gateway_agent"),
-        toy_qwen.save_reward(tmp_path / "reward.py"),
-        tmp_path / "out",
-    )
-    custom = "+actor_rollout_ref.rollout.custom"
-    overrides += [
-        *ROLLOUT_OVERRIDES,
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
-        f"{custom}.gateway_agent.agent=asking_agent.AskingAgent",
-        f"{custom}.tree_dump_dir={tmp_path / 'trees'}",
-        "data.max_response_length=192",
-        "trainer.v1.trainer_mode=tree_sync",
-        "+ray_kwargs.ray_init.num_gpus=1",
-        "trainer.n_gpus_per_node=1",
-        # Steps so large that yesterday's weights would show.
-        "actor_rollout_ref.actor.optim.lr=1e-2",
-        "actor_rollout_ref.actor.entropy_coeff=0.01",
-        "trainer.save_freq=1",
-        "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
-    ]
+    overrides = toy_qwen.gateway_overrides(tmp_path, str(model), "asking_agent.AskingAgent")
+    overrides += [*ROLLOUT_OVERRIDES, *LARGE_STEPS]
     log = run([sys.executable, "-m", "verl.trainer.main_ppo", *overrides], tmp_path)
 
     differences = figures(log, "training/rollout_probs_diff_max")
