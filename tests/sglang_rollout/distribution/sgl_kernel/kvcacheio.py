@@ -11,16 +11,19 @@ def _absent(name: str) -> Callable[..., NoReturn]:
     return called
 
 
-transfer_kv_all_layer = _absent("transfer_kv_all_layer")
-transfer_kv_all_layer_direct_lf_pf = _absent("transfer_kv_all_layer_direct_lf_pf")
-transfer_kv_all_layer_lf_pf = _absent("transfer_kv_all_layer_lf_pf")
-transfer_kv_all_layer_lf_ph = _absent("transfer_kv_all_layer_lf_ph")
-transfer_kv_all_layer_mla = _absent("transfer_kv_all_layer_mla")
-transfer_kv_all_layer_mla_lf_pf = _absent("transfer_kv_all_layer_mla_lf_pf")
-transfer_kv_direct = _absent("transfer_kv_direct")
-transfer_kv_per_layer = _absent("transfer_kv_per_layer")
-transfer_kv_per_layer_direct_pf_lf = _absent("transfer_kv_per_layer_direct_pf_lf")
-transfer_kv_per_layer_mla = _absent("transfer_kv_per_layer_mla")
-transfer_kv_per_layer_mla_pf_lf = _absent("transfer_kv_per_layer_mla_pf_lf")
-transfer_kv_per_layer_pf_lf = _absent("transfer_kv_per_layer_pf_lf")
-transfer_kv_per_layer_ph_lf = _absent("transfer_kv_per_layer_ph_lf")
+NAMES = (
+    "transfer_kv_all_layer",
+    "transfer_kv_all_layer_direct_lf_pf",
+    "transfer_kv_all_layer_lf_pf",
+    "transfer_kv_all_layer_lf_ph",
+    "transfer_kv_all_layer_mla",
+    "transfer_kv_all_layer_mla_lf_pf",
+    "transfer_kv_direct",
+    "transfer_kv_per_layer",
+    "transfer_kv_per_layer_direct_pf_lf",
+    "transfer_kv_per_layer_mla",
+    "transfer_kv_per_layer_mla_pf_lf",
+    "transfer_kv_per_layer_pf_lf",
+    "transfer_kv_per_layer_ph_lf",
+)
+globals().update({name: _absent(name) for name in NAMES})
