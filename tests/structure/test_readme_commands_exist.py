@@ -10,7 +10,9 @@ from tree_rl.verl_plugin.drop_in import accept_model_type
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
-    sorted(path for path in ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("examples/**/*.md"))
+    sorted(path for path in ROOT.glob("*.md"))
+    + sorted(ROOT.glob("docs/**/*.md"))
+    + sorted(ROOT.glob("examples/**/*.md"))
 )
 OVERRIDE = re.compile(r"(?<![\w.])(\+?(?:trainer|actor_rollout_ref|critic)(?:\.\w+)+=\w+)")
 
