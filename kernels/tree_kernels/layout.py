@@ -138,6 +138,12 @@ def _positions(end: torch.Tensor) -> torch.Tensor:
     return index - closed_at.cumsum(0, dtype=torch.int32)[:num_tokens]
 
 
+def depths_on_host(end: np.ndarray) -> np.ndarray:
+    """int64 [N], `_positions` of a `subtree_end` in host memory."""
+    num_tokens = len(end)
+    return np.arange(num_tokens) - np.cumsum(np.bincount(end, minlength=num_tokens + 1))[:num_tokens]
+
+
 def _check_forest(end: np.ndarray) -> None:
     """Raise unless the intervals [j, end[j]) are nested, by closing them innermost first.
 
@@ -152,7 +158,7 @@ def _check_forest(end: np.ndarray) -> None:
         raise ValueError(
             f"subtree_end[{token}]: expected a value in [{token + 1}, {num_tokens}], received {int(end[token])}"
         )
-    position = index - np.cumsum(np.bincount(end, minlength=num_tokens + 1))[:num_tokens]
+    position = depths_on_host(end)
     closing_order = num_tokens - 1 - np.argsort(end[::-1], kind="stable")
     left_open = end[closing_order] - (index + 1)
     crossing = np.flatnonzero(left_open != position[closing_order])

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from contenders import Contender, path_contender, tree_contender
 from gate import inputs_of
 from shapes import HEAD_LAYOUTS, SHAPES, Segments
 from timing import Timer
 
+from tree_kernels import TreeLayout
 from tree_kernels.tree_attention import fa4_plan
+from tree_kernels.tree_attention.leaf_rows import leaf_rows
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
 from tree_rl.tree import Forest
@@ -125,9 +126,11 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for name, build in CASES.items():
         forest = build().forest()
-        is_leaf = np.append(forest.subtree_end[:-1] == np.arange(1, forest.num_unique), True)
-        keys, leaves = int((forest.position[is_leaf] + 1).sum()), int(is_leaf.sum())
-        shape = {"keys_per_token": keys / forest.num_unique, "tokens_per_row": forest.num_unique / leaves}
+        layout = TreeLayout.from_subtree_end(torch.from_numpy(forest.subtree_end))
+        found = leaf_rows(layout, most_keys=float("inf"), fewest_queries=0)
+        assert found is not None
+        keys, num_rows = int(found.key_offsets[-1]), len(found.key_offsets) - 1
+        shape = {"keys_per_token": keys / forest.num_unique, "tokens_per_row": forest.num_unique / num_rows}
         times = measure(forest, timer, device)
         ratio = times["rows of leaves total_ms"] / times["lists total_ms"]
         print(f"{name}: {shape}, rows of leaves over lists {ratio:.3f}", flush=True)

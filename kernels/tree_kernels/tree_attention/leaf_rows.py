@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, depths_on_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,8 +64,7 @@ def leaf_rows(layout: TreeLayout, *, most_keys: float, fewest_queries: float) ->
     num_tokens = len(end)
     first = np.append(0, np.flatnonzero(end[:-1] == np.arange(1, num_tokens)) + 1)
     own = np.diff(first, append=num_tokens)
-    # A token's depth: the tokens before it, less those whose subtree is closed already.
-    shared = first - np.cumsum(np.bincount(end, minlength=num_tokens + 1))[first]
+    shared = depths_on_host(end)[first]
     num_keys = num_tokens + int(shared.sum())
     if num_keys > num_tokens and (num_keys > most_keys * num_tokens or num_tokens < fewest_queries * len(first)):
         return None
