@@ -1,7 +1,6 @@
 """A command-line agent that knows environment variables only: it works through its door, and there is no other."""
 
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,9 @@ def chatml() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    (folder / "agent.py").write_text(PROGRAM)
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.geteuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o005)
-    return folder
+def program(open_folder: Path) -> Path:
+    (open_folder / "agent.py").write_text(PROGRAM)
+    return open_folder
 
 
 def agent_of(program: Path, **options: Any) -> CommandLineAgent:

@@ -148,16 +148,12 @@ def test_the_trainers_variables_do_not_reach_commands(tmp_path: Path, monkeypatc
         assert "trainers-secret" not in outcome(options, "env", tmp_path).output
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o005)
+def test_nothing_is_left_behind(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(open_folder))
     for backend in UNCONTAINED:
         options = SandboxOptions(backend=backend, limits=LIMITS, allow_unconfined=True)
-        assert outcome(options, "mkdir -p a/b; echo x > a/b/c; chmod 0 a; pwd", tmp_path).exit_code == 0
-    assert list(tmp_path.iterdir()) == []
+        assert outcome(options, "mkdir -p a/b; echo x > a/b/c; chmod 0 a; pwd", open_folder).exit_code == 0
+    assert list(open_folder.iterdir()) == []
 
 
 def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dict[str, Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +170,10 @@ def left_processes() -> list[str]:
     return found
 
 
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where sandboxes are made, open to their users: pytest's own folders are shut whenever another pytest starts."""
-    with tempfile.TemporaryDirectory() as made:
-        Path(made).chmod(0o755)
-        monkeypatch.setattr(tempfile, "tempdir", made)
-        yield Path(made)
-
-
-def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(folder: Path) -> None:
+def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
     server = FaultyServer(build_tokenizer(CHATML))
     files_before = len(os.listdir("/proc/self/fd"))
     finished = asyncio.run(play_all(server))
@@ -195,6 +189,6 @@ def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(folder: Pat
         assert READS.get(kind, "") in server.read[number], (kind, server.read[number][-300:])
         assert record.refused == {"429": {429: 1}, "500 for ever": {500: 2}}.get(kind, {})
         assert record.cancelled == (kind == "hanging model")
-    assert not list(folder.iterdir()), "no sandbox is left"
+    assert not list(open_folder.iterdir()), "no sandbox is left"
     assert not left_processes()
     assert len(os.listdir("/proc/self/fd")) <= files_before

@@ -207,15 +207,14 @@ def test_limits_are_checked() -> None:
 
 
 @pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
-def test_a_command_sees_no_file_process_or_variable_of_the_trainer(means: Means, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.txt"
+def test_a_command_sees_no_file_process_or_variable_of_the_trainer(means: Means, open_folder: Path) -> None:
+    secret = open_folder / "secret.txt"
     secret.write_text("trainers-secret")
-    for path in [secret, *secret.parents][:-1]:
-        path.chmod(path.stat().st_mode | 0o005)
+    secret.chmod(0o755)
     os.environ["SECRET_OF_THE_TRAINER"] = "trainers-secret"
     with Workspace(means=means) as workspace:
         attacks = (
-            f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {tmp_path}",
+            f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {open_folder}",
             "find / -xdev -maxdepth 5 -name 'secret.txt'; grep -rl trainers-secret /tmp /home /root /etc",
             "mount -t proc proc /tmp; nsenter -t 1 -m cat /etc/shadow; chroot / id; umount -l /proc",
             "ls /proc | grep -c '^[0-9]'",
