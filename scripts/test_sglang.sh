@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TREE_RL_VENV="$PWD/.venv-sglang"
 tree_rl_size="3 GB"
 # --no-deps: SGLang asks for CUDA's packages, which torch's CPU build does without.
-tree_rl_second_install=(--no-deps -r "$PWD/tests/sglang_rollout/requirements.txt" "$PWD/tests/sglang_rollout/distribution")
+# Editable: else pip leaves a copy of its modules beside them, and names of test modules are unique here.
+tree_rl_second_install=(--no-deps -r "$PWD/tests/sglang_rollout/requirements.txt" -e "$PWD/tests/sglang_rollout/distribution")
 source scripts/environment.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
 exec python -m pytest -m sglang tests/sglang_rollout -v "$@"
