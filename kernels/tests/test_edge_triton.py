@@ -20,6 +20,12 @@ from tree_kernels.edge_log_probs import (
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from tree_kernels.edge_log_probs.triton_rows import (
+    EdgeOutputs,
+    inverse_temperatures,
+    write_statistics,
+)
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter is wrong in bfloat16
 # Relative error in norm: values are summed in float32, gradients are rounded to the dtype of the input.
@@ -115,6 +121,49 @@ def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.M
     data = problem(65, 300, dtype)
     check_hidden(data, dtype, chunk_rows=None, entropy=True)
     assert set(parts) == (set() if dtype == torch.float32 else {4})
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
+    vocabulary, edges = 700, 60
+    data = problem(edges, vocabulary, torch.float32)
+    rows = rows_of_edges(data["source"], data["target"], data["temperature"])
+    # Strided along both dimensions, as a transposed weight or a slice of hidden states may be.
+    hidden_UC = data["hidden"].T.contiguous().T[rows.source]
+    weight_VC = data["weight"].T.contiguous().T
+    exact_UV = (hidden_UC.double() @ weight_VC.double().T).float()
+    wrong_UV = exact_UV + 0.01 * torch.randn(exact_UV.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    factor_U = inverse_temperatures(rows, DEVICE)
+
+    def scores(logits: torch.Tensor) -> torch.Tensor:
+        capped = logits.double() + data["bias"].double()
+        return (capped if softcap is None else softcap * torch.tanh(capped / softcap)) * factor_U.double()[:, None]
+
+    written: list[torch.Tensor] = []
+    for factors in (None, (hidden_UC, weight_VC)):
+        outputs = EdgeOutputs(rows, DEVICE, entropy=True, sum_pi_squared=False)
+        pairs = slice(0, rows.num_rows)
+        write_statistics(
+            wrong_UV,
+            rows,
+            pairs,
+            factor_U,
+            outputs,
+            bias_V=data["bias"],
+            softcap=softcap,
+            factors=factors,
+            gathers=False,
+        )
+        assert torch.allclose(outputs.lse_U.double(), scores(wrong_UV).logsumexp(1), rtol=1e-6, atol=1e-5)
+        written.append(outputs.log_prob_E.double()[rows.order])
+    each = torch.arange(edges, device=DEVICE)
+    scores_EV = scores(wrong_UV)[rows.row]
+    from_logits = scores_EV.log_softmax(1)[each, rows.target]
+    scores_EV[each, rows.target] = scores(exact_UV)[rows.row, rows.target]
+    with_targets = scores_EV.log_softmax(1)[each, rows.target]
+    assert torch.allclose(written[0], from_logits, atol=1e-5)
+    assert torch.allclose(written[1], with_targets, atol=1e-5)
+    assert (from_logits - with_targets).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("temperature", [None, 0.3, "mixed"])

@@ -97,9 +97,19 @@ class _TritonEdges(torch.autograd.Function):
         logits_uV = torch.empty(shape, dtype=torch.float32, device=hidden_NC.device)
         for start in range(0, rows.num_rows, size):
             pairs = slice(start, min(start + size, rows.num_rows))
-            piece_uV = logits_uV[: pairs.stop - start]
-            logits_of(_of_rows(hidden_NC, rows, pairs), head_weight_VC, torch.float32, out=piece_uV)
-            write_statistics(piece_uV, rows, pairs, factor_U, outputs, bias_V=bias_V, softcap=softcap, gathers=False)
+            piece_uV, hidden_uC = logits_uV[: pairs.stop - start], _of_rows(hidden_NC, rows, pairs)
+            logits_of(hidden_uC, head_weight_VC, torch.float32, out=piece_uV)
+            write_statistics(
+                piece_uV,
+                rows,
+                pairs,
+                factor_U,
+                outputs,
+                bias_V=bias_V,
+                softcap=softcap,
+                factors=None if hidden_uC.dtype == torch.float32 else (hidden_uC, head_weight_VC),
+                gathers=False,
+            )
         ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, outputs.lse_U, outputs.entropy_U, factor_U)
         ctx.rows, ctx.softcap, ctx.chunk_rows = rows, softcap, chunk_rows
         return _returned(ctx, outputs)
@@ -164,7 +174,9 @@ class _TritonLogitEdges(torch.autograd.Function):
         outputs = EdgeOutputs(rows, logits_RV.device, entropy=entropy, sum_pi_squared=sum_pi_squared)
         factor_U = inverse_temperatures(rows, logits_RV.device)
         everything = slice(0, rows.num_rows)
-        write_statistics(logits_RV, rows, everything, factor_U, outputs, bias_V=None, softcap=softcap, gathers=True)
+        write_statistics(
+            logits_RV, rows, everything, factor_U, outputs, bias_V=None, softcap=softcap, factors=None, gathers=True
+        )
         ctx.save_for_backward(logits_RV, outputs.lse_U, outputs.entropy_U, factor_U)
         ctx.rows, ctx.softcap = rows, softcap
         return _returned(ctx, outputs)
