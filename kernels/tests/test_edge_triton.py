@@ -20,6 +20,7 @@ from tree_kernels.edge_log_probs import (
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from tree_kernels.edge_log_probs import triton_edges
 from tree_kernels.edge_log_probs.triton_rows import (
     EdgeOutputs,
     inverse_temperatures,
@@ -116,7 +117,7 @@ def test_every_number_of_edges_and_chunk(
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, product_of_all = [], products.add_product
-    monkeypatch.setattr(products, "LONGEST_SUM", 5)
+    monkeypatch.setattr(triton_edges, "LONGEST_SUM_BESIDE_TARGETS", 5)
     monkeypatch.setattr(products, "add_product", lambda *a, **k: (parts.append(a[0].shape[1]), product_of_all(*a, **k)))
     data = problem(65, 300, dtype)
     check_hidden(data, dtype, chunk_rows=None, entropy=True)

@@ -11,7 +11,7 @@ import torch
 from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows
 from tree_kernels.edge_log_probs.edge_values import EdgeValues
-from tree_kernels.edge_log_probs.products import add_product, logits_of, product
+from tree_kernels.edge_log_probs.products import LONGEST_SUM, add_product, logits_of, product
 from tree_kernels.edge_log_probs.row_softmax import logits_gradient, per_edge, row_statistics, scaled_scores
 
 
@@ -135,5 +135,5 @@ class _ChunkedEdges(torch.autograd.Function):
 def _chunk_logits(
     hidden_uC: torch.Tensor, weight_VC: torch.Tensor, bias_V: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    logits_uV = logits_of(hidden_uC, weight_VC, dtype)
+    logits_uV = logits_of(hidden_uC, weight_VC, dtype, longest_sum=LONGEST_SUM)
     return logits_uV if bias_V is None else logits_uV.add_(bias_V.to(dtype))

@@ -9,10 +9,18 @@ LONGEST_SUM = 4096
 """Columns that one product of half-precision factors sums into a logit: tensor cores cut partial sums where they should
 round. In one go, log-probs of logits with a spread of 3 are wrong by 2.2e-5 at 1,024 columns, by 8.8e-5 at 4,096 and
 by more than 1e-4 at 5,120 (H200)."""
+LONGEST_SUM_BESIDE_TARGETS = 5120
+"""The same where logits of targets are summed once more without tensor cores: 8.3e-5 at 4,096 columns, 8.0e-5 at
+5,120 and 1.2e-4 at 8,192, in two parts 6.8e-5."""
 
 
 def logits_of(
-    hidden_UC: torch.Tensor, weight_vC: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
+    hidden_UC: torch.Tensor,
+    weight_vC: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    longest_sum: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """hidden @ weight.T in `dtype`, long rows in even parts whose sums are rounded.
 
@@ -20,9 +28,10 @@ def logits_of(
         hidden_UC: [U, C].
         weight_vC: [v, C] in the same dtype.
         dtype: that of the factors, or float32.
+        longest_sum: columns of a part at most.
         out: [U, v] in `dtype`, written and returned.
     """
-    parts = 1 if hidden_UC.dtype == dtype else -(-hidden_UC.shape[1] // LONGEST_SUM)
+    parts = 1 if hidden_UC.dtype == dtype else -(-hidden_UC.shape[1] // longest_sum)
     first, *rest = zip(hidden_UC.chunk(parts, dim=1), weight_vC.chunk(parts, dim=1), strict=True)
     logits_Uv = product(first[0], first[1].T, dtype, out=out)
     for hidden_Uc, weight_vc in rest:

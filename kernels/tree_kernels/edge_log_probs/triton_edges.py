@@ -12,7 +12,13 @@ import torch
 
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows
 from tree_kernels.edge_log_probs.edge_values import EdgeValues
-from tree_kernels.edge_log_probs.products import add_product, logits_of, product, write_rounded_product
+from tree_kernels.edge_log_probs.products import (
+    LONGEST_SUM_BESIDE_TARGETS,
+    add_product,
+    logits_of,
+    product,
+    write_rounded_product,
+)
 from tree_kernels.edge_log_probs.triton_rows import (
     INTERPRETED,
     EdgeOutputs,
@@ -98,7 +104,7 @@ class _TritonEdges(torch.autograd.Function):
         for start in range(0, rows.num_rows, size):
             pairs = slice(start, min(start + size, rows.num_rows))
             piece_uV, hidden_uC = logits_uV[: pairs.stop - start], _of_rows(hidden_NC, rows, pairs)
-            logits_of(hidden_uC, head_weight_VC, torch.float32, out=piece_uV)
+            _write_logits(hidden_uC, head_weight_VC, piece_uV)
             write_statistics(
                 piece_uV,
                 rows,
@@ -136,7 +142,7 @@ class _TritonEdges(torch.autograd.Function):
             weight_vC = weight_VC[columns]
             shape = (rows.num_rows, len(weight_vC))
             logits_Uv, factor_Uv = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (logits, factors))
-            logits_of(hidden_UC, weight_vC, torch.float32, out=logits_Uv)
+            _write_logits(hidden_UC, weight_vC, logits_Uv)
             write_logits_gradient(
                 logits_Uv,
                 factor_Uv,
@@ -206,6 +212,10 @@ class _TritonLogitEdges(torch.autograd.Function):
             first_pair_R=torch.searchsorted(rows.source, every_row),
         )
         return dlogits_RV, None, None, None, None
+
+
+def _write_logits(hidden_UC: torch.Tensor, weight_vC: torch.Tensor, out_Uv: torch.Tensor) -> None:
+    logits_of(hidden_UC, weight_vC, torch.float32, longest_sum=LONGEST_SUM_BESIDE_TARGETS, out=out_Uv)
 
 
 def _returned(ctx: Any, outputs: EdgeOutputs) -> tuple[torch.Tensor | None, ...]:

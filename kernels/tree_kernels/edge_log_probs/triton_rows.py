@@ -36,6 +36,34 @@ def _tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _capped(score: tl.tensor, softcap: tl.tensor, HAS_SOFTCAP: tl.constexpr) -> tl.tensor:
+    if HAS_SOFTCAP:
+        score = softcap * _tanh(score / softcap)
+    return score
+
+
+@triton.jit
+def _dot(
+    a_ptr: tl.tensor,  # [C]
+    a_stride: tl.tensor,
+    b_ptr: tl.tensor,  # [C]
+    b_stride: tl.tensor,
+    channels: tl.tensor,
+    reads: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Summed in float32; 0 without reading anything where `reads` is false."""
+    product = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, channels, BLOCK):
+        channel = start + tl.arange(0, BLOCK)
+        inside = reads & (channel < channels)
+        a = tl.load(a_ptr + channel * a_stride, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + channel * b_stride, mask=inside, other=0.0).to(tl.float32)
+        product += a * b
+    return tl.sum(product, 0)
+
+
+@triton.jit
 def _statistics_kernel(
     logits_ptr: tl.tensor,  # [R, V]
     row_stride: tl.tensor,
@@ -86,9 +114,8 @@ def _statistics_kernel(
         score = tl.load(logits_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
         if HAS_BIAS:
             score += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        if HAS_SOFTCAP:
-            score = tl.where(inside, softcap * _tanh(score / softcap), -float("inf"))
-        score *= inverse_temperature
+        # A column outside stays -inf.
+        score = tl.where(inside, _capped(score, softcap, HAS_SOFTCAP), -float("inf")) * inverse_temperature
         new_top = tl.maximum(top, tl.max(score, 0))
         # A row of -inf so far has no maximum to subtract.
         anchor = tl.where(new_top == -float("inf"), 0.0, new_top)
@@ -119,25 +146,15 @@ def _statistics_kernel(
         if HAS_BIAS:
             bias = tl.load(bias_ptr + target, mask=inside, other=0.0).to(tl.float32)
             score += bias
-        if HAS_SOFTCAP:
-            score = softcap * _tanh(score / softcap)
-        distance = score * inverse_temperature - top
+        distance = _capped(score, softcap, HAS_SOFTCAP) * inverse_temperature - top
         log_mass = log_total
         if HAS_FACTORS:
             # The logit again without tensor cores, which cut partial sums; also where it stands in the total.
-            product = tl.zeros([CHANNEL_BLOCK], tl.float32)
-            for start in range(0, channels, CHANNEL_BLOCK):
-                channel = start + tl.arange(0, CHANNEL_BLOCK)
-                is_channel = inside & (channel < channels)
-                h = tl.load(hidden_ptr + row * hidden_row_stride + channel * hidden_stride, mask=is_channel, other=0.0)
-                w = tl.load(
-                    weight_ptr + target * weight_row_stride + channel * weight_stride, mask=is_channel, other=0.0
-                )
-                product += h.to(tl.float32) * w.to(tl.float32)
-            exact = tl.where(inside, tl.sum(product, 0) + bias, float("nan"))
-            if HAS_SOFTCAP:
-                exact = softcap * _tanh(exact / softcap)
-            exact = exact * inverse_temperature - top
+            row_of_hidden = hidden_ptr + row * hidden_row_stride
+            row_of_weight = weight_ptr + target * weight_row_stride
+            exact = _dot(row_of_hidden, hidden_stride, row_of_weight, weight_stride, channels, inside, CHANNEL_BLOCK)
+            exact = tl.where(inside, exact + bias, float("nan"))
+            exact = _capped(exact, softcap, HAS_SOFTCAP) * inverse_temperature - top
             log_mass = tl.log(total + (_exp(exact) - _exp(distance)))
             distance = exact
         tl.store(log_prob_ptr + place, distance - log_mass)
