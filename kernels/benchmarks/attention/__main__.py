@@ -4,6 +4,7 @@ python kernels/benchmarks/attention --quick --out docs/benchmarks/attention.csv
 """
 
 import argparse
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from summary import summarise
 from timing import Timer
 
 from tree_rl.benchmark.provenance import provenance
-from tree_rl.benchmark.results import write_csv
+from tree_rl.benchmark.results import Spread, write_csv
 from tree_rl.tree import measure_forest
 
 GATE_TOKENS = 4_000
@@ -24,9 +25,14 @@ MATMUL = 8192
 BACKWARD_FACTOR = 2.5
 """A backward of attention has five products where the forward has two."""
 
+Times = dict[str, list[float]]
+"""Milliseconds of each round, by pass."""
 
-def measure(case: Case, names: Sequence[str], timer: Timer, dtype: torch.dtype, device: torch.device) -> Iterator[dict]:
-    """Rows of the CSV of one case: gate, then forward alone, then forward and backward."""
+
+def measure(
+    case: Case, names: Sequence[str], timer: Timer, dtype: torch.dtype, device: torch.device, rounds: int
+) -> Iterator[dict]:
+    """Rows of the CSV of one case: gate, then forward alone, then forward and backward, contenders in turns."""
     heads = HEAD_LAYOUTS[case.heads]
     forest = SHAPES[case.shape](case.tokens).forest()
     small = SHAPES[case.shape](min(case.tokens, GATE_TOKENS)).forest()
@@ -41,6 +47,7 @@ def measure(case: Case, names: Sequence[str], timer: Timer, dtype: torch.dtype, 
         "unique_pairs": overlap.unique_pairs,
         "flat_pairs": overlap.flat_pairs,
     }
+    passed: list[tuple[dict[str, object], Contender]] = []
     for name in names:
         reason = reason_against(name, device, dtype, heads)
         if reason is not None:
@@ -55,12 +62,20 @@ def measure(case: Case, names: Sequence[str], timer: Timer, dtype: torch.dtype, 
             except GateError as error:
                 yield about | {"contender": contender.name, "not_run": f"gate: {error}"}
                 continue
-            row = about | {"contender": contender.name, "gate_error": errors.largest}
-            yield row | timed(contender, heads, timer, dtype, device)
+            passed.append((about | {"contender": contender.name, "gate_error": errors.largest}, contender))
+    times: list[Times] = [{} for _ in passed]
+    for number in range(rounds):
+        # A GPU's clock falls under load, so a fixed order would favour whoever follows the lightest.
+        for place in random.Random(number).sample(range(len(passed)), len(passed)):
+            add_times(times[place], passed[place][1], heads, timer, dtype, device)
+    for (row, contender), found in zip(passed, times, strict=True):
+        yield row | columns(contender, heads, found)
 
 
-def timed(contender: Contender, heads: HeadLayout, timer: Timer, dtype: torch.dtype, device: torch.device) -> dict:
-    """Columns of one contender: milliseconds and TFLOP/s on visible pairs."""
+def add_times(
+    times: Times, contender: Contender, heads: HeadLayout, timer: Timer, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Add one round's milliseconds of each pass."""
     leaves, grad = inputs_of(contender.tokens, heads, dtype, device)
 
     def forward() -> None:
@@ -70,15 +85,21 @@ def timed(contender: Contender, heads: HeadLayout, timer: Timer, dtype: torch.dt
     def total() -> None:
         torch.autograd.grad(contender.run(*leaves), leaves, grad)
 
+    for name, run in (("forward", forward), ("total", total)):
+        times.setdefault(name, []).append(timer.one_group(run))
+
+
+def columns(contender: Contender, heads: HeadLayout, times: Times) -> dict[str, object]:
+    """Columns of one contender: milliseconds over the rounds and TFLOP/s on visible pairs."""
     flops = 4.0 * contender.pairs * heads.heads * heads.head_size
-    columns: dict[str, object] = {"measured_tokens": contender.tokens, "sample_scaled_by": contender.scale}
-    for name, run, factor in (("forward", forward, 1.0), ("total", total, 1 + BACKWARD_FACTOR)):
-        spread = timer.milliseconds(run)
-        columns[f"{name}_ms"] = spread.median * contender.scale
-        columns[f"{name}_ms_low"] = spread.low * contender.scale
-        columns[f"{name}_ms_high"] = spread.high * contender.scale
-        columns[f"{name}_tflops"] = flops * factor / spread.median / 1e9
-    return columns
+    found: dict[str, object] = {"measured_tokens": contender.tokens, "sample_scaled_by": contender.scale}
+    for name, factor in (("forward", 1.0), ("total", 1 + BACKWARD_FACTOR)):
+        spread = Spread.of(times[name])
+        found[f"{name}_ms"] = spread.median * contender.scale
+        found[f"{name}_ms_low"] = spread.low * contender.scale
+        found[f"{name}_ms_high"] = spread.high * contender.scale
+        found[f"{name}_tflops"] = flops * factor / spread.median / 1e9
+    return found
 
 
 def matmul_ceiling(timer: Timer, dtype: torch.dtype, device: torch.device, size: int) -> dict[str, object]:
@@ -109,9 +130,13 @@ def options() -> argparse.Namespace:
         "--dtype", choices=("bfloat16", "float16", "float32"), help="default bfloat16, float32 on a CPU"
     )
     parser.add_argument("--group-seconds", type=float, default=0.06, help="length of a group of repeats")
+    parser.add_argument("--rounds", type=int, default=3, help="groups of each contender, in turns")
     parser.add_argument("--commit", help="outside a git checkout")
     parser.add_argument("--out", type=Path, help="CSV to write")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: expected at least 1")
+    return args
 
 
 def main() -> None:
@@ -126,7 +151,7 @@ def main() -> None:
     reasons_shown = set()
     plan = quick_plan if args.quick else registry if args.every else full_plan
     for case in plan(shapes=args.shapes, heads=args.heads, tokens=args.tokens):
-        for row in measure(case, names, timer, dtype, device):
+        for row in measure(case, names, timer, dtype, device, args.rounds):
             rows.append(row | about)
             if "not_run" in row and row["not_run"] not in reasons_shown:
                 reasons_shown.add(row["not_run"])

@@ -30,10 +30,18 @@ class Timer:
 
     def milliseconds(self, run: Callable[[], object]) -> Spread:
         """Median over all groups' medians, smallest and largest of them; the first two calls are not counted."""
+        repeats = self._warm_up(run)
+        return Spread.of([self._group(run, repeats) for _ in range(GROUPS)])
+
+    def one_group(self, run: Callable[[], object]) -> float:
+        """Median milliseconds of one group; the first two calls are not counted."""
+        return self._group(run, self._warm_up(run))
+
+    def _warm_up(self, run: Callable[[], object]) -> int:
+        """Repeats of a group, after two calls."""
         run()
         expected = self._group(run, 1)
-        repeats = max(1, min(50, round(self._group_seconds * 1e3 / max(expected, 1e-3))))
-        return Spread.of([self._group(run, repeats) for _ in range(GROUPS)])
+        return max(1, min(50, round(self._group_seconds * 1e3 / max(expected, 1e-3))))
 
     def _group(self, run: Callable[[], object], repeats: int) -> float:
         """Median milliseconds of some repeats."""
