@@ -1,6 +1,5 @@
 """On Hopper flash-attn-4 is as near to float64 as our portable kernel, and one compilation serves all lengths."""
 
-import math
 from typing import Any
 
 import pytest
@@ -8,9 +7,8 @@ import torch
 from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
-from tree_kernels.tree_attention import head_sections
 from tree_kernels.tree_attention.fa4_plan import rows_worth_copying
-from tree_kernels.tree_attention.head_sections import NARROW, WIDE, heads_of_section
+from tree_kernels.tree_attention.head_sections import SECTION
 
 pytestmark = pytest.mark.gpu
 
@@ -104,17 +102,12 @@ def test_outputs_and_gradients_are_as_near_to_float64_as_the_portable_kernel(rat
         check(size, past, ratio, head_size, torch.bfloat16)
 
 
-@pytest.mark.parametrize("section", [NARROW, WIDE])
 @pytest.mark.parametrize("head_size", [64, 128])
-def test_heads_that_do_not_fill_the_last_section(head_size: int, section: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_do_not_fill_the_last_section(head_size: int) -> None:
     heads = 2 * 5
-    assert heads > section and heads % section
-    # Forests whose float64 scores fit would all take wide sections.
-    monkeypatch.setattr(head_sections, "PROCESSORS", 0 if section == NARROW else math.inf)
+    assert heads > SECTION and heads % SECTION
     for size, past in ((1000, 0), (5000, 1234)):
-        layout, tensors = case(size, past, 5, head_size, torch.bfloat16)
-        assert heads_of_section(layout, window=None) == section
-        check_against_float64(layout, tensors)
+        check(size, past, 5, head_size, torch.bfloat16)
 
 
 def test_flash_attentions_own_kernels_keep_their_order() -> None:

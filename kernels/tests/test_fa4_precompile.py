@@ -67,9 +67,8 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         return int(result.stdout.splitlines()[-1])
 
     # Forward, backward, preprocessing and two postprocessings: of a forest, of few and of many rows that share nothing.
-    # For many, one finds the row of a block and three count blocks, one for each size of tile. A forest's backward has
-    # two orders.
-    assert compiled("False") == len(list(compiled_kernels(tmp_path))) == 3 * 5 + 1 + 3 + 1
+    # For many, one finds the row of a block and three count blocks, one for each size of tile.
+    assert compiled("False") == len(list(compiled_kernels(tmp_path))) == 3 * 5 + 1 + 3
     assert compiled("False") == 0
     assert compiled("False", "True") == 2, "a window has a forward and a backward of its own"
     assert compiled("True") == 0

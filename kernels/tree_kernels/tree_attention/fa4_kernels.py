@@ -55,8 +55,7 @@ def backward(
             q_NHD, k_MKD, v_MKD, out_NHD, grad_out_NHD, lse_HN, softmax_scale=scale, **_causal_rows(plan)
         )
         return grad_q, grad_k, grad_v
-    mask = _mask(plan)
-    with heads_in_sections(plan.section, mask["mask_mod"]):
+    with heads_in_sections():
         grad_q, grad_k, grad_v = _flash_attn_bwd(
             q_NHD.unsqueeze(0),
             k_MKD.unsqueeze(0),
@@ -66,7 +65,7 @@ def backward(
             lse_HN.unsqueeze(0),
             softmax_scale=scale,
             block_sparse_tensors=_sparse_tensors(plan.backward),
-            **mask,
+            **_mask(plan),
         )
     return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)
 

@@ -13,6 +13,9 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from flash_attn.cute.utils import scalar_to_ssa
 
+from tree_kernels.tree_attention.fa4_order import SectionScheduler
+from tree_kernels.tree_attention.head_sections import SECTION, tile_at
+
 
 @dsl_user_op
 def _load_int32(address: Int64, index: Int32, *, loc=None, ip=None) -> Int32:  # type: ignore[no-untyped-def]
@@ -56,8 +59,9 @@ def sees_near_ancestors(batch, head, query, key, lengths, tensors, scalars):  # 
 
 
 def _fix_hash(mask: object) -> None:
-    """FA4 keys compiled kernels by a mask's own source; what it calls belongs to the key."""
-    source = "".join(inspect.getsource(part) for part in (_load_int32, mask))  # type: ignore[arg-type]
+    """FA4 keys compiled kernels by a mask's own source; what else of ours is compiled with it belongs to the key."""
+    parts = (_load_int32, mask, SectionScheduler, tile_at)
+    source = str(SECTION) + "".join(inspect.getsource(part) for part in parts)  # type: ignore[arg-type]
     mask.__cute_hash__ = hashlib.sha256(source.encode()).hexdigest()  # type: ignore[attr-defined]
 
 

@@ -10,7 +10,6 @@ import torch
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
-from tree_kernels.tree_attention.head_sections import heads_of_section
 from tree_kernels.tree_attention.leaf_rows import LeafRows, leaf_rows
 
 SHORTEST = 193
@@ -57,8 +56,6 @@ class Fa4Plan:
     """key blocks of each query block"""
     backward: HeadBlockLists
     """query blocks of each key block"""
-    section: int
-    """heads of a section of the backward, `heads_of_section`"""
     ends: torch.Tensor
     """int32 [M rounded up], `key_ends`"""
     key_depths: torch.Tensor | None
@@ -110,7 +107,6 @@ def _build(layout: TreeLayout, head_size: int, heads: int, window: int | None) -
         padding=padding,
         forward=for_heads(by_query, heads, forward_block),
         backward=for_heads(by_key, heads, backward_block),
-        section=heads_of_section(layout, window=window),
         ends=key_ends(padded),
         key_depths=None if window is None else key_depths(padded),
         query_depths=None if window is None else _query_depths(padded),

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4 import DTYPES, package_reason
 from tree_kernels.tree_attention.fa4_plan import FORWARD_BLOCKS, Fa4Plan, HeadBlockLists, fa4_plan
-from tree_kernels.tree_attention.head_sections import SECTIONS, WIDE
 from tree_kernels.tree_attention.leaf_rows import LeafRows
 
 TOKENS = 300
@@ -123,13 +122,10 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
                 real,
                 forward=_without_data(real.forward),
                 backward=_without_data(real.backward),
-                section=section,
                 ends=_fake(real.ends),
                 key_depths=None if real.key_depths is None else _fake(real.key_depths),
                 query_depths=None if real.query_depths is None else _fake(real.query_depths),
             )
-            # With a window only one is ever taken.
-            for section in ((WIDE,) if window else SECTIONS)
         ]
         if not window:
             offsets = (torch.empty(rows + 1, dtype=torch.int32, device="cuda") for rows in ROWS)
