@@ -5,6 +5,7 @@ Legend: B rows, F flat elements.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -50,7 +51,7 @@ class Jagged:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[row] for row in range(len(self)))
+        return (self.values[start:stop] for start, stop in pairwise(self.offsets.tolist()))
 
     @property
     def lengths(self) -> np.ndarray:

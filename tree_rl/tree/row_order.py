@@ -61,14 +61,15 @@ def sort_by_tokens(flat: Jagged, keys: MergeKeys | None) -> RowOrder:
     Returns:
         The order; identical rows stay in the caller's order.
     """
-    strings = [_sortable(flat, keys, row) for row in range(len(flat))]
-    rows = sorted(range(len(flat)), key=strings.__getitem__)
+    ids = list(flat)
+    strings = [_sortable(ids[row], keys, row) for row in range(len(ids))]
+    rows = sorted(range(len(ids)), key=strings.__getitem__)
     shared = [0] * len(rows)
     for rank in range(1, len(rows)):
         before, row = rows[rank - 1], rows[rank]
         if keys is not None and keys.row_code[before] != keys.row_code[row]:
             continue
-        shared[rank] = shared_prefix(flat[before], flat[row])
+        shared[rank] = shared_prefix(ids[before], ids[row])
         if keys is not None and (key := keys.token_key[row]) is not None:
             key_before = keys.token_key[before]
             assert key_before is not None
@@ -107,8 +108,7 @@ def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return first if length and differs[first] else length
 
 
-def _sortable(flat: Jagged, keys: MergeKeys | None, row: int) -> bytes:
-    ids = flat[row]
+def _sortable(ids: np.ndarray, keys: MergeKeys | None, row: int) -> bytes:
     if keys is None:
         return ids.tobytes()
     head, key = keys.row_code[row].tobytes(), keys.token_key[row]

@@ -78,10 +78,12 @@ def build_trie(order: RowOrder) -> Trie:
 
     def open_segment(end_depth: int, rank: int, row: int) -> None:
         stack.append(len(end))
-        for column, value in zip(
-            (parent, end, tokens, count, first_row, first_rank), (-1, end_depth, 0, 0, row, rank), strict=True
-        ):
-            column.append(value)
+        parent.append(-1)
+        end.append(end_depth)
+        tokens.append(0)
+        count.append(0)
+        first_row.append(row)
+        first_rank.append(rank)
 
     # The last entry, an empty row that shares nothing, closes all that is open.
     ranks = zip([*order.rows.tolist(), -1], [*order.shared.tolist(), 0], [*order.lengths.tolist(), 0], strict=True)
