@@ -1,6 +1,9 @@
 """Every test repeats: property tests draw the same examples everywhere. With `-n 2` two workers share the files."""
 
+import tempfile
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,14 @@ settings.load_profile("repeatable")
 
 RAY = "ray"
 """Marker, and group of tests that never run at the same time: two clusters would share ports and memory."""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that users of sandboxes can read: pytest's own are shut whenever another pytest starts."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,16 +14,6 @@ SESSIONS = 6
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where sandboxes lie; commands in them run as nobody, who must be able to pass through."""
-    folder = tmp_path_factory.mktemp("sandboxes")
-    for above in (folder, *folder.parents):
-        if above.stat().st_uid == os.geteuid() and above != Path("/"):
-            above.chmod(above.stat().st_mode | 0o005)
-    return folder
-
-
 def train(
     recipe: str, output: Path, sandboxes: Path, overrides: Sequence[str] = (), **variables: str
 ) -> list[dict[str, float]]:
@@ -73,20 +63,20 @@ def train(
     return steps
 
 
-def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, sandboxes: Path) -> None:
-    train("swe_grpo", tmp_path, sandboxes, ESTIMATOR="tree_loo")
+def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, open_folder: Path) -> None:
+    train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo")
 
 
 @pytest.mark.slow
-def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, sandboxes: Path) -> None:
-    for figures in train("swe_grpo", tmp_path, sandboxes, ESTIMATOR="longest_path"):
+def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, open_folder: Path) -> None:
+    for figures in train("swe_grpo", tmp_path, open_folder, ESTIMATOR="longest_path"):
         assert figures["tree/paths_per_session/max"] == 1
         assert figures["tree/untrained_rows"] >= 0
 
 
 @pytest.mark.slow
-def test_swe_ppo_trains_its_critic_on_the_same_trees(tmp_path: Path, sandboxes: Path) -> None:
-    first, second = train("swe_ppo", tmp_path, sandboxes)
+def test_swe_ppo_trains_its_critic_on_the_same_trees(tmp_path: Path, open_folder: Path) -> None:
+    first, second = train("swe_ppo", tmp_path, open_folder)
     for figures in (first, second):
         assert figures["critic/grad_norm"] > 0
         assert figures["critic/vf_loss"] > 0 or figures["critic/values/max"] == 0.0
@@ -94,11 +84,11 @@ def test_swe_ppo_trains_its_critic_on_the_same_trees(tmp_path: Path, sandboxes: 
 
 
 @pytest.mark.slow
-def test_an_environment_of_ones_own_trains_as_its_documentation_says(tmp_path: Path, sandboxes: Path) -> None:
+def test_an_environment_of_ones_own_trains_as_its_documentation_says(tmp_path: Path, open_folder: Path) -> None:
     text = (RECIPES.parent / "docs" / "environments.md").read_text(encoding="utf-8")
     environment, data_set = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "guess.py").write_text(environment)
     subprocess.run([sys.executable, "-c", data_set], cwd=tmp_path, check=True)
     (override,) = re.findall(r"actor_rollout_ref\S+=guess.GuessEnvironment", text)
     given = {"TRAIN_FILE": "guess.parquet", "PYTHONPATH": str(tmp_path)}
-    train("swe_grpo", tmp_path, sandboxes, [override], **given)
+    train("swe_grpo", tmp_path, open_folder, [override], **given)

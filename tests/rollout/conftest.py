@@ -1,19 +1,9 @@
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 from gateway_harness import TinyModel, build_model, build_tokenizer
 from transformers import PreTrainedTokenizerFast
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that users of sandboxes can read: pytest's own are shut whenever another pytest starts."""
-    with tempfile.TemporaryDirectory() as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
 
 
 @pytest.fixture(scope="session")

@@ -118,11 +118,7 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
         assert forest.num_unique < 0.7 * forest.num_flat
 
 
-def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    sandboxes = tmp_path_factory.mktemp("sandboxes")
-    for folder in (sandboxes, *sandboxes.parents):
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o005)
+def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, open_folder: Path) -> None:
     from transformers import AutoTokenizer
 
     settings = {
@@ -136,7 +132,7 @@ def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, tmp_path_f
         "ROLLOUT_N": "3",
         "MAX_TURNS": "2",
         "TURN_LENGTH": "48",
-        "TMPDIR": str(sandboxes),
+        "TMPDIR": str(open_folder),
         "RAY_TMPDIR": "/tmp",
     }
     # The random model repairs nothing: without the entropy bonus its gradient would be zero.
@@ -151,4 +147,4 @@ def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, tmp_path_f
     differences = figures(log, "rollout_corr/log_ppl_diff")
     assert len(differences) == 2 and differences == pytest.approx([expected] * 2, abs=1e-3)
     assert max(figures(log, "training/rollout_probs_diff_max")) < 1e-4
-    assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
+    assert not list(open_folder.glob("tree-rl-*")), "every sandbox is thrown away"
