@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from contenders import DEFAULT, Contender, contenders_named, reason_against
+from contenders import DEFAULT, Contender, contenders_named, passes, reason_against
 from gate import GateError, check, inputs_of
 from plan import Case, full_plan, quick_plan, registry
 from shapes import HEAD_LAYOUTS, SHAPES, HeadLayout
@@ -77,15 +77,7 @@ def add_times(
 ) -> None:
     """Add one round's milliseconds of each pass."""
     leaves, grad = inputs_of(contender.tokens, heads, dtype, device)
-
-    def forward() -> None:
-        with torch.no_grad():
-            contender.run(*leaves)
-
-    def total() -> None:
-        torch.autograd.grad(contender.run(*leaves), leaves, grad)
-
-    for name, run in (("forward", forward), ("total", total)):
+    for name, run in passes(contender, leaves, grad).items():
         times.setdefault(name, []).append(timer.one_group(run))
 
 

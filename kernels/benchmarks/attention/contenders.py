@@ -3,7 +3,7 @@
 Legend: N unique tokens, F tokens of rows laid end to end, H heads, D head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -49,6 +49,25 @@ class Contender:
     """(q, k, v) [tokens, heads, D] to output."""
     subtree_end: torch.Tensor
     """int32 [tokens], the mask as the reference reads it."""
+
+
+def passes(contender: Contender, leaves: Sequence[torch.Tensor], grad: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What is timed of a contender, by name: its forward alone, and forward and backward.
+
+    Args:
+        contender: who.
+        leaves: q, k and v, which require gradients.
+        grad: gradient of the output.
+    """
+
+    def forward() -> None:
+        with torch.no_grad():
+            contender.run(*leaves)
+
+    def total() -> None:
+        torch.autograd.grad(contender.run(*leaves), leaves, grad)
+
+    return {"forward": forward, "total": total}
 
 
 def contenders_named(

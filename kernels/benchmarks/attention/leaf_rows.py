@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from contenders import Contender, path_contender, tree_contender
+from contenders import Contender, passes, path_contender, tree_contender
 from gate import inputs_of
 from shapes import HEAD_LAYOUTS, SHAPES, Segments
 from timing import Timer
@@ -102,15 +102,8 @@ def _time(
     timer: Timer,
     found: dict[str, list[float]],
 ) -> None:
-    def forward() -> None:
-        with torch.no_grad():
-            contender.run(*leaves)
-
-    def total() -> None:
-        torch.autograd.grad(contender.run(*leaves), leaves, grad)
-
-    for what, run in (("forward_ms", forward), ("total_ms", total)):
-        found.setdefault(f"{name} {what}", []).append(timer.milliseconds(run).median * contender.scale)
+    for what, run in passes(contender, leaves, grad).items():
+        found.setdefault(f"{name} {what}_ms", []).append(timer.milliseconds(run).median * contender.scale)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def _dot(
     """Summed in float32; 0 without reading anything where `reads` is false."""
     product = tl.zeros([BLOCK], tl.float32)
     for start in range(0, channels, BLOCK):
-        channel = start + tl.arange(0, BLOCK)
+        channel = start + tl.arange(0, BLOCK).to(tl.int64)
         inside = reads & (channel < channels)
         a = tl.load(a_ptr + channel * a_stride, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(b_ptr + channel * b_stride, mask=inside, other=0.0).to(tl.float32)

@@ -10,8 +10,9 @@ from typing import Any
 
 SECTION = 8
 """Heads of a section. Larger ones balance better, but fewer programs share a head's queries in the L2 cache. On an
-H200 with 32 heads, sections of 32 are 3 to 9 % slower than these; of 4, 1 % slower to 2 % faster on large segments, 2
-to 16 % slower on small ones; of 16, 2 % faster on small ones and 1 to 3 % slower elsewhere (docs/log.md)."""
+H200 with 32 heads, sections of 32 are 3 to 9 % slower than these; of 4, 1 % slower to 2 % faster on large segments and
+2 to 16 % slower on small ones of 32,768 tokens; of 16, 2 % faster on small ones and 1 to 3 % slower elsewhere
+(docs/log.md)."""
 
 
 def tile_at(place: Any, *, blocks: Any, heads: Any, smaller: Any = min) -> tuple[Any, Any]:
