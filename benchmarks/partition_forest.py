@@ -10,8 +10,8 @@ import numpy as np
 
 from tree_rl.tree import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
-from tree_rl.tree.partition_greedy import fewest_partitions
-from tree_rl.tree.partition_problem import reduce_forest
+from tree_rl.tree.partition.heuristic import fewest_partitions
+from tree_rl.tree.partition.problem import reduce_forest
 
 Rows = list[np.ndarray]
 

@@ -10,7 +10,7 @@ from quickstart.summary import Summary, read_summary, step_table, summary_rows
 from transformers import AutoTokenizer
 
 from tree_rl.tree import Forest
-from tree_rl.tree.drawing import draw_svg
+from tree_rl.tree.report.drawing import draw_svg
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>tree_rl quickstart</title><style>

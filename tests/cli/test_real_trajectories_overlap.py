@@ -12,7 +12,7 @@ from tree_rl.inspection.model_shape import QWEN2_5_7B
 from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
-from tree_rl.tree.branching import BranchCause
+from tree_rl.tree.report.branching import BranchCause
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,14 @@ from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, PER_TOKEN, SHAPES, ass
 from test_experts_read_trees import float64_throughout
 
 from tree_rl.models import use_tree_attention
-from tree_rl.models.load_balance import BalanceForm, balance_loss, balance_weight, expert_load, update_expert_bias
-from tree_rl.models.router_trace import KEYWORD, RouterHooks, RouterTrace
+from tree_rl.models.routers.load_balance import (
+    BalanceForm,
+    balance_loss,
+    balance_weight,
+    expert_load,
+    update_expert_bias,
+)
+from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
 from tree_rl.training.edges import plan_edges
 from tree_rl.training.partitioned_step import PartitionedRun
 from tree_rl.training.readout import EdgeReadout

@@ -18,7 +18,8 @@ from moe_models import (
 from test_experts_read_trees import weighted
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
-from tree_rl.models.router_trace import RouterHooks, RouterTrace
+from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_unique_tokens
+from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.training.branch_step import branch_log_probs
 from tree_rl.training.edges import plan_edges
 from tree_rl.training.partitioned_step import PartitionedRun
@@ -27,7 +28,6 @@ from tree_rl.training.routing import ForestRouting, RoutedReadout
 from tree_rl.training.tree_step import TreeInputs, tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
-from tree_rl.tree.routes import NATIVE, route_keys, routes_of_unique_tokens
 
 Rows = list[list[int]]
 ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]

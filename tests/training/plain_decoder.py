@@ -7,7 +7,7 @@ from torch import nn
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
-from tree_rl.models.kv_relay import KeyValueRelay
+from tree_rl.models.relay import KeyValueRelay
 
 HEADS, HEAD_SIZE, LAYERS = 2, 4, 2
 WIDTH = HEADS * HEAD_SIZE

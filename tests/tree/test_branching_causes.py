@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tree_rl.tree import Forest, Jagged
-from tree_rl.tree.branching import BranchCause, classify_branches, count_causes
+from tree_rl.tree.report.branching import BranchCause, classify_branches, count_causes
 
 WORDS = {1: "The", 2: " cat", 3: " c", 4: "at", 5: " dog", 6: " sat", 7: "", 8: ""}
 

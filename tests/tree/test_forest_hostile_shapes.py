@@ -5,9 +5,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tree_rl.tree import Forest, RowError, row_order
-from tree_rl.tree.row_order import RowOrder
-from tree_rl.tree.trie import build_trie, lay_out
+from tree_rl.tree import Forest, RowError
+from tree_rl.tree.forest import order
+from tree_rl.tree.forest.order import RowOrder
+from tree_rl.tree.forest.trie import build_trie, lay_out
 
 
 def test_no_rows_give_an_empty_forest():
@@ -167,8 +168,8 @@ def test_memory_is_a_small_multiple_of_the_flat_tokens():
 def test_work_per_row_does_not_grow_with_depth(monkeypatch):
     """Each row is compared with one neighbour, however deep the trie: B - 1 comparisons."""
     calls = []
-    compare = row_order.shared_prefix
-    monkeypatch.setattr(row_order, "shared_prefix", lambda left, right: calls.append(1) or compare(left, right))
+    compare = order.shared_prefix
+    monkeypatch.setattr(order, "shared_prefix", lambda left, right: calls.append(1) or compare(left, right))
     rows = [[0] * k + [1] for k in range(1, 300)]
     Forest.from_rows(rows)
     assert len(calls) == len(rows) - 1

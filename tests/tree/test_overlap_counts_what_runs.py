@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
 from tree_rl.tree.cost import LEAST_GAIN, ModelShape, forest_cost, row_cost, tree_pays
-from tree_rl.tree.overlap import measure_forest, measure_trees
+from tree_rl.tree.report.overlap import measure_forest, measure_trees
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
 SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
-from tree_rl.tree.partition_bins import bound_bins, pack_loads
-from tree_rl.tree.partition_exact import exact_cuts
-from tree_rl.tree.partition_greedy import fewest_partitions, greedy_cuts, least_depth, least_relayed
-from tree_rl.tree.partition_problem import measure_cuts, reduce_forest
-from tree_rl.tree.partition_solver import improve_cuts
+from tree_rl.tree.partition.bins import bound_bins, pack_loads
+from tree_rl.tree.partition.exact import exact_cuts
+from tree_rl.tree.partition.heuristic import fewest_partitions, greedy_cuts, least_depth, least_relayed
+from tree_rl.tree.partition.problem import measure_cuts, reduce_forest
+from tree_rl.tree.partition.solver import improve_cuts
 
 Score = tuple[int, int, int]
 Open = tuple[int, int, int, int]

@@ -134,8 +134,8 @@ def test_rows_carry_what_the_routers_of_the_model_choose(
 def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamespace, rollout: SimpleNamespace) -> None:
     from test_engine_router_replay import assert_same, stock_run
 
+    from tree_rl.models.routers.merge_routes import route_keys
     from tree_rl.tree import Forest
-    from tree_rl.tree.routes import route_keys
 
     assert len(rollout.rows) >= 3
     tokens = [np.array(row.tokens) for row in rollout.rows]

@@ -10,7 +10,7 @@ import torch
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.models import has_experts, in_higher_precision
 from tree_rl.benchmark.update import Planner, clipped_loss, log_probs
-from tree_rl.models.router_trace import KEYWORD, RouterTrace
+from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 
 NOISE = 1.1
 """Two runs that round alike differ this much in their error at most; the tree may be no further off than that."""

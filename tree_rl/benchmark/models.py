@@ -17,7 +17,7 @@ from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.packed_linear_attention import use_packed_linear_attention
 from tree_rl.models import use_edge_head, use_tree_attention
-from tree_rl.models.router_trace import RouterHooks
+from tree_rl.models.routers.trace import RouterHooks
 
 CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen3": Qwen3Config,

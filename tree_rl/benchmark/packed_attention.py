@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tree_kernels.host_copy import to_device
 from tree_kernels.implementation import UnsupportedImplementation
-from tree_rl.tree.jagged import offsets_of
+from tree_rl.tree.forest.jagged import offsets_of
 
 OP = "packed_attention"
 IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")

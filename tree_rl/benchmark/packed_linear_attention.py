@@ -13,8 +13,8 @@ from torch import nn
 
 from tree_kernels.layout import TreeLayout
 from tree_rl.benchmark.packed_attention import HALF, PackedLayout
-from tree_rl.models.linear_attention import tree_functions
-from tree_rl.models.recurrent_layers import GATED_DELTA_NET, replace_during_trees
+from tree_rl.models.recurrent.delta_net import tree_functions
+from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
 
 FLA, OURS = "fla", "tree kernels, rows apart"
 PROBE_TOKENS = 128

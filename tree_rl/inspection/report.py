@@ -7,8 +7,8 @@ import numpy as np
 
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged
-from tree_rl.tree.branching import BranchCause, classify_branches, count_causes
-from tree_rl.tree.overlap import Overlap, combine, measure_forest
+from tree_rl.tree.report.branching import BranchCause, classify_branches, count_causes
+from tree_rl.tree.report.overlap import Overlap, combine, measure_forest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

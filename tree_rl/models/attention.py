@@ -18,10 +18,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
-from tree_rl.models.kv_relay import KeyValueRelay
-from tree_rl.models.linear_attention import use_tree_linear_attention
-from tree_rl.models.short_convolution import use_tree_short_convolution
-from tree_rl.models.state_space import use_tree_state_space
+from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
+from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
+from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
+from tree_rl.models.relay import KeyValueRelay
 
 PREFIX = "tree_rl_over_"
 BY = "_by_"

@@ -3,7 +3,7 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from tree_rl.models.recurrent_layers import GATED_DELTA_NET, KINDS, kind_of, layers_of, readable_layer_types
+from tree_rl.models.recurrent.layers import GATED_DELTA_NET, KINDS, kind_of, layers_of, readable_layer_types
 
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from tree_rl.models.kv_relay import KeyValueRelay, Pair
+from tree_rl.models.relay import KeyValueRelay, Pair
 from tree_rl.training.host_store import HostStore
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tree_rl.models.load_balance import balance_loss, expert_load
-from tree_rl.models.router_trace import KEYWORD, NATIVE, RouterTrace
+from tree_rl.models.routers.load_balance import balance_loss, expert_load
+from tree_rl.models.routers.trace import KEYWORD, NATIVE, RouterTrace
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition_plan import PartitionPlan
+from tree_rl.tree.partition.plan import PartitionPlan
 
 
 class ForestRouting:

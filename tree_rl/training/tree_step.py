@@ -16,7 +16,7 @@ from tree_kernels.host_copy import to_device, to_device_together
 from tree_kernels.layout import TreeLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.edge_head import EdgeRequest, edge_values
-from tree_rl.models.router_trace import KEYWORD, RouterTrace
+from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 from tree_rl.training.edges import EdgePlan, plan_edges, scatter
 from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest

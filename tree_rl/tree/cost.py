@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged
 
 Amount = TypeVar("Amount", float, np.ndarray)
 

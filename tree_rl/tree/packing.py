@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.row_order import RowOrder
+from tree_rl.tree.forest.order import RowOrder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged
 
 PathWeighting = Literal["verl", "sep_avg", "token_unique"]
 

@@ -11,7 +11,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
-from tree_rl.models.router_trace import RouterHooks
+from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (

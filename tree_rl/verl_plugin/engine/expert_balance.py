@@ -11,8 +11,8 @@ import torch
 import torch.distributed
 from tensordict import TensorDict
 
-from tree_rl.models.load_balance import balance_weight
-from tree_rl.models.router_trace import RouterHooks
+from tree_rl.models.routers.load_balance import balance_weight
+from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.training.routing import ForestRouting
 from tree_rl.verl_plugin.compat import AggregationType, Metric, get_device_id
 from tree_rl.verl_plugin.engine.lock_step import Agreement, agree_on_ops

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from tree_rl.models.router_trace import RouterHooks
+from tree_rl.models.routers.merge_routes import NATIVE, drop_filler, route_keys, routes_of_unique_tokens
+from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import UnsupportedModelError
 from tree_rl.training.routing import ForestRouting
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.routes import NATIVE, drop_filler, route_keys, routes_of_unique_tokens
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.rows import RowError, Rows
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged
 
 RETOKENISATION_WINDOW = 8
 """Tokens after a branch within which two spellings of one text must meet again."""

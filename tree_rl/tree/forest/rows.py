@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged
 
 INT32_MAX = np.iinfo(np.int32).max
 

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from ortools.sat.python import cp_model
 
-from tree_rl.tree.partition_greedy import least_depth, least_relayed
-from tree_rl.tree.partition_problem import KEPT, CutProblem, Cuts, measure_cuts, room_below
+from tree_rl.tree.partition.heuristic import least_depth, least_relayed
+from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below
 
 Amount: TypeAlias = cp_model.LinearExpr | int
 

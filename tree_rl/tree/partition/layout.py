@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition_plan import Cut, Op, Partition, PartitionPlan, SolverName
-from tree_rl.tree.partition_problem import KEPT, CutProblem, Cuts
+from tree_rl.tree.partition.plan import Cut, Op, Partition, PartitionPlan, SolverName
+from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

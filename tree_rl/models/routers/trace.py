@@ -16,7 +16,7 @@ from tree_rl.models.support import UnsupportedModelError
 
 KEYWORD = "router_trace"
 NATIVE = -1
-"""Expert number in a replayed route that leaves the choice to the router; the same as in `tree_rl.tree.routes`."""
+"""Expert number in a replayed route that leaves the choice to the router, as in `merge_routes`."""
 
 Scores = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 """From a router, its logits [N, E] and the chosen experts [N, K] to what weighs their outputs, [N, K]."""

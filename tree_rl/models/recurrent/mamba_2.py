@@ -13,8 +13,8 @@ from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_state_space import tree_state_space
-from tree_rl.models.kv_relay import KeyValueRelay
-from tree_rl.models.recurrent_layers import MAMBA_2, replace_forward_during_trees
+from tree_rl.models.recurrent.layers import MAMBA_2, replace_forward_during_trees
+from tree_rl.models.relay import KeyValueRelay
 
 
 def use_tree_state_space(model: nn.Module) -> None:

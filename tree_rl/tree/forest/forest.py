@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.jagged import Jagged, offsets_of
-from tree_rl.tree.row_order import RowOrder, order_by_layout, sort_by_tokens
-from tree_rl.tree.rows import read_merge_keys, read_rows
-from tree_rl.tree.trie import Segments, build_trie, lay_out
+from tree_rl.tree.forest.jagged import Jagged, offsets_of
+from tree_rl.tree.forest.order import RowOrder, order_by_layout, sort_by_tokens
+from tree_rl.tree.forest.rows import read_merge_keys, read_rows
+from tree_rl.tree.forest.trie import Segments, build_trie, lay_out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

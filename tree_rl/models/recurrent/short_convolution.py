@@ -10,8 +10,8 @@ from torch import nn
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
-from tree_rl.models.kv_relay import KeyValueRelay
-from tree_rl.models.recurrent_layers import SHORT_CONVOLUTION, replace_forward_during_trees
+from tree_rl.models.recurrent.layers import SHORT_CONVOLUTION, replace_forward_during_trees
+from tree_rl.models.relay import KeyValueRelay
 
 
 def use_tree_short_convolution(model: nn.Module) -> None:

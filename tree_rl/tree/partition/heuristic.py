@@ -6,8 +6,8 @@ a larger load can always leave in a partition of its own. Exact packing at each 
 
 from collections.abc import Callable
 
-from tree_rl.tree.partition_bins import EXACT_LOADS, Bins, bound_bins, pack_loads
-from tree_rl.tree.partition_problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
+from tree_rl.tree.partition.bins import EXACT_LOADS, Bins, bound_bins, pack_loads
+from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
 
 
 def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.jagged import Jagged
-from tree_rl.tree.rows import MergeKeys
+from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.forest.rows import MergeKeys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

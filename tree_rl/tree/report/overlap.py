@@ -9,7 +9,7 @@ import numpy as np
 
 from tree_rl.tree.cost import ModelShape, trained_unique_tokens
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,11 @@ Fewest partitions, then least relayed context, then the shallowest tree of parti
 from typing import Literal
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition_exact import exact_cuts
-from tree_rl.tree.partition_greedy import fewest_partitions, greedy_cuts, least_depth, least_relayed
-from tree_rl.tree.partition_layout import lay_out_partitions
-from tree_rl.tree.partition_plan import Cut, Op, Partition, PartitionPlan, SolverName
-from tree_rl.tree.partition_problem import CutProblem, Cuts, reduce_forest
+from tree_rl.tree.partition.exact import exact_cuts
+from tree_rl.tree.partition.heuristic import fewest_partitions, greedy_cuts, least_depth, least_relayed
+from tree_rl.tree.partition.layout import lay_out_partitions
+from tree_rl.tree.partition.plan import Cut, Op, Partition, PartitionPlan, SolverName
+from tree_rl.tree.partition.problem import CutProblem, Cuts, reduce_forest
 
 __all__ = ["Cut", "Op", "Partition", "PartitionPlan", "plan_partitions"]
 
@@ -81,7 +81,7 @@ def _choose(
             return exact, True, "dynamic_programming"
         if not _is_small(problem):
             return greedy, False, "heuristic"
-    from tree_rl.tree.partition_solver import improve_cuts
+    from tree_rl.tree.partition.solver import improve_cuts
 
     cuts, is_optimal = improve_cuts(problem, greedy, bound, time_limit_s=time_limit_s)
     return cuts, is_optimal, "heuristic" if cuts is greedy else "cp_sat"

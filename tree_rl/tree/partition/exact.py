@@ -7,7 +7,7 @@ Legend: I items, C capacity.
 
 from dataclasses import dataclass
 
-from tree_rl.tree.partition_problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
+from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
 
 WORK_LIMIT = 60_000
 """Steps before giving up, about a tenth of a second: forests where many unequal subtrees meet at one token."""

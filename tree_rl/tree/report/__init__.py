@@ -1,0 +1,1 @@
+"""What a forest saves and why it branches, as numbers and drawings."""
