@@ -23,7 +23,7 @@ from verl.workers.utils.losses import sft_loss
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
-from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -105,7 +105,7 @@ def run(engine: Any, tree: TreeConfig, rows: list[np.ndarray]) -> dict[str, Any]
         "shards": shards,
         "planning": planning,
         "seconds": time.perf_counter() - started,
-        "dummies": engine.dummy_ops,
+        "dummies": engine.step.dummy_ops,
         "tokens": engine_tokens(output),
         "peak": torch.cuda.max_memory_allocated(),
     }

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.models import use_tree_attention
-from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun
-from tree_rl.training.readout import EdgeReadout, SlotValues
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -87,8 +88,8 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     readout = EdgeReadout(plan, edges, device=CUDA)
     weight_E = torch.bincount(edges.reads.edge_W, minlength=len(edges.target_E))
 
-    def gradients(values: SlotValues) -> SlotValues:
-        return {"log_probs": -weight_E.to(values["log_probs"]) / forest.num_flat}
+    def gradients(values: EdgeOutputs) -> EdgeOutputs:
+        return EdgeOutputs(log_probs=-weight_E.to(values["log_probs"]) / forest.num_flat)
 
     model.zero_grad(set_to_none=False)
     torch.cuda.synchronize()

@@ -39,7 +39,7 @@ from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.bench.stock import UPDATE, Side, update
-from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups
 from tree_rl.verl_plugin.trainer.rows import measure_groups
@@ -273,7 +273,7 @@ def measure_arm(side: Side, share: Share, steps: int) -> dict[str, object]:
         "old_log_probs_s": statistics.median(spent.phases[OLD_LOG_PROBS] for spent in times),
         "update_s": statistics.median(spent.phases[UPDATE] for spent in times),
         "steps_s": " ".join(f"{value:.5f}" for value in seconds),
-        "dummy_ops_rank0": side.engine.dummy_ops,
+        "dummy_ops_rank0": side.engine.step.dummy_ops,
         "peak_gib": worst(max(spent.peak_bytes for spent in times)) / 2**30,
     }
 

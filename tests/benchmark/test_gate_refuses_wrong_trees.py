@@ -12,7 +12,7 @@ from tree_rl.benchmark.gate import GateError
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.models import build_model, build_optimizer
 from tree_rl.benchmark.update import ForwardPlan, packed_planner, tree_planner
-from tree_rl.training.tree_step import TreeInputs
+from tree_rl.models.tree_inputs import TreeInputs
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from tree_rl.benchmark.models import build_model
 from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.packed_rows import pack_rows
 from tree_rl.benchmark.update import log_probs, packed_planner, tree_planner
-from tree_rl.training.branch_step import branch_log_probs
+from tree_rl.training.rows_alone import branch_log_probs
 
 CPU = torch.device("cpu")
 

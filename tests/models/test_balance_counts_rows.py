@@ -17,11 +17,12 @@ from tree_rl.models.routers.load_balance import (
     update_expert_bias,
 )
 from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
-from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun
-from tree_rl.training.readout import EdgeReadout
-from tree_rl.training.routing import ForestRouting, RoutedReadout
-from tree_rl.training.tree_step import TreeInputs, wanted_everywhere
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun
+from tree_rl.training.routers.forest_routing import ForestRouting
+from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -159,12 +160,12 @@ def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
     routing = ForestRouting(forest)
-    readout = RoutedReadout(EdgeReadout(plan, edges, device=CPU), routing, plan)
-    run = PartitionedRun(model, forest, plan, readout)
+    readout = EdgeReadout(plan, edges, device=CPU)
+    run = PartitionedRun(model, forest, plan, readout, routing=routing)
     for _ in run.infer(preview=True):
         pass
     routing.weight_LE = balance_weight(routing.load(EXPERTS), forest.num_flat)
-    for _ in run.train(lambda values: {name: torch.zeros_like(value) for name, value in values.items()}):
+    for _ in run.train(lambda values: values.map(torch.zeros_like)):
         pass
     got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
     stock = build(FAMILIES[family])

@@ -15,8 +15,9 @@ from test_models_read_trees import FAMILIES as DENSE
 from transformers import PretrainedConfig
 
 from tree_rl.models import use_tree_attention
-from tree_rl.training.edges import plan_edges
-from tree_rl.training.tree_step import TreeInputs, tree_log_probs, wanted_everywhere
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.whole import tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 
 CHANGED, TRUNK = 1, 21
@@ -58,7 +59,7 @@ def outputs_and_gradients(name: str, seed: int) -> list[torch.Tensor]:
     model.get_input_embeddings().register_forward_hook(lambda _, args, out: embedded.append(out))
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
     inputs = TreeInputs.from_forest(forest)
-    log_probs_F = tree_log_probs(model, inputs, edges).log_probs_F
+    log_probs_F = tree_log_probs(model, inputs, edges)["log_probs"]
     (gradient,) = torch.autograd.grad(log_probs_F.square().sum(), embedded[0])
     kept = []
     for row in range(forest.num_rows):

@@ -15,8 +15,9 @@ from transformers import CohereConfig, GPTNeoXConfig, GraniteConfig, PretrainedC
 from tree_kernels.edge_log_probs import EdgeValues
 from tree_rl.models import edge_head, use_edge_head, use_tree_attention
 from tree_rl.models.edge_head import EdgeHead, edge_values
-from tree_rl.training.edges import EdgePlan, plan_edges
-from tree_rl.training.tree_step import TreeInputs, tree_log_probs, wanted_everywhere
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edges import EdgePlan, plan_edges
+from tree_rl.training.whole import tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 
 SCALED: dict[str, PretrainedConfig] = {
@@ -39,13 +40,12 @@ def evaluate(model: Any, *, late: bool = False) -> list[torch.Tensor | None]:
     """Outputs of all edges, then the gradients of a loss that weighs each differently."""
     forest, edges = forest_and_edges()
     inputs = TreeInputs.from_forest(forest)
-    flat = tree_log_probs(model, inputs, (lambda: edges) if late else edges, entropy=True, sum_pi_squared=True)
-    assert flat.entropy_F is not None
+    flat = tree_log_probs(model, inputs, (lambda: edges) if late else edges, extras=("entropy", "sum_pi_squared"))
     weight_F = torch.linspace(-1.0, 2.0, forest.num_flat, dtype=torch.float64)
-    loss = (flat.log_probs_F * weight_F).sum() + (flat.entropy_F * weight_F.flip(0)).sum()
+    loss = (flat["log_probs"] * weight_F).sum() + (flat["entropy"] * weight_F.flip(0)).sum()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-    return [flat.log_probs_F, flat.entropy_F, flat.sum_pi_squared_F, *gradients]
+    return [flat["log_probs"], flat["entropy"], flat["sum_pi_squared"], *gradients]
 
 
 def assert_same(got: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> None:

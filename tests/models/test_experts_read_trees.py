@@ -6,8 +6,8 @@ import torch
 from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, gradients
 
 from tree_rl.models import check_model, use_tree_attention
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.tree_step import forest_log_probs
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 ALL = {**FAMILIES, "glm4_moe": BIASED}

@@ -12,8 +12,8 @@ from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
 from test_hybrid_models_read_trees import FLOAT32_TOLERANCE, Result, assert_same, gradients
 
 from tree_rl.models import use_tree_attention
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.tree_step import forest_log_probs
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 ROWS = rows_with_prefix(65)

@@ -14,8 +14,8 @@ from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_p
 from transformers import AutoModelForCausalLM, JambaConfig, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.tree_step import forest_log_probs
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 PREFIXES = (1, 2, 3, 63, 64, 65, 129)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from transformers import Qwen3NextConfig
 
 from tree_rl.models import use_tree_attention
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun, inference_ops, training_ops
-from tree_rl.training.readout import EdgeReadout, SlotValues
-from tree_rl.training.tree_step import wanted_everywhere
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -49,10 +50,10 @@ def partitioned_gradients(
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
     readout = EdgeReadout(plan, edges, device=CPU)
 
-    def slot_gradients(values: SlotValues) -> SlotValues:
+    def slot_gradients(values: EdgeOutputs) -> EdgeOutputs:
         leaf = values["log_probs"].clone().requires_grad_()
-        loss = readout.flat({"log_probs": leaf})["log_probs"].square().sum()
-        return {"log_probs": torch.autograd.grad(loss, leaf)[0]}
+        loss = readout.flat(EdgeOutputs(log_probs=leaf))["log_probs"].square().sum()
+        return EdgeOutputs(log_probs=torch.autograd.grad(loss, leaf)[0])
 
     run = PartitionedRun(model, forest, plan, readout, offload=offload)
     model.zero_grad()

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.tree_step import forest_log_probs
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 VOCAB = 61

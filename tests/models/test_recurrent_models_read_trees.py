@@ -13,8 +13,8 @@ from test_hybrid_models_run_in_partitions import partitioned_gradients, row_grad
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.models.support import leaks_when_packed
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.tree_step import forest_log_probs
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 

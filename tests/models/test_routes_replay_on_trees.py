@@ -20,12 +20,14 @@ from test_experts_read_trees import weighted
 from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_unique_tokens
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun
-from tree_rl.training.readout import EdgeReadout
-from tree_rl.training.routing import ForestRouting, RoutedReadout
-from tree_rl.training.tree_step import TreeInputs, tree_log_probs, wanted_everywhere
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun
+from tree_rl.training.routers.forest_routing import ForestRouting
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -46,7 +48,7 @@ def replayed_forest(rows: Rows, routes: list[np.ndarray]) -> tuple[Forest, Fores
 
 def forest_log_probs(model: torch.nn.Module, forest: Forest, trace: RouterTrace) -> torch.Tensor:
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
-    return tree_log_probs(model, TreeInputs.from_forest(forest, router_trace=trace), edges).log_probs_F
+    return tree_log_probs(model, TreeInputs.from_forest(forest, router_trace=trace), edges)["log_probs"]
 
 
 def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[torch.nn.Module, torch.Tensor]:
@@ -88,14 +90,14 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
     forest, routing = replayed_forest(ROWS, routes)
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
-    readout = RoutedReadout(EdgeReadout(plan, edges, device=torch.device("cpu")), routing, plan)
+    readout = EdgeReadout(plan, edges, device=torch.device("cpu"))
 
-    def slot_gradients(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def slot_gradients(values: EdgeOutputs) -> EdgeOutputs:
         leaf = values["log_probs"].clone().requires_grad_()
-        total = (readout.flat({"log_probs": leaf})["log_probs"] * weight_F).sum()
-        return {"log_probs": torch.autograd.grad(total, leaf)[0]}
+        total = (readout.flat(EdgeOutputs(log_probs=leaf))["log_probs"] * weight_F).sum()
+        return EdgeOutputs(log_probs=torch.autograd.grad(total, leaf)[0])
 
-    for _ in PartitionedRun(model, forest, plan, readout).train(slot_gradients):
+    for _ in PartitionedRun(model, forest, plan, readout, routing=routing).train(slot_gradients):
         pass
     got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
     assert_equal_gradients(got, expected)

@@ -17,7 +17,7 @@ WITHOUT = {
     "tree_kernels": (*VERL_SIDE, "transformers", "tree_rl"),
     "tree_rl.models": VERL_SIDE,
     "tree_rl.training": VERL_SIDE,
-    "tree_rl.training.tree_step": VERL_SIDE,
+    "tree_rl.training.whole": VERL_SIDE,
 }
 
 

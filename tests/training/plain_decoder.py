@@ -7,7 +7,7 @@ from torch import nn
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
-from tree_rl.models.relay import KeyValueRelay
+from tree_rl.models.relay import LayerRelay
 
 HEADS, HEAD_SIZE, LAYERS = 2, 4, 2
 WIDTH = HEADS * HEAD_SIZE
@@ -33,7 +33,7 @@ class PlainDecoder(nn.Module):
         position_ids: torch.Tensor | None = None,
         tree_layout: TreeLayout | None = None,
         logits_to_keep: torch.Tensor | None = None,
-        kv_relay: KeyValueRelay | None = None,
+        kv_relay: LayerRelay | None = None,
         **_: object,
     ) -> SimpleNamespace:
         if position_ids is None:
@@ -41,13 +41,13 @@ class PlainDecoder(nn.Module):
         hidden_1NC = self.embed(input_ids) + self.position(position_ids)
         for layer, (qkv, mlp) in enumerate(zip(self.qkv, self.mlp, strict=True)):
             q, k, v = qkv(hidden_1NC)[0].view(-1, 3, HEADS, HEAD_SIZE).unbind(1)
-            past_k, past_v = (None, None) if kv_relay is None else kv_relay.past(layer)
+            past = {} if kv_relay is None else kv_relay.past(layer)
             if kv_relay is not None:
-                kv_relay.capture(layer, k, v)
+                kv_relay.capture(layer, keys=k, values=v)
             if tree_layout is None:
                 mixed_NC = _causal(q, k, v)
             else:
-                mixed_NC = tree_attention(q, k, v, tree_layout, past_k=past_k, past_v=past_v)
+                mixed_NC = tree_attention(q, k, v, tree_layout, past_k=past.get("keys"), past_v=past.get("values"))
             hidden_1NC = hidden_1NC + mixed_NC.reshape(1, -1, WIDTH)
             hidden_1NC = hidden_1NC + mlp(hidden_1NC)
         kept = hidden_1NC if logits_to_keep is None else hidden_1NC[:, logits_to_keep]

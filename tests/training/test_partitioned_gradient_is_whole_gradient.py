@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_decoder import PlainDecoder
 
-from tree_rl.training.branch_step import branch_log_probs
-from tree_rl.training.edges import plan_edges
-from tree_rl.training.partitioned_step import PartitionedRun, inference_ops, training_ops
-from tree_rl.training.readout import EdgeReadout, SlotValues
-from tree_rl.training.tree_step import wanted_everywhere
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -25,13 +26,13 @@ ROWS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), mi
 RowLoss = Callable[[torch.Tensor], torch.Tensor]
 
 
-def slot_gradients(readout: EdgeReadout, loss: RowLoss) -> Callable[[SlotValues], SlotValues]:
+def slot_gradients(readout: EdgeReadout, loss: RowLoss) -> Callable[[EdgeOutputs], EdgeOutputs]:
     """dL/dlog-prob of each edge, from the rows' loss on leaf copies."""
 
-    def gradients(values: SlotValues) -> SlotValues:
-        leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+    def gradients(values: EdgeOutputs) -> EdgeOutputs:
+        leaves = values.map(lambda value: value.clone().requires_grad_())
         total = loss(readout.flat(leaves)["log_probs"])
-        return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+        return EdgeOutputs(log_probs=torch.autograd.grad(total, leaves["log_probs"])[0])
 
     return gradients
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tree_rl.training.schedule import merge_ops
+from tree_rl.training.ranks.lock_step import merge_ops
 
 
 @st.composite

@@ -6,7 +6,7 @@ import torch
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.leaf_rows import leaf_rows
-from tree_rl.training.tree_step import TreeInputs
+from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.tree.forest import Forest
 
 

@@ -15,7 +15,8 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from tree_rl.verl_plugin.bench.engines import join_process_group
-from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
+from tree_rl.verl_plugin.engine.build import build_value_module
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 VOCAB = 97
@@ -25,10 +26,8 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 class StockValueEngine(FSDPEngineWithValueHead):
     """Stock verl's critic; only its loader's hard-wired flash attention is replaced, which no CPU has."""
 
-    _build_value_module = TreeFSDPEngineWithValueHead._build_value_module
-
     def _build_module(self) -> torch.nn.Module:
-        return self._build_value_module()
+        return build_value_module(self.model_config, self.engine_config, self.device_mesh)
 
 
 def tiny_qwen3(**overrides: Any) -> Qwen3Config:

@@ -14,7 +14,7 @@ from tree_rl.verl_plugin import agent_loop_manager, compat, sft
 from tree_rl.verl_plugin.agent_loops import agent_loop
 from tree_rl.verl_plugin.embedded_rollout import replica as hf_replica
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
-from tree_rl.verl_plugin.engine import models as engine
+from tree_rl.verl_plugin.engine import engine
 from tree_rl.verl_plugin.trainer import detach_worker, worker
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import trainers as trainer
@@ -224,7 +224,7 @@ def test_verls_worker_group_knows_its_data_parallel_ranks() -> None:
 
 
 def test_registries_hold_what_we_registered() -> None:
-    assert {engine.LANGUAGE_MODEL, engine.VALUE_MODEL} <= set(compat.EngineRegistry._engines)
+    assert {engine.TREE_LANGUAGE_MODEL, engine.TREE_VALUE_MODEL} <= set(compat.EngineRegistry._engines)
     assert compat.TRAINER_REGISTRY["tree_sync"] is trainer.PPOTrainerTreeSync
     assert compat.TRAINER_REGISTRY["tree_colocate_async"] is trainer.PPOTrainerTreeColocateAsync
     assert compat.TRAINER_REGISTRY["tree_separate_async"] is trainer.PPOTrainerTreeSeparateAsync

@@ -15,7 +15,7 @@ from equivalence import actor_loss, assert_equal_gradients
 from hostile_rows import shapes
 from test_engine_ranks import empty_batch, join, spawn, update
 
-from tree_rl.verl_plugin.engine import auto_budget
+from tree_rl.training.planning import budget
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()
@@ -58,21 +58,21 @@ def engine_of(path: Path, **fsdp: Any) -> Any:
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     """Undisturbed updates, then the same with rank 0 failing at every point."""
     join(rank, world, port)
-    auto_budget.LEAST_TOKENS = auto_budget.GRANULARITY = 3
+    budget.LEAST_TOKENS = budget.GRANULARITY = 3
     for reshard in (True, False):
         engine = engine_of(Path(model), reshard_after_forward=reshard)
         for deal in DEALS:
             expected = update(engine, share_of(deal, rank), LOSS)["gradients"]
             for direction, passes in POINTS:
                 disarm = fail_once(engine, direction, passes) if rank == 0 else lambda: None
-                engine.out_of_memory = 0
+                engine.step.out_of_memory = 0
                 got = update(engine, share_of(deal, rank), LOSS)
                 disarm()
                 case = f"{deal}_{reshard}_{direction}_{passes}_{rank}"
                 torch.save({"got": got["gradients"], "expected": expected}, f"{out}/{case}.pt")
                 count = got["output"]["metrics"]["tree/out_of_memory"].aggregate()
-                Path(f"{out}/{case}.json").write_text(json.dumps([engine.out_of_memory, count]))
-                engine.auto_budget.tokens = None
+                Path(f"{out}/{case}.json").write_text(json.dumps([engine.step.out_of_memory, count]))
+                engine.step.budget.tokens = None
     torch.distributed.destroy_process_group()
 
 
@@ -104,16 +104,16 @@ def test_two_ranks_repeat_the_step_together(
 
 @pytest.mark.parametrize(("direction", "passes"), POINTS)
 def test_one_rank_repeats_the_step(out: Path, monkeypatch: pytest.MonkeyPatch, direction: str, passes: int) -> None:
-    monkeypatch.setattr(auto_budget, "LEAST_TOKENS", 3)
-    monkeypatch.setattr(auto_budget, "GRANULARITY", 3)
+    monkeypatch.setattr(budget, "LEAST_TOKENS", 3)
+    monkeypatch.setattr(budget, "GRANULARITY", 3)
     engine = engine_of(out / "model")
     data = ppo_batch([*COMB, *BRANCHES], calculate_entropy=True)
     expected = update(engine, data, LOSS)["gradients"]
     fail_once(engine, direction, passes)
     got = update(engine, ppo_batch([*COMB, *BRANCHES], calculate_entropy=True), LOSS)
-    assert engine.out_of_memory == 1
-    assert engine.auto_budget.tokens is not None
-    assert engine.auto_budget.tokens < BUDGET
+    assert engine.step.out_of_memory == 1
+    assert engine.step.budget.tokens is not None
+    assert engine.step.budget.tokens < BUDGET
     assert_equal_gradients(expected, got["gradients"])
 
 
@@ -124,7 +124,7 @@ def test_inference_is_repeated_too(out: Path) -> None:
         expected = engine.infer_batch(data)["model_output"]["log_probs"].values()
         fail_once(engine, "forward", 1)
         got = engine.infer_batch(data)["model_output"]["log_probs"].values()
-    assert engine.out_of_memory == 1
+    assert engine.step.out_of_memory == 1
     torch.testing.assert_close(got, expected)
 
 

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 
-from tree_rl.verl_plugin.engine.rows import read_rows
+from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()
@@ -121,7 +121,7 @@ def spawn(main: Callable[..., None], world: int, out: Path) -> None:
     """
     # A fork of a process that has asked for GPUs could not use them.
     method = "spawn" if torch.cuda.is_available() else "forkserver"
-    multiprocessing.set_forkserver_preload(["tree_rl.verl_plugin.engine.models", "verl.workers.utils.losses"])
+    multiprocessing.set_forkserver_preload(["tree_rl.verl_plugin.engine.engine", "verl.workers.utils.losses"])
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

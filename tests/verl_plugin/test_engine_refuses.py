@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.models import UnsupportedModelError
+from tree_rl.tree import RowError
 from tree_rl.verl_plugin.compat import EngineRegistry
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.engine.rows import RowError
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 

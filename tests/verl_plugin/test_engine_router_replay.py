@@ -20,8 +20,9 @@ from transformers import Glm4MoeConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.models import UnsupportedModelError
+from tree_rl.training.rows import Rows
+from tree_rl.tree import RowError
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.engine.rows import RowError, Rows
 from tree_rl.verl_plugin.options import TreeConfig
 
 LAYERS, PER_TOKEN = 2, 2

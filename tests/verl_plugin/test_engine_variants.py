@@ -150,7 +150,7 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
     loss = actor_loss("vanilla", "token-mean")
     with engine.train_mode(disable_auto_offload=True):
         engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), loss)
-    engine.auto_budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
+    engine.step.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
     engine.save_checkpoint(str(tmp_path), global_step=1)
     configs = list(tmp_path.rglob("config.json"))
     assert configs and all("tree_rl" not in config.read_text() for config in configs)

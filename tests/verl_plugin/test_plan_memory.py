@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from tree_rl.training.planning import plan_memory
+from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
-from tree_rl.verl_plugin.engine import plan_memory
-from tree_rl.verl_plugin.engine.plan_memory import PlanMemory
 
 
 def forest(branches: int, seed: int = 0, trunk: int = 10) -> Forest:

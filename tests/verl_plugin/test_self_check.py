@@ -9,7 +9,7 @@ from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
 from hostile_rows import shapes
 
-from tree_rl.verl_plugin.engine.self_check import TreeMismatchError
+from tree_rl.training.self_check import TreeMismatchError
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()
@@ -48,7 +48,7 @@ def test_a_critic_is_checked_too(tmp_path: Path) -> None:
     engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True)
     with engine.eval_mode(disable_auto_offload=True):
         engine.infer_batch(ppo_batch(SHAPES["branches"]))
-    assert 0 < engine.self_check_error < 2e-5
+    assert 0 < engine.step.self_check_error < 2e-5
 
 
 def leaky(layer: torch.nn.Module) -> Any:

@@ -12,7 +12,7 @@ import torch
 from tree_kernels.host_copy import to_device
 from tree_rl.benchmark.packed_attention import PackedLayout
 from tree_rl.models.attention import skip_mask
-from tree_rl.training.edges import EdgePlan
+from tree_rl.training.loss.edges import EdgePlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

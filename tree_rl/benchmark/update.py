@@ -15,8 +15,10 @@ from tree_kernels.host_copy import to_device
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.packed_rows import PackedRows, pack_rows, plan_packed_edges
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
-from tree_rl.training.edges import EdgePlan, plan_edges
-from tree_rl.training.tree_step import ModelInputs, TreeInputs, tree_log_probs
+from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
+from tree_rl.training.loss.edges import EdgePlan, plan_edges
+from tree_rl.training.loss.outputs import LOG_PROBS
+from tree_rl.training.whole import tree_log_probs
 from tree_rl.tree import Forest, pack_groups
 
 CLIP = 0.2
@@ -116,7 +118,7 @@ def update(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, planner: 
 
 def log_probs(model: Any, forward: ForwardPlan) -> torch.Tensor:
     """Log-prob of the next token of every flat token that was asked for, [F]; 0 elsewhere."""
-    return tree_log_probs(model, forward.inputs, forward.edges).log_probs_F
+    return tree_log_probs(model, forward.inputs, forward.edges)[LOG_PROBS]
 
 
 def clipped_loss(

@@ -21,7 +21,7 @@ from tree_kernels.tree_attention import tree_attention
 from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
 from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
-from tree_rl.models.relay import KeyValueRelay
+from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors
 
 PREFIX = "tree_rl_over_"
 BY = "_by_"
@@ -90,7 +90,7 @@ def _attention_forward(
     impl: str,
     deterministic: bool,
     tree_layout: TreeLayout | None = None,
-    kv_relay: KeyValueRelay | None = None,
+    kv_relay: LayerRelay | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Signature of transformers' attention interface; the result is [1, N, H, D]."""
@@ -117,17 +117,17 @@ def _attention_forward(
         )
     # Views throughout: the gradient of an index would be copied into zeros, laid out head by head.
     query_NHD, key_NHD, value_NHD = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key_1HND, value_1HND))
-    past_k, past_v = None, None
+    past: LayerTensors = {}
     if kv_relay is not None:
-        past_k, past_v = kv_relay.past(module.layer_idx)
-        kv_relay.capture(module.layer_idx, key_NHD, value_NHD)
+        past = kv_relay.past(module.layer_idx)
+        kv_relay.capture(module.layer_idx, keys=key_NHD, values=value_NHD)
     out_NHD = tree_attention(
         query_NHD,
         key_NHD,
         value_NHD,
         tree_layout,
-        past_k=past_k,
-        past_v=past_v,
+        past_k=past.get(KEYS),
+        past_v=past.get(VALUES),
         scale=scaling,
         window=sliding_window,
         softcap=softcap,

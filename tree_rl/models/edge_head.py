@@ -28,10 +28,13 @@ class EdgeRequest:
     """int64 [R], at least one: positions in the forward of the tokens whose hidden states the head reads."""
     rows: EdgeRows
     """The wanted edges; their sources are indices into R."""
-    entropy: bool = False
-    """Also compute entropies."""
-    sum_pi_squared: bool = False
-    """Also compute sums of squared probabilities."""
+    extras: tuple[str, ...] = ()
+    """What to compute beside log-probs: `entropy`, `sum_pi_squared`, as `tree_kernels.edge_log_probs` names them."""
+
+    @property
+    def extra_flags(self) -> dict[str, Any]:
+        """`extras` as keyword arguments of the kernels."""
+        return dict.fromkeys(self.extras, True)
 
 
 LateRequest = Callable[[], EdgeRequest]
@@ -93,9 +96,7 @@ def edge_values(
             f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something behind "
             "the head works on its output. Wrap the model before use_edge_head, which then keeps computing logits"
         )
-    return logits_edge_log_probs_of_rows(
-        answer.squeeze(0), request.rows, entropy=request.entropy, sum_pi_squared=request.sum_pi_squared
-    )
+    return logits_edge_log_probs_of_rows(answer.squeeze(0), request.rows, **request.extra_flags)
 
 
 def _answers_itself(model: Callable[..., Any]) -> bool:
@@ -172,8 +173,7 @@ class EdgeHead(nn.Linear):
             rows,
             bias=self.bias,
             softcap=rule.softcap,
-            entropy=request.entropy,
-            sum_pi_squared=request.sum_pi_squared,
+            **request.extra_flags,
         )
         return _AbsorbingValues(*values) if rule.computes else values
 

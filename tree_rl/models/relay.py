@@ -1,56 +1,69 @@
 """What one partition's forward reads of its ancestors and leaves for its children (paper, "Differentiable partition
-boundaries"): keys and values of attention layers, states and convolution contexts of recurrent ones.
+boundaries"): named tensors of each layer, such as the keys and values of attention or the state of a recurrence.
 
 Legend: n tokens of the partition, P tokens of its past, S cuts, H key-value or value heads, D head size, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+KEYS, VALUES = "keys", "values"
+STATE, CONTEXT = "state", "context"
+
+LayerTensors = Mapping[str, torch.Tensor]
+"""One layer's tensors by name. Attention: `keys`, `values`, one entry per token, rotary positions applied.
+Recurrent layers: `state` and the convolution's `context`, or one of the two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Captured:
     """What one layer left, with its graph."""
 
-    pair: Pair
-    """keys and values [n, H, D] of all tokens, or states [S, H, K, V] and contexts [S, taps - 1, channels]"""
+    tensors: LayerTensors
+    """[n, ...] for all tokens, or [S, ...] for the cuts."""
     at_cuts: bool
-    """whether the pair holds one entry per cut, as a recurrent layer leaves it"""
+    """Whether there is one entry per cut, as a recurrent layer leaves it, instead of one per token."""
 
 
-class KeyValueRelay:
-    """Travels as a keyword through a model's forward; every layer reads its past and leaves here what children read.
+class LayerRelay:
+    """Travels as the keyword `kv_relay` through a model's forward; each layer reads its past and leaves what children
+    read.
 
-    Opaque on purpose: a list or dict handed to an FSDP2 module is copied, and what is written into the copy is lost.
+    It is opaque on purpose: FSDP2 copies a list or dict that it is handed, and loses what is written into the copy.
     """
 
-    def __init__(self, past: Sequence[Pair] = (), cuts: tuple[int, ...] = ()) -> None:
+    def __init__(self, past: Sequence[LayerTensors] = (), cuts: tuple[int, ...] = ()) -> None:
         """Take the past of each layer.
 
         Args:
-            past: keys and values [P, H, D], or the state [H, K, V] and the context [taps - 1, channels] at the cut
-                that the partition hangs from; none for a partition of roots.
+            past: per layer, keys and values [P, H, D], or the state [H, K, V] and the context [taps - 1, channels] at
+                the cut that the partition hangs from; empty for a partition of roots.
             cuts: tokens of the partition after which children hang; a recurrent layer leaves its state there.
         """
         self.cuts = cuts
         self._past = past
         self._captured: dict[int, Captured | None] = {}
 
-    def past(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Past keys and values of a layer, or its state and context, or (None, None)."""
-        return self._past[layer] if self._past else (None, None)
+    def past(self, layer: int) -> LayerTensors:
+        """Past tensors of a layer; empty in a partition of roots."""
+        return self._past[layer] if self._past else {}
 
-    def capture(self, layer: int, first: torch.Tensor, second: torch.Tensor, *, at_cuts: bool = False) -> None:
-        """Keep a layer's keys (rotary positions applied) and values, or its states and contexts, with their graph.
+    def capture(self, layer: int, *, at_cuts: bool = False, **tensors: torch.Tensor | None) -> None:
+        """Keep a layer's tensors with their graph.
 
         Gradient checkpointing runs the layer again in the backward: the first pass is the one whose graph counts.
+
+        Raises:
+            ValueError: a tensor is missing, because the layer was not asked to return it.
         """
-        if layer not in self._captured:
-            self._captured[layer] = Captured(pair=(first, second), at_cuts=at_cuts)
+        if layer in self._captured:
+            return
+        kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        if len(kept) < len(tensors):
+            raise ValueError(f"layer {layer}: expected {', '.join(tensors)} for its children, received {list(kept)}")
+        self._captured[layer] = Captured(tensors=kept, at_cuts=at_cuts)
 
     def take(self) -> list[Captured]:
         """What all layers left, in order; the relay forgets it.

@@ -19,7 +19,7 @@ VERL_VERSION = check_verl_version()
 check_job_version(os.environ)
 
 REGISTRATIONS = {
-    "verl.workers.engine": "tree_rl.verl_plugin.engine.models",
+    "verl.workers.engine": "tree_rl.verl_plugin.engine.engine",
     "verl.workers.rollout.replica": "tree_rl.verl_plugin.embedded_rollout.registration",
     "verl.workers.rollout.base": "tree_rl.verl_plugin.embedded_rollout.registration",
     "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loops.agent_loop",

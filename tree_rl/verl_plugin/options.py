@@ -6,73 +6,19 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
-from tree_kernels.tree_attention import IMPLEMENTATIONS
+from tree_rl.training.options import TreeOptions
 
-MODES = ("auto", "tree", "flat")
-SCOPES = ("uid", "rank")
-AUTO = "auto"
-PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique")
+TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
+"""verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
 
 
 @dataclass
-class TreeConfig(BaseConfig):
-    """How rows become trees inside the engine.
+class TreeConfig(TreeOptions, BaseConfig):
+    """`TreeOptions` as verl's configs hold them.
 
     Raises:
         ValueError: a value is not one of the choices; the message names the key.
     """
-
-    mode: str = "auto"
-    """auto: tree or flat per group, by cost; tree: always; flat: stock verl."""
-
-    max_tokens: int | str | None = None
-    """Unique tokens per forward; a tree beyond it runs in partitions. None takes verl's own budget
-    (ppo_max_token_len_per_gpu and its siblings); auto sizes it to the GPU's memory after the first update."""
-
-    scope: str = "uid"
-    """uid: rows share prefixes inside one prompt's group, which stays whole; rank: among all rows of the rank."""
-
-    path_weighting: str = "verl"
-    """verl: as verl weighs rows; sep_avg: rows of a tree weigh 1/K (paper, eq. 1); token_unique: a unique
-    token weighs one, however many rows train it."""
-
-    attention: str = AUTO
-    """Implementation of tree attention: auto takes the fastest that is installed and can run; fa4, triton, flex, sdpa
-    and reference are taken by name or refused. With verl's full_determinism auto takes a deterministic one."""
-
-    router_aux_loss_coef: float | None = None
-    """Mixture of Experts: factor on transformers' router auxiliary loss over all rows of an update, on all ranks; 0
-    reports the experts' load only. None as in stock verl, whose FSDP engine has neither. With it every group runs as a
-    tree."""
-
-    self_check: bool = True
-    """Before the first batch, compare log-probs (values) of one group as a tree with its rows through stock verl."""
-
-    offload: bool = False
-    """Keep keys and values that wait for other partitions in pinned host memory: for trees whose longest path of
-    partitions does not fit the GPU; slower."""
-
-    def __post_init__(self) -> None:
-        choices_of = {
-            "mode": MODES,
-            "scope": SCOPES,
-            "path_weighting": PATH_WEIGHTINGS,
-            "attention": (AUTO, *IMPLEMENTATIONS),
-        }
-        for key, choices in choices_of.items():
-            value = getattr(self, key)
-            if value not in choices:
-                raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
-        coef = self.router_aux_loss_coef
-        if coef is not None and (self.mode == "flat" or not coef >= 0):
-            raise ValueError(
-                f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a number of at least 0 and "
-                "mode auto or tree; set it to null, as stock verl's FSDP engine has no router auxiliary loss"
-            )
-        tokens = self.max_tokens
-        is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1
-        if not (tokens is None or tokens == AUTO or is_count):
-            raise ValueError(f"tree.max_tokens={tokens!r}: expected a positive number of tokens, auto or null")
 
 
 @dataclass

@@ -28,7 +28,7 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
-from tree_rl.verl_plugin.engine.models import LANGUAGE_MODEL
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
 from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
 from tree_rl.verl_plugin.trainer.metrics import reduce_tree_metrics
 from tree_rl.verl_plugin.trainer.worker import TreeTrainingWorker
@@ -55,7 +55,7 @@ class TreeSFTTrainer(SFTTrainer):
         self.loss_fn = partial(sft_loss, config=None)
         self.training_client = SFTWorker(
             TrainingWorkerConfig(
-                model_type=self.config.model.get("model_type", None) or LANGUAGE_MODEL,
+                model_type=self.config.model.get("model_type", None) or TREE_LANGUAGE_MODEL,
                 model_config=self.model_config,
                 engine_config=self.engine_config,
                 optimizer_config=self.optimizer_config,

@@ -16,7 +16,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
 from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
-from tree_rl.models.relay import KeyValueRelay
+from tree_rl.models.relay import CONTEXT, STATE, LayerRelay
 
 NORM_EPSILON = 1e-6
 
@@ -31,7 +31,7 @@ def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
     replace_during_trees(model, GATED_DELTA_NET, partial(tree_functions, impl=impl))
 
 
-def tree_functions(mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, *, impl: str) -> dict[str, Any]:
+def tree_functions(mixer: Any, layout: TreeLayout, relay: LayerRelay | None, *, impl: str) -> dict[str, Any]:
     """What stands in for a mixer's functions during one forward over a tree.
 
     Args:
@@ -47,12 +47,12 @@ def tree_functions(mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, 
 class _TreeCall:
     """One mixer's share of one forward over a tree; the state and the context of a past come from the relay."""
 
-    def __init__(self, mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, impl: str) -> None:
+    def __init__(self, mixer: Any, layout: TreeLayout, relay: LayerRelay | None, impl: str) -> None:
         self._mixer = mixer
         self._layout = layout
         self._relay = relay
         self._impl = impl
-        self._past_state, self._past_context = (None, None) if relay is None else relay.past(mixer.layer_idx)
+        self._past = {} if relay is None else relay.past(mixer.layer_idx)
         self._contexts: torch.Tensor | None = None
 
     @property
@@ -74,7 +74,7 @@ class _TreeCall:
             bias,
             self._layout,
             activation=activation,
-            initial_context=self._past_context,
+            initial_context=self._past.get(CONTEXT),
             return_contexts_at=self._cuts,
         )
         return out_NC.T.unsqueeze(0)
@@ -103,13 +103,12 @@ class _TreeCall:
             g.squeeze(0),
             beta.squeeze(0),
             self._layout,
-            initial_state=self._past_state,
+            initial_state=self._past.get(STATE),
             return_states_at=self._cuts,
             impl=self._impl,
         )
         if self._relay is not None:
-            assert states_SHKV is not None and self._contexts is not None
-            self._relay.capture(self._mixer.layer_idx, states_SHKV, self._contexts, at_cuts=True)
+            self._relay.capture(self._mixer.layer_idx, state=states_SHKV, context=self._contexts, at_cuts=True)
         return out_NHV.unsqueeze(0), None
 
 

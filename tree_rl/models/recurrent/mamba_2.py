@@ -14,7 +14,7 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_state_space import tree_state_space
 from tree_rl.models.recurrent.layers import MAMBA_2, replace_forward_during_trees
-from tree_rl.models.relay import KeyValueRelay
+from tree_rl.models.relay import CONTEXT, STATE, LayerRelay
 
 
 def use_tree_state_space(model: nn.Module) -> None:
@@ -27,10 +27,10 @@ def use_tree_state_space(model: nn.Module) -> None:
 
 
 def _forward(
-    mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, hidden_states: torch.Tensor, **_: object
+    mixer: Any, layout: TreeLayout, relay: LayerRelay | None, hidden_states: torch.Tensor, **_: object
 ) -> torch.Tensor:
     """As BambaMixer.forward without a cache, with convolution and recurrence over the tree; [1, N, hidden]."""
-    state_HKP, context_KC = (None, None) if relay is None else relay.past(mixer.layer_idx)
+    past = {} if relay is None else relay.past(mixer.layer_idx)
     cuts = None if relay is None else relay.cuts
     gate_NI, mixed_NC, dt_NH = (
         mixer.in_proj(hidden_states)
@@ -43,7 +43,7 @@ def _forward(
         mixer.conv1d.bias,
         layout,
         activation=mixer.activation,
-        initial_context=context_KC,
+        initial_context=past.get(CONTEXT),
         return_contexts_at=cuts,
     )
     group_size = mixer.n_groups * mixer.ssm_state_size
@@ -58,12 +58,11 @@ def _forward(
         -mixer.A_log.to(exact).exp() * dt_NH,
         dt_NH,
         layout,
-        initial_state=state_HKP,
+        initial_state=past.get(STATE),
         return_states_at=cuts,
     )
     if relay is not None:
-        assert states is not None and contexts is not None
-        relay.capture(mixer.layer_idx, states, contexts, at_cuts=True)
+        relay.capture(mixer.layer_idx, state=states, context=contexts, at_cuts=True)
     out_NHP = out_NHP + mixer.D[:, None] * x_NHP
     normed_NI = mixer.norm(out_NHP.flatten(1), gate_NI)
     return mixer.out_proj(normed_NI.to(hidden_states.dtype)).unsqueeze(0)

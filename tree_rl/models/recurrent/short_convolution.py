@@ -11,7 +11,7 @@ from torch import nn
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_rl.models.recurrent.layers import SHORT_CONVOLUTION, replace_forward_during_trees
-from tree_rl.models.relay import KeyValueRelay
+from tree_rl.models.relay import CONTEXT, LayerRelay
 
 
 def use_tree_short_convolution(model: nn.Module) -> None:
@@ -24,21 +24,18 @@ def use_tree_short_convolution(model: nn.Module) -> None:
 
 
 def _forward(
-    mixer: Any, layout: TreeLayout, relay: KeyValueRelay | None, hidden_states: torch.Tensor, **_: object
+    mixer: Any, layout: TreeLayout, relay: LayerRelay | None, hidden_states: torch.Tensor, **_: object
 ) -> torch.Tensor:
     """As Lfm2ShortConv.forward, with the convolution over the tree; [1, N, C] in and out."""
     gate_NC, out_gate_NC, x_NC = mixer.in_proj(hidden_states).squeeze(0).chunk(3, dim=-1)
-    first, second = (None, None) if relay is None else relay.past(mixer.layer_idx)
     out_NC, contexts_SKC = tree_causal_conv1d(
         gate_NC * x_NC,
         mixer.conv.weight[:, 0],
         mixer.conv.bias,
         layout,
-        initial_context=None if first is None or second is None else torch.cat([first, second], dim=-1),
+        initial_context=None if relay is None else relay.past(mixer.layer_idx).get(CONTEXT),
         return_contexts_at=None if relay is None else relay.cuts,
     )
     if relay is not None:
-        assert contexts_SKC is not None
-        # A relay carries pairs; this layer has no state, so its context travels in halves.
-        relay.capture(mixer.layer_idx, *contexts_SKC.tensor_split(2, dim=-1), at_cuts=True)
+        relay.capture(mixer.layer_idx, context=contexts_SKC, at_cuts=True)
     return mixer.out_proj((out_gate_NC * out_NC).unsqueeze(0))

@@ -14,10 +14,18 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 class RowError(ValueError):
-    """A row that cannot be part of a forest."""
+    """A row that cannot be part of a forest, or cannot be trained on."""
 
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(f"row {row}: {problem}")
+    def __init__(self, row: int | None, problem: str, *, label: str | None = None) -> None:
+        """Name the row.
+
+        Args:
+            row: index in the caller's order; None where the problem is all rows'.
+            problem: what was expected and what came.
+            label: how the message names the row; None takes its index.
+        """
+        name = label or (None if row is None else f"row {row}")
+        super().__init__(problem if name is None else f"{name}: {problem}")
         self.row = row
         """Index of the row in the caller's order."""
 

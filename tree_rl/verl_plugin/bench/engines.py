@@ -16,7 +16,7 @@ from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.benchmark.models import CONFIGS
 from tree_rl.inspection.row import RowFileError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
-from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 EXAMPLE = "examples/grpo_trainer/run_qwen3_8b_fsdp.sh"

@@ -5,7 +5,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.router_replay import DISABLED, KEY, RECORDED, replay_mode
+from tree_rl.verl_plugin.engine.router_replay import COLUMN, DISABLED, FLAG, KEY, RECORDED, replay_mode
 from tree_rl.verl_plugin.options import as_tree_config
 
 
@@ -81,3 +81,18 @@ def refuse_batch_features(data: TensorDict) -> None:
             )
     if "position_ids" in data and data["position_ids"].dim() == 3:
         raise UnsupportedFeatureError("rows carry three-dimensional (multimodal) position_ids")
+
+
+def refuse_routes(data: TensorDict, *, is_actor: bool) -> None:
+    """Check a call of an engine without a mode.
+
+    Raises:
+        UnsupportedFeatureError: the call wants routes, or an actor's rows carry some.
+    """
+    if tu.get_non_tensor_data(data=data, key=FLAG, default=False):
+        raise UnsupportedFeatureError(f"{FLAG}=True, but {KEY}=disabled; set actor_rollout_ref.actor.{KEY}")
+    if COLUMN in data and is_actor:
+        raise UnsupportedFeatureError(
+            f"rows carry {COLUMN}, which {KEY}=disabled ignores; set actor_rollout_ref.actor.{KEY}=R3 to repeat "
+            "them, or actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
+        )

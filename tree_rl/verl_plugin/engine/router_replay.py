@@ -9,16 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict
 
-from tree_rl.models.routers.merge_routes import NATIVE, drop_filler, route_keys, routes_of_unique_tokens
+from tree_rl.models.routers.merge_routes import NATIVE, drop_filler
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import UnsupportedModelError
-from tree_rl.training.routing import ForestRouting
-from tree_rl.tree.forest import Forest
+from tree_rl.training.rows import Rows
+from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.rows import RowError, Rows
 
 COLUMN = "routed_experts"
 FLAG = "enable_routing_replay"
@@ -88,30 +86,25 @@ class RouterReplay:
                 RECORDED: "compute old log-probs with this engine (algorithm.rollout_correction.bypass_mode=False)",
                 ROLLOUT: "set actor_rollout_ref.rollout.enable_rollout_routing_replay=True and a rollout that records",
             }
-            raise RowError(f"{KEY}={self._mode}: the rows carry no {COLUMN}; {source[self._mode]}")
+            raise RowError(None, f"{KEY}={self._mode}: the rows carry no {COLUMN}; {source[self._mode]}")
         offsets, routes_FLK = _jagged(data[COLUMN])
         lengths, expected = np.diff(offsets), np.diff(rows.offsets)
         wrong = np.flatnonzero(lengths != expected)
         if len(wrong):
             row = int(wrong[0])
-            raise RowError(f"{rows.label_B[row]}: {COLUMN} of {lengths[row]} tokens for a row of {expected[row]}")
+            raise RowError(
+                row, f"{COLUMN} of {lengths[row]} tokens for a row of {expected[row]}", label=rows.label_B[row]
+            )
         return replace(rows, routes_FLK=self._checked(routes_FLK, rows))
-
-    def recorded(self, routing: ForestRouting) -> torch.Tensor:
-        """int16 [F, L, K], what a forest's tokens visited, row by row."""
-        return routing.routes_of_rows(self._hooks.layers, self._hooks.num_layers)
-
-    def with_recorded(self, rows: Rows, recorded: torch.Tensor) -> Rows:
-        """The rows as a later call will read them, with the routes [B, tokens, L, K] that this one recorded."""
-        return replace(rows, routes_FLK=self._checked(_jagged(recorded)[1], rows))
 
     def _checked(self, routes_FLK: np.ndarray, rows: Rows) -> np.ndarray:
         hooks = self._hooks
         expected = (hooks.num_layers, hooks.experts_per_token)
         if routes_FLK.shape[1:] != expected:
             raise RowError(
+                None,
                 f"{COLUMN}: expected routes of all {expected[0]} decoder layers (any numbers where a layer has no "
-                f"experts) with {expected[1]} experts per token, received {tuple(routes_FLK.shape[1:])}"
+                f"experts) with {expected[1]} experts per token, received {tuple(routes_FLK.shape[1:])}",
             )
         # Layers without experts agree everywhere, whatever the recorder left there.
         routes = np.full(routes_FLK.shape, NATIVE, dtype=np.int16)
@@ -120,26 +113,14 @@ class RouterReplay:
         outside = ((routes < NATIVE) | (routes >= hooks.num_experts)).any(axis=(1, 2))
         if outside.any():
             row = int(np.searchsorted(rows.offsets, int(outside.argmax()), side="right")) - 1
-            raise RowError(f"{rows.label_B[row]}: {COLUMN} names an expert outside [0, {hooks.num_experts})")
+            raise RowError(row, f"{COLUMN} names an expert outside [0, {hooks.num_experts})", label=rows.label_B[row])
         return drop_filler(routes) if hooks.experts_per_token > 1 else routes
-
-
-def merge_keys(rows: Rows, *, by_group: bool) -> list[Any] | None:
-    """Keys for `Forest.from_rows`: tokens merge only inside a group, where rows have one, and where routes agree."""
-    groups = rows.group_B.tolist() if by_group else None
-    if rows.routes_FLK is None:
-        return groups
-    return list(route_keys(np.split(rows.routes_FLK, rows.offsets[1:-1]), groups))
-
-
-def routes_to_replay(forest: Forest, rows: Rows, members: list[int]) -> np.ndarray | None:
-    """int16 [N, L, K], the routes of a forest of the given rows; None where nothing is replayed."""
-    routes = [routes for row in members if (routes := rows.routes(row)) is not None]
-    return routes_of_unique_tokens(forest, routes) if routes else None
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and values of a nested tensor, on the host."""
     if not nested.is_nested:
-        raise RowError(f"{COLUMN}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}")
+        raise RowError(
+            None, f"{COLUMN}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}"
+        )
     return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()

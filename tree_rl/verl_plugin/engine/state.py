@@ -5,20 +5,12 @@ One small file per rank beside verl's own; without it, as with another number of
 
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed
 
-from tree_rl.verl_plugin.engine.auto_budget import AutoBudget
-
-
-class LearningEngine(Protocol):
-    """The parts of an engine that learn."""
-
-    auto_budget: AutoBudget
-    scaler: Any
-    """verl's gradient scaler of float16 training, or None."""
+from tree_rl.training.planning.budget import AutoBudget
 
 
 def state_file(folder: str) -> Path:
@@ -34,25 +26,26 @@ def device_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
-def save_engine_state(engine: LearningEngine, folder: str) -> None:
+def save_engine_state(folder: str, budget: AutoBudget, scaler: Any) -> None:
     """Write the file.
 
     Args:
-        engine: of this rank.
-        folder: of its checkpoint; exists.
+        folder: of this rank's checkpoint; exists.
+        budget: what the step has learnt.
+        scaler: verl's gradient scaler of float16 training, or None.
     """
-    scaler = None if engine.scaler is None else engine.scaler.state_dict()
-    state = {"device_bytes": device_bytes(), "budget": engine.auto_budget.state(), "scaler": scaler}
+    scaled = None if scaler is None else scaler.state_dict()
+    state = {"device_bytes": device_bytes(), "budget": budget.state(), "scaler": scaled}
     state_file(folder).write_text(json.dumps(state))
 
 
-def load_engine_state(engine: LearningEngine, folder: str) -> None:
+def load_engine_state(folder: str, budget: AutoBudget, scaler: Any) -> None:
     """Take up what the file says, if there is one."""
     path = state_file(folder)
     if not path.exists():
         return
     state = json.loads(path.read_text())
     if state["device_bytes"] == device_bytes():
-        engine.auto_budget.restore(state["budget"])
-    if engine.scaler is not None and state["scaler"] is not None:
-        engine.scaler.load_state_dict(state["scaler"])
+        budget.restore(state["budget"])
+    if scaler is not None and state["scaler"] is not None:
+        scaler.load_state_dict(state["scaler"])

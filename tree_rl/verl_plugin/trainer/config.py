@@ -4,7 +4,7 @@ from omegaconf import DictConfig, open_dict
 
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.engine.models import LANGUAGE_MODEL, VALUE_MODEL
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.trainer.off_policy_config import refuse_dropped_correction
 
 NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
@@ -25,7 +25,10 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
     """
     with open_dict(config):
         config.trainer.v1.trainer_mode = base_trainer_mode
-        for node, model_type in ((config.actor_rollout_ref.model, LANGUAGE_MODEL), (config.critic.model, VALUE_MODEL)):
+        for node, model_type in (
+            (config.actor_rollout_ref.model, TREE_LANGUAGE_MODEL),
+            (config.critic.model, TREE_VALUE_MODEL),
+        ):
             if node.get("model_type", None) is None:
                 node.model_type = model_type
         agent = config.actor_rollout_ref.rollout.agent
@@ -42,13 +45,13 @@ def refuse(config: DictConfig) -> None:
         UnsupportedFeatureError: names the key, what it holds and the remedy.
     """
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    if config.actor_rollout_ref.model.model_type == LANGUAGE_MODEL and actor.strategy != "fsdp2":
+    if config.actor_rollout_ref.model.model_type == TREE_LANGUAGE_MODEL and actor.strategy != "fsdp2":
         raise UnsupportedFeatureError(
             f"actor_rollout_ref.actor.strategy={actor.strategy}: trees run on FSDP2; set "
             "actor_rollout_ref.actor.strategy=fsdp2 (and critic.strategy=fsdp2 where a critic trains)"
         )
     estimator = str(algorithm.adv_estimator)
-    trains_tree_critic = need_critic(config) and config.critic.model.model_type == VALUE_MODEL
+    trains_tree_critic = need_critic(config) and config.critic.model.model_type == TREE_VALUE_MODEL
     if trains_tree_critic and config.critic.strategy != "fsdp2":
         raise UnsupportedFeatureError(f"critic.strategy={config.critic.strategy}: trees run on FSDP2; set fsdp2")
     if estimator == "remax":

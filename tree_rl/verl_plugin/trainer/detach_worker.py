@@ -7,7 +7,7 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, register
 
 from tree_rl.verl_plugin.compat import DetachActorWorker
-from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.trainer.worker import TreeActorRolloutRefWorker
 
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]

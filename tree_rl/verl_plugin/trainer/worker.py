@@ -13,7 +13,7 @@ from verl.workers.config import TrainingWorkerConfig
 
 from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, EngineRegistry, TrainingWorker
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.models import VALUE_MODEL
+from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
 from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 
 
@@ -40,8 +40,8 @@ class TreeTrainingWorker(TrainingWorker):
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         # verl fixes the critic's model type in its trainer; `critic.model.model_type` chooses it here.
-        if config.model_type == "value_model" and config.model_config.get("model_type") == VALUE_MODEL:
-            config = dataclasses.replace(config, model_type=VALUE_MODEL)
+        if config.model_type == "value_model" and config.model_config.get("model_type") == TREE_VALUE_MODEL:
+            config = dataclasses.replace(config, model_type=TREE_VALUE_MODEL)
         require_live_plugin(config.model_type)
         super().__init__(config)
 

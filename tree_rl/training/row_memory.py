@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import torch
 
-from tree_rl.verl_plugin.engine.rows import Rows
+from tree_rl.training.rows import Rows
 
 
 class RowMemory:

@@ -1,62 +1,19 @@
 """Rows as verl hands them to an engine, checked before anything runs: bad input is named by its row.
 
-Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token.
+Legend: B rows, F flat tokens of all rows.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from tree_rl.training.rows import Rows
+from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
-
-
-class RowError(ValueError):
-    """A row that cannot be trained on; the message names it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """The token rows of one engine call, on the host."""
-
-    token_ids_F: np.ndarray
-    """int64 [F]."""
-    offsets: np.ndarray
-    """int64 [B + 1], row boundaries."""
-    wanted_F: np.ndarray
-    """bool [F], positions whose next token is trained (or asked for)."""
-    counted_F: np.ndarray
-    """bool [F], positions whose next token the loss counts: wanted ones, less rejected ones where the call asked."""
-    temperature_B: np.ndarray
-    """float32 [B]."""
-    group_B: np.ndarray
-    """int64 [B], index of the prompt group (uid) of each row; all 0 where rows carry no uid."""
-    label_B: tuple[str, ...]
-    """How messages name each row."""
-    routes_FLK: np.ndarray | None = None
-    """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: none is told."""
-
-    @property
-    def num_rows(self) -> int:
-        """B."""
-        return len(self.offsets) - 1
-
-    def token_ids(self, row: int) -> np.ndarray:
-        """int64 token ids of one row."""
-        return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
-
-    def routes(self, row: int) -> np.ndarray | None:
-        """int16 [tokens, L, K] routes of one row, None where nothing is replayed."""
-        return None if self.routes_FLK is None else self.routes_FLK[self.offsets[row] : self.offsets[row + 1]]
-
-    def flat_positions(self, rows: list[int]) -> np.ndarray:
-        """Flat positions of the given rows, one row after the other."""
-        pieces = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
 
 
 def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, less_rejected: bool = False) -> Rows:
@@ -82,7 +39,9 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, l
     if outside.any():
         flat = int(np.flatnonzero(outside)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
-        raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
+        raise RowError(
+            row, f"token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}", label=labels[row]
+        )
     for column in CHECKED_COLUMNS:
         if column in data:
             _check_finite(data[column], column, labels)
@@ -156,14 +115,14 @@ def _check_finite(column: Any, name: str, labels: list[str]) -> None:
     if torch.isfinite(values).all():
         return
     rows = column.unbind() if column.is_nested else column
-    for label, row in zip(labels, rows, strict=True):
+    for number, (label, row) in enumerate(zip(labels, rows, strict=True)):
         bad = row[~torch.isfinite(row)]
         if bad.numel():
-            raise RowError(f"{label}: {name} holds {bad[0].item()}; every {name} must be finite")
+            raise RowError(number, f"{name} holds {bad[0].item()}; every {name} must be finite", label=label)
 
 
 def _refuse(bad_B: np.ndarray, labels: list[str], reason: str, got_B: np.ndarray | None = None) -> None:
     if bad_B.any():
         row = int(np.flatnonzero(bad_B)[0])
         got = "" if got_B is None else f" (got {got_B[row]})"
-        raise RowError(f"{labels[row]}: {reason}{got}")
+        raise RowError(row, f"{reason}{got}", label=labels[row])

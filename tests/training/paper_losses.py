@@ -1,7 +1,4 @@
-"""Token losses of the paper over rows: sep-avg (eq. 1), and its equal, the tree loss with weights g_t / K (boxed).
-
-verl's own losses are used unchanged inside verl; these serve plain torch users and the tests of the derivation.
-"""
+"""Token losses of the paper over rows: sep-avg (eq. 1), and its equal, the tree loss with weights g_t / K (boxed)."""
 
 import torch
 

@@ -13,15 +13,17 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_rl.training.gateway import CutPath, Gateway
-from tree_rl.training.host_store import HostStore
-from tree_rl.training.readout import Readout, SlotValues
-from tree_rl.training.schedule import BACKWARD, FORWARD
-from tree_rl.training.tree_step import TreeInputs
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
+from tree_rl.training.cuts.host_store import HostStore
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.readout import Readout
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
+from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition.plan import Partition, PartitionPlan
 
-SlotGradients = Callable[[SlotValues], SlotValues]
+SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
 """From the values of all slots known so far to dL/dvalue of each slot."""
 
 
@@ -47,6 +49,7 @@ class PartitionedRun:
         plan: PartitionPlan,
         readout: Readout,
         *,
+        routing: ForestRouting | None = None,
         offload: bool = False,
     ) -> None:
         """Bind a model to a forest.
@@ -56,18 +59,20 @@ class PartitionedRun:
             forest: the rows.
             plan: its partitions.
             readout: what the loss reads.
+            routing: what the routers do on the forest; None leaves them alone.
             offload: keep keys and values that wait for children in host memory.
         """
         self.model = model
         self.forest = forest
         self.plan = plan
         self.readout = readout
+        self.routing = routing
         self.store = HostStore(readout.device) if offload else None
         self.count = TokenCount()
 
     def infer(self, *, preview: bool = False) -> Iterator[str]:
         """Values of all slots without gradients; yields each op before it runs, and leaves them in `readout`."""
-        waiting: dict[int, Gateway] = {}
+        waiting: dict[int, CutRelay] = {}
         for kind, number in self.plan.ops:
             if kind == "backward":
                 waiting.pop(number)
@@ -75,8 +80,8 @@ class PartitionedRun:
             yield FORWARD
             # Entered anew for each op: a suspended generator would leave gradients off for its caller.
             with torch.no_grad():
-                waiting[number], values = self._forward(number, waiting)
-            self.readout.store(number, values)
+                waiting[number], outputs, _ = self._forward(number, waiting)
+            self.readout.store(number, outputs)
             tokens = self.plan.partitions[number].num_tokens
             self.count.preview += tokens if preview else 0
             self.count.forward += 0 if preview else tokens
@@ -89,47 +94,52 @@ class PartitionedRun:
                 values are known. Slots of other partitions may be stale, which a token-separable loss does not notice.
             scale: factor on the loss, as a gradient scaler asks for.
         """
-        live: dict[int, tuple[Gateway, torch.Tensor]] = {}
+        live: dict[int, tuple[CutRelay, torch.Tensor]] = {}
         for kind, number in self.plan.ops:
             partition = self.plan.partitions[number]
             if kind == "forward":
                 yield FORWARD
-                gateway, values = self._forward(number, {p: pair[0] for p, pair in live.items()})
-                self.readout.store(number, values)
-                surrogate = self.readout.surrogate(number, values, slot_gradients(self.readout.values))
-                live[number] = (gateway, surrogate * scale)
+                relay, outputs, anchor = self._forward(number, {p: pair[0] for p, pair in live.items()})
+                self.readout.store(number, outputs)
+                surrogate = self.readout.surrogate(number, outputs, slot_gradients(self.readout.values)) + anchor
+                live[number] = (relay, surrogate * scale)
                 self.count.forward += partition.num_tokens
             else:
                 yield BACKWARD
-                gateway, loss = live.pop(number)
-                upward = gateway.backward(loss)
+                relay, loss = live.pop(number)
+                upward = relay.backward(loss)
                 if partition.parent >= 0:
                     live[partition.parent][0].receive(upward, self._path_to(partition))
                 self.count.backward += partition.num_tokens
 
-    def _forward(self, number: int, live: dict[int, Gateway]) -> tuple[Gateway, SlotValues]:
+    def _forward(self, number: int, live: dict[int, CutRelay]) -> tuple[CutRelay, EdgeOutputs, torch.Tensor]:
+        """The relay, outputs [e], and a scalar to differentiate beside them: the anchor, and the experts' imbalance."""
         partition = self.plan.partitions[number]
         past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        gateway = Gateway(past, cuts=tuple(cut.local_token for cut in partition.cuts), store=self.store)
-        values = self.readout.read(self.model, self._model_kwargs(partition, gateway), number)
-        gateway.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
-        return gateway, values
-
-    def _path_to(self, partition: Partition) -> CutPath:
-        """The path to the cut that `partition` hangs from, among the parent's relayed tokens."""
-        parent = self.plan.partitions[partition.parent]
-        ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
-        return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
-
-    def _model_kwargs(self, partition: Partition, gateway: Gateway) -> dict[str, object]:
+        relay = CutRelay(past, cuts=tuple(cut.local_token for cut in partition.cuts), store=self.store)
+        tokens = None if self.routing is None else self._index(partition.tokens)
+        trace = None if self.routing is None else self.routing.open(tokens)
         inputs = TreeInputs.of_plan(
             self.forest.input_ids[partition.tokens],
             partition.position,
             partition.local_subtree_end,
             self.readout.device,
             past_length=partition.past_length,
+            router_trace=trace,
+            relay=relay.layers,
         )
-        return {**inputs.model_kwargs(), "kv_relay": gateway.relay}
+        outputs, anchor = self.readout.read(self.model, inputs, number)
+        relay.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
+        if self.routing is not None and trace is not None:
+            share = self.routing.close(trace, tokens)
+            anchor = anchor if share is None else anchor + share
+        return relay, outputs, anchor
+
+    def _path_to(self, partition: Partition) -> CutPath:
+        """The path to the cut that `partition` hangs from, among the parent's relayed tokens."""
+        parent = self.plan.partitions[partition.parent]
+        ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
+        return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array.astype(np.int64), self.readout.device)

@@ -120,8 +120,7 @@ def request_edges(
     temperature_E: np.ndarray,
     *,
     device: torch.device | str,
-    entropy: bool = False,
-    sum_pi_squared: bool = False,
+    extras: tuple[str, ...] = (),
 ) -> EdgeRequest:
     """What a model's head is asked for; all that depends on the edges alone is settled here, on the host.
 
@@ -131,8 +130,7 @@ def request_edges(
         target_E: int [E], token id that each edge predicts.
         temperature_E: float32 [E].
         device: where the model runs.
-        entropy: also ask for entropies.
-        sum_pi_squared: also ask for sums of squared probabilities.
+        extras: outputs beside log-probs, see `EdgeRequest`.
     """
     # Without any edge token 0 stands in: FSDP waits for the head's gradient, and relayed keys hang from the output.
     kept_R = source_R if len(source_R) else np.zeros(1)
@@ -142,8 +140,7 @@ def request_edges(
     return EdgeRequest(
         kept_R=to_device(kept_R.astype(np.int64), device),
         rows=rows_of_edges(row_E, wanted_E, temperature).to(device),
-        entropy=entropy,
-        sum_pi_squared=sum_pi_squared,
+        extras=extras,
     )
 
 

@@ -4,17 +4,14 @@ Every unique token runs once and counts g_t times. Legend: N unique tokens, n th
 L Mixture-of-Experts layers, E experts of a layer, K experts per token.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from tree_rl.models.routers.load_balance import balance_loss, expert_load
-from tree_rl.models.routers.trace import KEYWORD, NATIVE, RouterTrace
-from tree_rl.training.readout import Readout, SlotValues
+from tree_rl.models.routers.trace import NATIVE, RouterTrace
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import PartitionPlan
 
 
 class ForestRouting:
@@ -107,49 +104,3 @@ class ForestRouting:
                 load_SLE[segment] += load_SLE[parent]
         last_token = forest.row_index.values[forest.row_index.offsets[1:] - 1]
         return torch.from_numpy(load_SLE[forest.segment_of_token[last_token]]).double()
-
-
-class RoutedReadout:
-    """A readout of partitions whose forwards carry the forest's routing; the auxiliary loss joins the surrogate."""
-
-    def __init__(self, inner: Readout, routing: ForestRouting, plan: PartitionPlan) -> None:
-        """Wrap what the rows' loss reads.
-
-        Args:
-            inner: reads log-probs or values.
-            routing: of the same forest.
-            plan: its partitions.
-        """
-        self.device = inner.device
-        self._inner = inner
-        self._routing = routing
-        self._tokens_of = [torch.from_numpy(p.tokens.astype(np.int64)).to(inner.device) for p in plan.partitions]
-
-    @property
-    def values(self) -> SlotValues:
-        """See `Readout.values`."""
-        return self._inner.values
-
-    def read(self, model: Callable[..., Any], model_kwargs: dict[str, object], partition: int) -> SlotValues:
-        """See `Readout.read`; the anchor, which the surrogate adds as it is, carries the auxiliary loss."""
-        tokens = self._tokens_of[partition]
-        trace = self._routing.open(tokens)
-        values = self._inner.read(model, {**model_kwargs, KEYWORD: trace}, partition)
-        share = self._routing.close(trace, tokens)
-        return values if share is None else {**values, "anchor": values["anchor"] + share}
-
-    def store(self, partition: int, values: SlotValues) -> None:
-        """See `Readout.store`."""
-        self._inner.store(partition, values)
-
-    def surrogate(self, partition: int, values: SlotValues, gradients: SlotValues) -> torch.Tensor:
-        """See `Readout.surrogate`."""
-        return self._inner.surrogate(partition, values, gradients)
-
-    def preset(self, name: str, values_F: torch.Tensor) -> None:
-        """See `Readout.preset`."""
-        self._inner.preset(name, values_F)
-
-    def flat(self, values: SlotValues) -> SlotValues:
-        """See `Readout.flat`."""
-        return self._inner.flat(values)

@@ -1,21 +1,20 @@
 """From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tensordict import TensorDict
 
+from tree_rl.training.options import TreeOptions
+from tree_rl.training.planning.budget import Budget
+from tree_rl.training.planning.plan_memory import PlanMemory
+from tree_rl.training.rows import Rows
 from tree_rl.tree.cost import ModelShape, tree_pays
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.forest.jagged import offsets_of
 from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.partition import PartitionPlan
 from tree_rl.tree.weights import row_token_weights
-from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.auto_budget import AutoBudget
-from tree_rl.verl_plugin.engine.plan_memory import PlanMemory
-from tree_rl.verl_plugin.engine.router_replay import merge_keys
-from tree_rl.verl_plugin.engine.rows import Rows
-from tree_rl.verl_plugin.options import TreeConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,9 +22,11 @@ class MicroBatch:
     """Rows that run in one forward and backward."""
 
     rows: tuple[int, ...]
-    """Row indices of the engine call."""
+    """Row indices of the call."""
+    offsets: np.ndarray
+    """int64 [b + 1], where each of its b rows lies in its outputs."""
     forest: Forest | None
-    """Their forest, or None to run them through stock verl."""
+    """Their forest, or None to run them without a tree."""
     row_weight_B: np.ndarray | None = None
     """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None weighs all alike."""
     edge_weight_F: np.ndarray | None = None
@@ -37,35 +38,18 @@ class MicroBatch:
     plan: PartitionPlan | None = None
     """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
 
+    @property
+    def num_partitions(self) -> int:
+        """Forwards."""
+        return 1 if self.plan is None else self.plan.num_partitions
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """How much one micro-batch may hold."""
-
-    unique_tokens: int
-    """For forests."""
-    flat_tokens: int
-    """For rows that run flat."""
-
-
-def budget_of(data: TensorDict, rows: Rows, config: TreeConfig, auto: AutoBudget) -> Budget:
-    """The token budgets of a call.
-
-    `tree.max_tokens` counts unique tokens. Left out, verl's own budget is used: `max_token_len_per_gpu`, or with fixed
-    micro-batches (`use_dynamic_bsz=False`) the rows per micro-batch times the longest row, the memory they may take.
-    A budget learnt from memory, or halved after an out-of-memory error, replaces either.
-    """
-    longest = int(np.diff(rows.offsets).max(initial=1))
-    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-        flat = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
-    else:
-        flat = int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
-    configured = config.max_tokens if isinstance(config.max_tokens, int) else flat
-    return Budget(unique_tokens=auto.budget(configured), flat_tokens=auto.flat_budget(flat))
+    def positions(self, picked: Sequence[int]) -> np.ndarray:
+        """int64, positions in the outputs of the given rows (indices into `rows`), one row after the other."""
+        return np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in picked])
 
 
 def plan_micro_batches(
-    rows: Rows, config: TreeConfig, budget: Budget, shape: ModelShape, plans: PlanMemory
+    rows: Rows, config: TreeOptions, budget: Budget, shape: ModelShape | None, plans: PlanMemory
 ) -> list[MicroBatch]:
     """Cut the rows of a call into micro-batches.
 
@@ -73,7 +57,7 @@ def plan_micro_batches(
         rows: all rows of this rank; none give no micro-batch.
         config: the tree options.
         budget: most tokens of a micro-batch.
-        shape: sizes of the model, with which `mode: auto` compares costs.
+        shape: sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree.
         plans: partition plans of earlier calls.
 
     Returns:
@@ -83,17 +67,17 @@ def plan_micro_batches(
         return []
     by_uid = config.scope == "uid"
     forest = Forest.from_rows(
-        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=merge_keys(rows, by_group=by_uid)
+        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=rows.merge_keys(by_group=by_uid)
     )
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
-    # Rows that run through stock verl leave no trace of their routers.
+    # Rows that run without a tree leave no trace of their routers.
     always = config.mode == "tree" or config.router_aux_loss_coef is not None
     wanted = forest.row_index.with_values(rows.wanted_F)
     whole_groups, large, flat_rows = [], [], []
     for group in groups:
         part = forest.select_rows(group)
-        if not (always or tree_pays(shape, part, wanted.select(group))):
+        if not (always or shape is None or tree_pays(shape, part, wanted.select(group))):
             flat_rows += group.tolist()
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
@@ -123,6 +107,7 @@ def largest_forward(batches: list[MicroBatch]) -> int:
 def _partitioned_batch(part: Forest, group: np.ndarray, plan: PartitionPlan) -> MicroBatch:
     return MicroBatch(
         rows=tuple(group.tolist()),
+        offsets=part.row_index.offsets,
         forest=part,
         plan=plan,
         flat_tokens=part.num_flat,
@@ -132,16 +117,18 @@ def _partitioned_batch(part: Forest, group: np.ndarray, plan: PartitionPlan) -> 
 
 def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> MicroBatch:
     part = forest.select_rows(members) if as_forest else None
-    flat_tokens = int(forest.row_index.lengths[members].sum())
+    lengths = forest.row_index.lengths[members]
+    flat_tokens = int(lengths.sum())
     return MicroBatch(
         rows=tuple(members.tolist()),
+        offsets=offsets_of(lengths),
         forest=part,
         flat_tokens=flat_tokens,
         unique_tokens=flat_tokens if part is None else part.num_unique,
     )
 
 
-def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeConfig) -> list[MicroBatch]:
+def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
     """The batches, each with its share of the path weights of the whole call."""
     if config.path_weighting == "sep_avg":
         weight_B = 1.0 / forest.tree_rows[forest.tree_of_row]

@@ -1,9 +1,11 @@
-"""`tree.max_tokens: auto`: the budget follows from what a token costs on this GPU, measured on the first update.
+"""How many tokens one forward may hold.
 
-After a CUDA out-of-memory error on any rank the budget halves on all; the step that failed is repeated once.
+`tree.max_tokens: auto` learns it from what a token costs on this GPU in the first update. After a CUDA out-of-memory
+error on any rank the budget halves on all, and the step that failed is repeated once.
 """
 
 import logging
+from dataclasses import dataclass
 
 import torch
 import torch.distributed
@@ -18,12 +20,22 @@ GRANULARITY = 1024
 _NO_LIMIT = 2**31 - 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Most tokens of one micro-batch."""
+
+    unique_tokens: int
+    """Of forests."""
+    flat_tokens: int
+    """Of rows that run without a tree."""
+
+
 class AutoBudget:
     """Unique tokens per forward, learnt from peak memory."""
 
-    def __init__(self, group: torch.distributed.ProcessGroup | None = None) -> None:
-        """Start without knowledge: verl's own budget holds until the first update was seen."""
-        self.group = group
+    def __init__(self, *, num_ranks: int = 1, group: torch.distributed.ProcessGroup | None = None) -> None:
+        """Start without knowledge: the host's own budget holds until the first update was seen."""
+        self._num_ranks, self._group = num_ranks, group
         self.tokens: int | None = None
         self._most_flat_tokens = _NO_LIMIT
 
@@ -36,13 +48,19 @@ class AutoBudget:
         self.tokens = state["tokens"]
         self._most_flat_tokens = state["most_flat_tokens"] or _NO_LIMIT
 
-    def flat_budget(self, verl_tokens: int) -> int:
-        """Tokens per forward of rows that run flat: verl's own budget for the call, until memory ran out with it."""
-        return min(verl_tokens, self._most_flat_tokens)
+    def budget(self, configured: int | str | None, host_tokens: int | None) -> Budget:
+        """The budget of a call. One learnt from memory, or halved after an error, replaces the others.
 
-    def budget(self, verl_tokens: int) -> int:
-        """Unique tokens per forward, given verl's own budget for the call."""
-        return verl_tokens if self.tokens is None else self.tokens
+        Args:
+            configured: `max_tokens`; a number counts unique tokens.
+            host_tokens: the host's own budget; None for no limit.
+        """
+        host = _NO_LIMIT if host_tokens is None else host_tokens
+        unique = configured if isinstance(configured, int) else host
+        return Budget(
+            unique_tokens=unique if self.tokens is None else self.tokens,
+            flat_tokens=min(host, self._most_flat_tokens),
+        )
 
     def learn(self, *, live_tokens: int, base_bytes: int, peak_bytes: int, total_bytes: int) -> None:
         """Size the budget from one update; all ranks take the smallest. Only the first call counts.
@@ -78,10 +96,10 @@ class AutoBudget:
 
     def _smallest(self, tokens: int) -> int:
         """The smallest value over all ranks; a single rank need not wait for its device to know."""
-        if torch.distributed.get_world_size(self.group) == 1:
+        if self._num_ranks == 1:
             return tokens
         agreed = torch.tensor([tokens], device="cuda" if torch.cuda.is_available() else "cpu")
-        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self.group)
+        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self._group)
         return int(agreed.item())
 
 

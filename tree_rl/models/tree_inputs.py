@@ -1,0 +1,100 @@
+"""One forest, or one partition of it, on the device as a model reads it. Legend: N unique tokens, P past tokens."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from tree_kernels.host_copy import to_device_together
+from tree_kernels.layout import TreeLayout
+from tree_rl.models.attention import skip_mask
+from tree_rl.models.relay import LayerRelay
+from tree_rl.models.routers.trace import KEYWORD, RouterTrace
+from tree_rl.tree.attention_blocks import count_attention_blocks
+from tree_rl.tree.forest import Forest
+
+
+class ModelInputs(Protocol):
+    """Tokens on the device together with how the model reads them."""
+
+    def model_kwargs(self) -> dict[str, object]:
+        """Keyword arguments of the model's forward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeInputs:
+    """A forest or a partition on the device."""
+
+    input_ids_1N: torch.Tensor
+    """int64 [1, N], DFS order."""
+    position_ids_1N: torch.Tensor
+    """int64 [1, N], depth on the path: siblings share positions."""
+    layout: TreeLayout
+    """The attention mask of the forest."""
+    router_trace: RouterTrace | None = None
+    """Carried to the routers of a model with `RouterHooks`; None leaves them alone."""
+    relay: LayerRelay | None = None
+    """Carried to every layer of a partition; None for a whole forest."""
+
+    @classmethod
+    def from_forest(
+        cls, forest: Forest, device: torch.device | str = "cpu", *, router_trace: RouterTrace | None = None
+    ) -> "TreeInputs":
+        """Move a forest to `device`."""
+        return cls.of_plan(forest.input_ids, forest.position, forest.subtree_end, device, router_trace=router_trace)
+
+    @classmethod
+    def of_plan(
+        cls,
+        input_ids: np.ndarray,
+        position: np.ndarray,
+        subtree_end: np.ndarray,
+        device: torch.device | str,
+        *,
+        past_length: int = 0,
+        router_trace: RouterTrace | None = None,
+        relay: LayerRelay | None = None,
+    ) -> "TreeInputs":
+        """Move a planned forest or partition to `device`; a plan needs no check.
+
+        Args:
+            input_ids: integer [N], DFS order.
+            position: integer [N], depth on the whole path, the past included.
+            subtree_end: int32 [N], inside this forest or partition.
+            device: where it goes, by one copy behind which the host goes on.
+            past_length: P, ancestors in front of a partition.
+            router_trace: see the field.
+            relay: see the field.
+        """
+        end = subtree_end.astype(np.int32, copy=False)
+        arrays: list[np.ndarray] = [
+            input_ids.astype(np.int64),
+            position.astype(np.int64),
+            (position - past_length).astype(np.int32),
+            end,
+        ]
+        ids, positions, local, end_on_device = to_device_together(arrays, device)
+        # Counted on the host: a count on the device would wait for it.
+        share = count_attention_blocks(end, past_length=past_length).partial_share
+        return cls(
+            input_ids_1N=ids.unsqueeze(0),
+            position_ids_1N=positions.unsqueeze(0),
+            layout=TreeLayout(end_on_device, local, past_length, share, end),
+            router_trace=router_trace,
+            relay=relay,
+        )
+
+    def model_kwargs(self) -> dict[str, object]:
+        """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
+        routers = {} if self.router_trace is None else {KEYWORD: self.router_trace}
+        relay = {} if self.relay is None else {"kv_relay": self.relay}
+        return {
+            "input_ids": self.input_ids_1N,
+            "position_ids": self.position_ids_1N,
+            "attention_mask": skip_mask(self.input_ids_1N.device),
+            "tree_layout": self.layout,
+            "use_cache": False,
+            **routers,
+            **relay,
+        }

@@ -1,0 +1,106 @@
+"""What a step over trees needs from its host: a plain torch loop, verl's FSDP2 engine, or another trainer."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+
+from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.support import leaks_when_packed
+from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
+from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
+from tree_rl.training.ranks.recovery import CountedCollectives
+from tree_rl.training.rows import Rows
+from tree_rl.tree.cost import ModelShape
+
+Group = torch.distributed.ProcessGroup | None
+FlatRows = Callable[[Sequence[int], PartsLoss | None], tuple[torch.Tensor, EdgeOutputs, list[Metrics]]]
+"""Runs rows without a tree: from their indices and the loss to the scalar loss, outputs [f] row after row, metrics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepContext:
+    """The model and how its host runs it; `of` gives that of a plain torch loop."""
+
+    module: nn.Module
+    """Prepared by `use_tree_attention`; sharded, wrapped or neither."""
+    device: torch.device
+    """Where it runs."""
+    data_parallel: Group = None
+    """The ranks that run in lock-step; None is the default group, where there is one."""
+    model_shape: ModelShape | None = None
+    """Sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree."""
+    compute_dtype: torch.dtype = torch.float32
+    """Dtype of the forward, which decides how exact the self-check can be."""
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Mixed precision of forward and loss."""
+    loss_scale: Callable[[], float] = lambda: 1.0
+    """Factor on the loss, as float16 training asks for."""
+    gradient_sync: Callable[[bool], AbstractContextManager[Any]] = lambda is_last: nullcontext()
+    """Synchronisation of gradients in one op; called with True for the last backward of a call."""
+    collectives: CountedCollectives | None = None
+    """FSDP2's collectives, counted so that a rank can catch up after a failure; None without sharding."""
+    may_repeat: bool = True
+    """Whether a call that ran out of memory can run again: all of its collectives are counted."""
+    pending_bytes: Callable[[], int] = lambda: 0
+    """Device memory that the first optimizer step will take for good."""
+    routers: RouterHooks | None = None
+    """Hooks on the routers of a model with experts; None leaves them alone."""
+    leaks_when_packed: bool = False
+    """Whether the host's flat rows see each other; then rows that share nothing run as a forest, too."""
+
+    @classmethod
+    def of(cls, module: nn.Module, group: Group = None) -> "StepContext":
+        """The context of a plain torch loop.
+
+        Args:
+            module: prepared by `use_tree_attention`.
+            group: ranks that run in lock-step.
+        """
+        first = next(module.parameters())
+        return cls(
+            module=module,
+            device=first.device,
+            data_parallel=group,
+            compute_dtype=first.dtype,
+            leaks_when_packed=hasattr(module, "config") and leaks_when_packed(module),
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the data-parallel group; 1 where torch.distributed is not initialised."""
+        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        return 1 if is_alone else torch.distributed.get_world_size(self.data_parallel)
+
+    def forward(self, **model_kwargs: Any) -> Any:
+        """The module under the host's mixed precision."""
+        with self.autocast():
+            return self.module(**model_kwargs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCall:
+    """One call of a step: what runs and what is asked of it."""
+
+    rows: Rows
+    """All rows of this rank."""
+    loss: Loss | None
+    """The rows' loss; None where only outputs are wanted."""
+    trains: bool
+    """Whether gradients are wanted."""
+    outputs: Wanted = (LOG_PROBS,)
+    """What the loss, or the caller, reads."""
+    is_separable: bool = False
+    """Whether dL/dlog-prob of a token depends on no other token's log-prob; True spares partitions a pass."""
+    flat_rows: FlatRows | None = None
+    """Runs rows without a tree; None runs all of them as trees."""
+    host_tokens: int | None = None
+    """The host's own budget for one forward, in tokens; None is no limit."""
+    records_routes: bool = False
+    """Whether the result tells which experts ran."""
+    is_reference: bool = False
+    """Whether the module runs without its adapters, as a reference policy: nothing it says is remembered."""

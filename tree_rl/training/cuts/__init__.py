@@ -1,0 +1,1 @@
+"""What passes between partitions: relayed tensors, on the device or in host memory."""

@@ -1,0 +1,1 @@
+"""Between a model's forward and the rows' loss: which outputs are computed, where rows read them, their weights."""

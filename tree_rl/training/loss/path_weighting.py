@@ -1,0 +1,59 @@
+"""Opt-in path weights around the host's unchanged loss (paper, "Derivation": lambda_t from any path weights w_k)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
+from tree_rl.training.planning.micro_batches import MicroBatch
+
+
+def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
+    """The host's loss with the micro-batch's path weights; the loss itself where every row weighs the same.
+
+    Rows of one weight go through the loss together and their loss is scaled, so any loss keeps its meaning. Weights of
+    single tokens scale the gradient that reaches an output; the reported loss is then the host's own, unweighted.
+    """
+    weight_B, weight_F = micro_batch.row_weight_B, micro_batch.edge_weight_F
+
+    def of_weighted_rows(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        assert weight_B is not None
+        losses, metrics = [], []
+        for weight in np.unique(weight_B):
+            picked = np.flatnonzero(weight_B == weight).tolist()
+            part = outputs.select(torch.from_numpy(micro_batch.positions(picked)))
+            value, reported = loss(part, [members[row] for row in picked])
+            losses.append(float(weight) * value)
+            metrics.append(reported)
+        return torch.stack(losses).sum(), metrics
+
+    def of_weighted_tokens(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        assert weight_F is not None
+        weight = torch.from_numpy(weight_F)
+        value, reported = loss(outputs.map(lambda output: _ScaleGradient.apply(output, weight.to(output))), members)
+        return value, [reported]
+
+    def plain(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        value, reported = loss(outputs, members)
+        return value, [reported]
+
+    if weight_B is not None:
+        return of_weighted_rows
+    return plain if weight_F is None else of_weighted_tokens
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity whose backward multiplies by a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, values_F: torch.Tensor, weight_F: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight_F)
+        return values_F.view_as(values_F)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_F: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (weight_F,) = ctx.saved_tensors
+        return gradient_F * weight_F, None

@@ -1,0 +1,151 @@
+"""What the rows' loss reads from a partitioned forest: outputs of edges, or values of tokens.
+
+A slot is one number of each output, computed in exactly one partition: an edge belongs to its parent token's partition
+(DESIGN invariant 3). Legend: E slots, e slots of a partition, F flat tokens, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tree_rl.models.edge_head import EdgeRequest, edge_values
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edges import EdgePlan, request_edges, scatter
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, VALUES, EdgeOutputs, Wanted
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import PartitionPlan
+
+Model = Callable[..., Any]
+Read = tuple[EdgeOutputs, torch.Tensor]
+"""Outputs [e] of a partition with their graph, and a scalar 0 that hangs from the module's output (the anchor): relayed
+keys hang from it where no slot is wanted."""
+
+
+class Readout(Protocol):
+    """Reads slots from a partition's forward and turns slots into what rows see."""
+
+    device: torch.device
+    """Where everything runs."""
+
+    @property
+    def values(self) -> EdgeOutputs:
+        """[E], values known so far, without graph."""
+
+    def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
+        """Run one partition forward."""
+
+    def store(self, partition: int, outputs: EdgeOutputs) -> None:
+        """Keep the values of a partition, without graph."""
+
+    def surrogate(self, partition: int, outputs: EdgeOutputs, gradients: EdgeOutputs) -> torch.Tensor:
+        """Scalar whose gradient is the sum of dL/dvalue * dvalue over the partition's slots."""
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """Take values of one output that the rows know already, [F]."""
+
+    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
+        """Slots as the rows see them, [F], differentiable."""
+
+
+class _Slots:
+    """Slots of each partition, and the bookkeeping that both readouts share."""
+
+    def __init__(self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, device: torch.device) -> None:
+        self.device = device
+        self._slots_of = [torch.from_numpy(slots.astype(np.int64)).to(device) for slots in slots_of]
+        self._known = EdgeOutputs.zeros(names, num_slots, device).present()
+
+    @property
+    def values(self) -> EdgeOutputs:
+        """See `Readout.values`."""
+        return EdgeOutputs(**self._known)
+
+    def store(self, partition: int, outputs: EdgeOutputs) -> None:
+        """See `Readout.store`."""
+        for name, got in outputs.detach().present().items():
+            if self._known[name].dtype != got.dtype:
+                self._known[name] = self._known[name].to(got.dtype)
+            self._known[name][self._slots_of[partition]] = got
+
+    def surrogate(self, partition: int, outputs: EdgeOutputs, gradients: EdgeOutputs) -> torch.Tensor:
+        """See `Readout.surrogate`."""
+        slots = self._slots_of[partition]
+        of_slot = gradients.present()
+        return torch.stack([(value * of_slot[name][slots]).sum() for name, value in outputs.present().items()]).sum()
+
+
+class EdgeReadout(_Slots):
+    """Log-probs, and other outputs, of wanted edges."""
+
+    def __init__(
+        self, plan: PartitionPlan, edges: EdgePlan, *, names: Wanted = (LOG_PROBS,), device: torch.device
+    ) -> None:
+        """Give each edge to the partition of its source token.
+
+        Args:
+            plan: the partitions.
+            edges: wanted edges of the forest.
+            names: `log_probs`, and any other output of edges.
+            device: where everything runs.
+        """
+        source_E = edges.source_R[edges.row_of_edge_E]
+        owner_E = plan.partition_of_token[source_E]
+        slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
+        super().__init__(slots_of, len(source_E), names, device)
+        self._reads = edges.reads
+        self._requests: list[EdgeRequest] = []
+        for slots in slots_of:
+            sources, row_of_edge = np.unique(plan.local_index[source_E[slots]], return_inverse=True)
+            request = request_edges(
+                sources,
+                row_of_edge,
+                edges.target_E[slots],
+                edges.temperature_E[slots],
+                device=device,
+                extras=tuple(name for name in names if name != LOG_PROBS),
+            )
+            self._requests.append(request)
+
+    def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
+        """Only the tokens of the partition that wanted edges start from meet the head."""
+        per_edge = edge_values(model, inputs.model_kwargs(), self._requests[partition])
+        named = zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)
+        outputs = EdgeOutputs(**{name: value for name, value in named if value is not None})
+        # The sum of nothing is zero and still carries the graph, also where no edge is wanted.
+        return outputs, per_edge.log_prob[:0].sum()
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """See `Readout.preset`."""
+        known = self._known[name].to(torch.promote_types(values_F.dtype, torch.float32))
+        known[self._reads.edge_W] = values_F.to(known)[self._reads.flat_W]
+        self._known[name] = known
+
+    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
+        """See `Readout.flat`; 0 where no edge was wanted."""
+        return slots.map(lambda value_E: scatter(value_E, self._reads))
+
+
+class ValueReadout(_Slots):
+    """Values of all tokens, from a token classifier with one label."""
+
+    def __init__(self, forest: Forest, plan: PartitionPlan, *, device: torch.device) -> None:
+        """Give each token its partition."""
+        slots_of = [partition.tokens for partition in plan.partitions]
+        super().__init__(slots_of, forest.num_unique, (VALUES,), device)
+        self._row_index_F = torch.from_numpy(forest.row_index.values.astype(np.int64)).to(device)
+
+    def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
+        """Values of the partition's tokens."""
+        values_n = model(**inputs.model_kwargs()).logits[0, :, 0]
+        return EdgeOutputs(values=values_n), (values_n[:1] * 0).sum()
+
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """See `Readout.preset`."""
+        self._known[name] = self._known[name].to(values_F.dtype)
+        self._known[name][self._row_index_F] = values_F.to(self.device)
+
+    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
+        """See `Readout.flat`."""
+        return slots.map(lambda value_N: value_N[self._row_index_F])

@@ -1,0 +1,70 @@
+"""The options of a step over trees; verl reads them from the `tree:` block of an engine's config."""
+
+from dataclasses import dataclass
+
+from tree_kernels.tree_attention import IMPLEMENTATIONS
+
+MODES = ("auto", "tree", "flat")
+SCOPES = ("uid", "rank")
+AUTO = "auto"
+PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique")
+
+
+@dataclass
+class TreeOptions:
+    """How rows become trees.
+
+    Raises:
+        ValueError: a value is not one of the choices; the message names the key.
+    """
+
+    mode: str = "auto"
+    """`auto`: a tree or single rows for each group, by cost. `tree`: always a tree. `flat`: stock verl."""
+
+    max_tokens: int | str | None = None
+    """Most unique tokens of one forward; a larger tree runs in partitions. None takes the host's own budget (verl:
+    `ppo_max_token_len_per_gpu` and its siblings). `auto` fits it to the GPU's memory after the first update."""
+
+    scope: str = "uid"
+    """`uid`: rows share prefixes inside their group, which stays whole. `rank`: among all rows of the rank."""
+
+    path_weighting: str = "verl"
+    """`verl`: as the loss weighs rows. `sep_avg`: rows of a tree weigh 1 / K (paper, eq. 1). `token_unique`: a unique
+    token weighs one, however many rows train it."""
+
+    attention: str = AUTO
+    """Implementation of tree attention. `auto` takes the fastest that is installed and can run. A name (fa4, triton,
+    flex, sdpa, reference) is taken or refused. With verl's `full_determinism`, `auto` takes a deterministic one."""
+
+    router_aux_loss_coef: float | None = None
+    """For models with experts: factor on transformers' router auxiliary loss over all rows of an update, on all ranks.
+    0 reports the experts' load only. None: neither, as in stock verl on FSDP. With it every group runs as a tree."""
+
+    self_check: bool = True
+    """Before the first batch, compare one group as a tree with its rows through the host's own forward."""
+
+    offload: bool = False
+    """Keep what waits for other partitions in pinned host memory: slower, for trees whose longest path of partitions
+    does not fit the GPU."""
+
+    def __post_init__(self) -> None:
+        choices_of = {
+            "mode": MODES,
+            "scope": SCOPES,
+            "path_weighting": PATH_WEIGHTINGS,
+            "attention": (AUTO, *IMPLEMENTATIONS),
+        }
+        for key, choices in choices_of.items():
+            value = getattr(self, key)
+            if value not in choices:
+                raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
+        coef = self.router_aux_loss_coef
+        if coef is not None and (self.mode == "flat" or not coef >= 0):
+            raise ValueError(
+                f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a number of at least 0 and "
+                "mode auto or tree; set it to null, as stock verl's FSDP engine has no router auxiliary loss"
+            )
+        tokens = self.max_tokens
+        is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1
+        if not (tokens is None or tokens == AUTO or is_count):
+            raise ValueError(f"tree.max_tokens={tokens!r}: expected a positive number of tokens, auto or null")

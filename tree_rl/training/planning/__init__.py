@@ -1,0 +1,1 @@
+"""From rows to micro-batches within a budget of tokens."""

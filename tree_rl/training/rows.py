@@ -1,0 +1,111 @@
+"""The token rows of one step, on the host, and where they may merge.
+
+Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tree_rl.models.routers.merge_routes import route_keys
+from tree_rl.tree.forest import Jagged, RowError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Rows, what is asked of them, and what keeps them apart."""
+
+    token_ids_F: np.ndarray
+    """int64 [F]."""
+    offsets: np.ndarray
+    """int64 [B + 1], row boundaries."""
+    wanted_F: np.ndarray
+    """bool [F], positions whose next token is trained (or asked for)."""
+    counted_F: np.ndarray
+    """bool [F], positions whose next token the loss counts: wanted ones, less those that the host rejected."""
+    temperature_B: np.ndarray
+    """float32 [B], sampling temperature."""
+    group_B: np.ndarray
+    """int64 [B], number of each row's group (the prompt it answers); rows of two groups merge only if asked to."""
+    label_B: tuple[str, ...]
+    """How messages name each row."""
+    routes_FLK: np.ndarray | None = None
+    """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: none is told."""
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[Sequence[int] | np.ndarray],
+        *,
+        trained: Sequence[Sequence[int] | np.ndarray] | None = None,
+        groups: Sequence[int] | None = None,
+        temperature: float = 1.0,
+    ) -> "Rows":
+        """Rows from lists of token ids.
+
+        Args:
+            token_ids: B rows of at least one token.
+            trained: per row one entry per token, nonzero where the loss reads the token's log-prob; the first token of
+                a row has none. None trains every other token.
+            groups: B numbers; rows share prefixes inside a group. None: all rows are one group.
+            temperature: divides the logits.
+
+        Raises:
+            RowError: an empty row, a mask of another length, or a trained first token; names the row.
+        """
+        ids = Jagged.from_rows([np.asarray(row, dtype=np.int64) for row in token_ids], dtype=np.int64)
+        empty = np.flatnonzero(ids.lengths == 0)
+        if len(empty):
+            raise RowError(int(empty[0]), "has no tokens; drop it before training")
+        wanted_F = np.ones(len(ids.values), dtype=bool)
+        if trained is not None:
+            wanted_F = _next_is_trained(ids, trained)
+        wanted_F[ids.offsets[1:] - 1] = False
+        num_rows = len(token_ids)
+        return cls(
+            token_ids_F=ids.values,
+            offsets=ids.offsets.astype(np.int64),
+            wanted_F=wanted_F,
+            counted_F=wanted_F,
+            temperature_B=np.full(num_rows, temperature, dtype=np.float32),
+            group_B=np.zeros(num_rows, dtype=np.int64) if groups is None else np.asarray(groups, dtype=np.int64),
+            label_B=tuple(f"row {row}" for row in range(num_rows)),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.offsets) - 1
+
+    def token_ids(self, row: int) -> np.ndarray:
+        """int64 token ids of one row."""
+        return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
+
+    def routes(self, row: int) -> np.ndarray | None:
+        """int16 [tokens, L, K] routes of one row, None where nothing is replayed."""
+        return None if self.routes_FLK is None else self.routes_FLK[self.offsets[row] : self.offsets[row + 1]]
+
+    def flat_positions(self, rows: Sequence[int]) -> np.ndarray:
+        """int64 flat positions of the given rows, one row after the other."""
+        pieces = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+    def merge_keys(self, *, by_group: bool) -> list[Any] | None:
+        """Keys for `Forest.from_rows`: tokens merge only inside a group, where asked, and where routes agree."""
+        groups = self.group_B.tolist() if by_group else None
+        if self.routes_FLK is None:
+            return groups
+        return list(route_keys(np.split(self.routes_FLK, self.offsets[1:-1]), groups))
+
+
+def _next_is_trained(ids: Jagged, trained: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+    masks = [np.asarray(mask) for mask in trained]
+    for row, (mask, length) in enumerate(zip(masks, ids.lengths.tolist(), strict=True)):
+        if len(mask) != length:
+            raise RowError(row, f"has {length} tokens and a mask of {len(mask)}")
+        if mask[0]:
+            raise RowError(row, "trains its first token, which nothing predicts; set the first mask entry to 0")
+    trained_F = np.concatenate(masks) != 0 if masks else np.zeros(0, dtype=bool)
+    return np.append(trained_F[1:], False) if len(trained_F) else trained_F

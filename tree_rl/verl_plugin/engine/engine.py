@@ -1,0 +1,312 @@
+"""verl's FSDP2 engine with a `TreeStep`: rows stay verl's, the tree is an execution plan.
+
+Every unique token runs once. Log-probs, entropies and values are scattered back to the rows; verl's own loss functions,
+metrics, checkpoints and weight sync follow unchanged.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from tensordict import TensorDict
+from torch import nn
+
+from tree_rl.models import use_edge_head
+from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.support import leaks_when_packed
+from tree_rl.training.context import StepContext
+from tree_rl.training.loss.outputs import VALUES, Wanted
+from tree_rl.training.ranks.recovery import CountedCollectives
+from tree_rl.training.rows import Rows
+from tree_rl.training.step import TreeStep
+from tree_rl.tree.forest import RowError
+from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.compat import (
+    EngineRegistry,
+    FSDPEngineWithLMHead,
+    FSDPEngineWithValueHead,
+    get_device_id,
+    get_device_name,
+)
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine import build
+from tree_rl.verl_plugin.engine.features import (
+    refuse_batch_features,
+    refuse_engine_features,
+    refuse_flat_packing,
+    refuse_routes,
+)
+from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
+from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
+from tree_rl.verl_plugin.engine.rows_in import read_rows
+from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
+from tree_rl.verl_plugin.engine.verl_loss import (
+    VerlLossFunction,
+    VerlRows,
+    is_token_separable,
+    wanted_of_language_model,
+)
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
+
+logger = logging.getLogger(__name__)
+
+DEVICES = ["cpu", "cuda"]
+
+
+@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
+class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
+    """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
+
+    stock_model_type = "language_model"
+    """The name under which verl's builders know this kind of model."""
+    is_critic = False
+
+    engine_config: Any
+    step: TreeStep
+    attention_implementation: str
+    """Implementation of tree attention that runs."""
+
+    def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
+        self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
+        refuse_engine_features(model_config, engine_config, is_value=self.is_critic)
+        # verl's own model builders know only these two names.
+        model_config.model_type = self.stock_model_type
+        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+        self._router_hooks: RouterHooks | None = None
+        self.replay: RouterReplay | None = None
+        """Record and replay of routes; None where `router_replay.mode` is disabled."""
+        self._is_reference = False
+
+    def initialize(self) -> None:
+        """verl's initialisation, then the step.
+
+        Raises:
+            ValueError: `tree.attention` names an implementation that cannot run here.
+        """
+        super().initialize()
+        shape = build.shape_of(self._plain_module, is_critic=self.is_critic)
+        self.attention_implementation = build.chosen_attention(
+            self._plain_module,
+            self.tree_config,
+            dtype=self._autocast_dtype,
+            head_size=shape.head_dim,
+            deterministic=self.engine_config.full_determinism,
+        )
+        context = StepContext(
+            module=self.module,
+            device=torch.device(get_device_id()),
+            data_parallel=self.get_data_parallel_group(),
+            model_shape=shape,
+            compute_dtype=self._autocast_dtype,
+            autocast=self._autocast,
+            loss_scale=self._loss_scale,
+            gradient_sync=lambda is_last: self._gradient_sync_context(is_last_micro_batch=is_last),
+            collectives=CountedCollectives(self.module),
+            # The all-reduce among replicas of shards is not counted.
+            may_repeat=self.device_mesh.ndim == 1,
+            pending_bytes=lambda: build.moments_to_come(self.module, self.optimizer),
+            routers=self._router_hooks,
+            leaks_when_packed=leaks_when_packed(self._plain_module),
+        )
+        self.step = TreeStep(self.module, self.tree_config, context=context)
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool = False
+    ) -> dict[str, Any]:
+        """verl's seam for training and inference alike: run all rows of a batch, as trees where that pays.
+
+        Args:
+            data: rows without padding (nested `input_ids`, `loss_mask`, ...), as verl builds them.
+            loss_function: verl's loss over row outputs; may be None when `forward_only`.
+            forward_only: no gradients.
+
+        Returns:
+            verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`.
+
+        Raises:
+            RowError: a row that cannot be trained on, named.
+        """
+        if self.tree_config.mode == "flat":
+            return super().forward_backward_batch(data, loss_function, forward_only)
+        refuse_batch_features(data)
+        self._begin_routes(data, forward_only)
+        self._assign_normalisers(data)
+        rows = self._read(data)
+        verl_rows = VerlRows(data, loss_function, group=self.get_data_parallel_group(), stock_step=self.stock_step)
+        asked: dict[str, Any] = {
+            "outputs": self._wanted_outputs(data),
+            "is_separable": is_token_separable(loss_function),
+            "flat_rows": verl_rows.run_flat,
+            "host_tokens": _host_tokens(data, rows),
+            "records_routes": self.replay is not None and self.replay.records,
+            "is_reference": self._is_reference or self.optimizer is None,
+        }
+        loss = None if loss_function is None else verl_rows.loss
+        if forward_only:
+            result = self.step.infer(rows, loss, **asked)
+        else:
+            assert loss is not None
+            result = self.step.run(rows, loss, **asked)
+        keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
+        return as_verl_result(result, self.step, data["input_ids"].offsets(), keeps_outputs=keeps)
+
+    def stock_step(
+        self, selected: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Rows through verl's own forward, packed, without a tree."""
+        result: tuple[torch.Tensor, dict[str, Any]] = super().forward_step(selected, loss_function, forward_only)
+        return result
+
+    def _read(self, data: TensorDict) -> Rows:
+        """The rows of a call, with the routes that they prescribe; tells the other ranks where it refuses one."""
+        settings = build.text_settings(self._plain_module)
+        try:
+            rows = read_rows(
+                data,
+                vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
+                max_positions=settings.get("max_position_embeddings"),
+                less_rejected=self.tree_config.path_weighting == "token_unique",
+            )
+            return rows if self.replay is None else self.replay.with_routes(data, rows)
+        except RowError as error:
+            self.step.refuse(error)
+
+    def _wanted_outputs(self, data: TensorDict) -> Wanted:
+        return wanted_of_language_model(data)
+
+    def _begin_routes(self, data: TensorDict, forward_only: bool) -> None:
+        """Whether the call records or repeats routes.
+
+        Raises:
+            UnsupportedFeatureError: the call wants routes, or an actor's rows carry some, but no mode is set.
+        """
+        if self.replay is not None:
+            self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
+        else:
+            refuse_routes(data, is_actor=not (self.is_critic or self.engine_config.forward_only))
+
+    def _assign_normalisers(self, data: TensorDict) -> None:
+        """The row-based normalisers verl's losses read: the same numbers as in stock verl."""
+        tokens = data["loss_mask"].values().sum().to(get_device_id())
+        torch.distributed.all_reduce(tokens, group=self.get_data_parallel_group())
+        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size())
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """verl's mixed precision, as in stock verl's `forward_step`."""
+        if self._autocast_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype)
+
+    def _loss_scale(self) -> float:
+        """Factor on the loss in float16 training, 1 elsewhere."""
+        return 1.0 if self.scaler is None else float(self.scaler.scale(torch.ones((), device=get_device_name())))
+
+    def _build_module(self) -> nn.Module:
+        build.choose_flat_attention(self.model_config.hf_config)
+        module: Any = self._stock_module()
+        refuse_flat_packing(leaks_when_packed(module), self.engine_config)
+        self._plain_module = module
+        build.let_module_read_trees(module, self.tree_config, deterministic=self.engine_config.full_determinism)
+        mode = replay_mode(self.engine_config)
+        if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
+            self._router_hooks = RouterHooks(module)
+        if self._router_hooks is not None and mode != DISABLED:
+            # Routers that cannot repeat routes are refused here, before anything is sharded.
+            self.replay = RouterReplay(self._router_hooks, mode)
+        return module
+
+    def _stock_module(self) -> nn.Module:
+        built: nn.Module = super()._build_module()
+        return built
+
+    def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
+        """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
+        if not self.is_critic:
+            reason = use_edge_head(self._plain_module)
+            logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
+        with build.without_pinned_offload(self):
+            sharded: nn.Module = super()._build_fsdp_module(module)
+            return sharded
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """verl's reference policy inside the actor: another model, whose routes and log-probs are its own."""
+        self._is_reference = True
+        try:
+            with super().disable_adapter():
+                yield
+        finally:
+            self._is_reference = False
+        self.forget()
+
+    def forget(self) -> None:
+        """The weights have moved: what the last inference found out is stale."""
+        self.step.forget()
+
+    def optimizer_step(self) -> float:
+        """verl's step, which moves the weights."""
+        self.forget()
+        return super().optimizer_step()
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
+    ) -> None:
+        """verl's loading, which moves the weights."""
+        self.forget()
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
+        if local_path is not None:
+            load_engine_state(local_path, self.step.budget, self.scaler)
+
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """verl's checkpoint, and what the step has learnt."""
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
+        save_engine_state(local_path, self.step.budget, self.scaler)
+
+
+@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp2"], device=DEVICES)
+class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueHead):
+    """Critic: the value of every unique token, computed once."""
+
+    stock_model_type = "value_model"
+    is_critic = True
+
+    def _stock_module(self) -> nn.Module:
+        return build.build_value_module(self.model_config, self.engine_config, self.device_mesh)
+
+    def _wanted_outputs(self, data: TensorDict) -> Wanted:
+        return (VALUES,)
+
+
+@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
+@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
+class FSDP1Refused(compat.BaseEngine):
+    """FSDP1 shards by flat parameters and cannot run trees: say so before a GPU is taken."""
+
+    def __init__(self, **_: Any) -> None:
+        raise ValueError(
+            "tree_rl runs on FSDP2, but the strategy is 'fsdp'; set actor_rollout_ref.actor.strategy=fsdp2, "
+            "actor_rollout_ref.ref.strategy=fsdp2 and critic.strategy=fsdp2"
+        )
+
+
+def _host_tokens(data: TensorDict, rows: Rows) -> int:
+    """verl's own budget of a forward, in tokens.
+
+    That is `max_token_len_per_gpu`; with fixed micro-batches (`use_dynamic_bsz=False`) the rows of a micro-batch times
+    the longest row, the memory they may take.
+    """
+    longest = int(np.diff(rows.offsets).max(initial=1))
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        return int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
+    return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest

@@ -1,0 +1,97 @@
+"""What an engine call returns to verl: outputs in the order of the rows, losses, metrics that every rank shares."""
+
+from typing import Any
+
+import torch
+import torch.distributed
+
+from tree_rl.training.routers.expert_load import LoadReport
+from tree_rl.training.step import StepResult, TreeStep
+from tree_rl.verl_plugin.compat import AggregationType, Metric, append_to_dict
+from tree_rl.verl_plugin.engine.router_replay import COLUMN
+from tree_rl.verl_plugin.engine.verl_loss import as_model_output
+
+
+def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *, keeps_outputs: bool) -> dict[str, Any]:
+    """A step's result as verl's `postprocess_batch_func` returns it.
+
+    Args:
+        result: of the call.
+        step: that ran it; its counters join the metrics.
+        offsets: int64 [B + 1], of the rows of the call.
+        keeps_outputs: whether verl reads `model_output`; a plain update does not.
+
+    Returns:
+        `model_output` (nested, [B, L]), `loss` (one per micro-batch) and `metrics`.
+    """
+    context = step.context
+    metrics: dict[str, Any] = {}
+    for parts in result.metrics:
+        for part in parts:
+            append_to_dict(metrics, part)
+    metrics = _even_out(metrics, len(result.losses), context.num_ranks, context.data_parallel)
+    metrics |= _plan_metrics(result, step)
+    if result.load is not None:
+        metrics |= _load_metrics(result.load)
+    model_output = {}
+    if keeps_outputs:
+        model_output = as_model_output(result.outputs, offsets)
+        routes_FLK = result.routes_FLK
+        if routes_FLK is not None:
+            model_output[COLUMN] = torch.nested.nested_tensor_from_jagged(routes_FLK, offsets.to(routes_FLK.device))
+    return {"model_output": model_output, "loss": list(result.losses), "metrics": metrics}
+
+
+def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
+    """`tree/*` of one engine call. verl averages sums over ranks, hence the factor: totals over all ranks."""
+    batches = result.micro_batches
+    sums = {
+        "tree/unique_tokens": sum(batch.unique_tokens for batch in batches),
+        "tree/flat_tokens": sum(batch.flat_tokens for batch in batches),
+        "tree/partitions": sum(batch.num_partitions for batch in batches),
+        "tree/relayed_tokens": sum(0 if batch.plan is None else batch.plan.relayed_tokens for batch in batches),
+        "tree/dummy_ops": step.dummy_ops,
+    }
+    metrics = {key: Metric(AggregationType.SUM, float(value * step.context.num_ranks)) for key, value in sums.items()}
+    return metrics | {
+        "tree/micro_batches": Metric(AggregationType.SUM, float(len(batches))),
+        "tree/out_of_memory": Metric(AggregationType.MAX, float(step.out_of_memory)),
+        "tree/plan_seconds": Metric(AggregationType.MAX, result.plan_seconds),
+        "tree/self_check_error": Metric(AggregationType.MAX, step.self_check_error or 0.0),
+    }
+
+
+def _load_metrics(load: LoadReport) -> dict[str, Metric]:
+    """`moe/*` of an update, the same on every rank but for shares of sums."""
+    metrics = {
+        "moe/load_max_over_mean": Metric(AggregationType.MAX, load.max_over_mean),
+        "moe/load_min_over_mean": Metric(AggregationType.MIN, load.min_over_mean),
+        "moe/idle_experts": Metric(AggregationType.MAX, float(load.idle_experts)),
+    }
+    if load.aux_loss is not None:
+        metrics["moe/aux_loss"] = Metric(AggregationType.SUM, load.aux_loss)
+        metrics["moe/counted_anew"] = Metric(AggregationType.MAX, float(load.counted_anew))
+    return metrics
+
+
+def _even_out(
+    metrics: dict[str, Any], count: int, world: int, group: torch.distributed.ProcessGroup | None
+) -> dict[str, Any]:
+    """verl joins metrics across ranks value by value: give a rank with fewer micro-batches neutral values."""
+    if world == 1:
+        return metrics
+    mine = {key: value.aggregation for key, value in metrics.items() if isinstance(value, Metric)}
+    plain = [key for key, value in metrics.items() if not isinstance(value, Metric)]
+    gathered: list[Any] = [None] * world
+    torch.distributed.all_gather_object(gathered, (count, mine, plain), group=group)
+    missing = max(others for others, _, _ in gathered) - count
+    for _, aggregations, plain_keys in gathered:
+        for key, aggregation in aggregations.items():
+            metrics.setdefault(key, Metric(aggregation))
+        for key in plain_keys:
+            metrics.setdefault(key, [])
+    for value in metrics.values():
+        if isinstance(value, Metric) and missing:
+            neutral = 0.0 if value.aggregation == AggregationType.SUM or not value.values else value.aggregate()
+            value.extend([float(neutral)] * missing)
+    return metrics

@@ -1,0 +1,106 @@
+"""verl's loss and verl's own forward, as a step over trees calls them: by outputs and indices of rows."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, EdgeOutputs, Wanted
+from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
+from tree_rl.verl_plugin.compat import get_device_id, ppo_loss, sft_loss, value_loss
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+
+VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+
+SEPARABLE_POLICY_LOSSES = frozenset({"vanilla", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo", "sapo"})
+"""verl's policy losses in which a token's gradient depends on no other token's log-prob."""
+
+
+class VerlRows:
+    """The rows of one engine call, with verl's loss over them."""
+
+    def __init__(
+        self,
+        data: TensorDict,
+        loss_function: VerlLossFunction | None,
+        *,
+        group: torch.distributed.ProcessGroup | None,
+        stock_step: Callable[..., tuple[torch.Tensor, dict[str, Any]]],
+    ) -> None:
+        """Bind a call.
+
+        Args:
+            data: verl's batch.
+            loss_function: verl's loss; None in inference.
+            group: data-parallel group, which verl's losses are told.
+            stock_step: verl's `forward_step`: data, loss and `forward_only` to the loss and verl's output dict.
+        """
+        self._data, self._loss_function, self._group, self._stock_step = data, loss_function, group, stock_step
+        self._selected: tuple[tuple[int, ...], TensorDict] | None = None
+
+    def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
+        assert self._loss_function is not None
+        selected = self._on_device(members)
+        model_output = as_model_output(outputs, selected["input_ids"].offsets())
+        return self._loss_function(model_output=model_output, data=selected, dp_group=self._group)
+
+    def run_flat(
+        self, members: Sequence[int], loss: PartsLoss | None
+    ) -> tuple[torch.Tensor, EdgeOutputs, list[Metrics]]:
+        """Some rows through verl's own forward; see `training.context.FlatRows`."""
+        reported: list[Metrics] = []
+
+        def as_verl_calls_it(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+            assert loss is not None
+            value, metrics = loss(_flat(model_output), members)
+            reported.extend(metrics)
+            return value, {}
+
+        # In inference verl wants no loss function at all.
+        loss_function = None if loss is None else as_verl_calls_it
+        value, output = self._stock_step(self._select(members), loss_function, loss is None)
+        return value, _flat(output["model_output"]), reported
+
+    def _on_device(self, members: Sequence[int]) -> TensorDict:
+        """The rows on the device; those of the last call are kept, as a partitioned forest asks for its rows again."""
+        key = tuple(members)
+        if self._selected is None or self._selected[0] != key:
+            self._selected = (key, self._select(members).to(get_device_id()))
+        return self._selected[1]
+
+    def _select(self, members: Sequence[int]) -> TensorDict:
+        """Some rows; all of them in their order are not copied."""
+        if list(members) == list(range(len(self._data))):
+            return self._data.copy()
+        return tu.index_select_tensor_dict(self._data, list(members))
+
+
+def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Outputs as verl's nested tensors over full rows."""
+    return {
+        name: torch.nested.nested_tensor_from_jagged(value, offsets.to(value.device))
+        for name, value in outputs.present().items()
+    }
+
+
+def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
+    return EdgeOutputs.of({name: nested.values() for name, nested in model_output.items()})
+
+
+def wanted_of_language_model(data: TensorDict) -> Wanted:
+    """Names of the outputs that verl asks a language model for."""
+    flags = {"calculate_entropy": ENTROPY, "calculate_sum_pi_squared": SUM_PI_SQUARED}
+    asked = [name for flag, name in flags.items() if tu.get_non_tensor_data(data=data, key=flag, default=False)]
+    return (LOG_PROBS, *asked)
+
+
+def is_token_separable(loss_function: Any) -> bool:
+    """Whether dL/dlog-prob of a token can be had from that token's log-prob alone; False for a loss we do not know."""
+    if not isinstance(loss_function, partial):
+        return False
+    if loss_function.func is ppo_loss:
+        return loss_function.keywords["config"].policy_loss.get("loss_mode", "vanilla") in SEPARABLE_POLICY_LOSSES
+    return loss_function.func in (sft_loss, value_loss)
