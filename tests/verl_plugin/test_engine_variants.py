@@ -9,6 +9,7 @@ from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
 
+from tree_rl.training.planning.budget import Budget
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()
@@ -159,4 +160,4 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
     saved, loaded = engine.get_per_tensor_param()[0], again.get_per_tensor_param()[0]
     for (name, expected), (_, got) in zip(saved, loaded, strict=True):
         assert torch.equal(got, expected), name
-    assert (again.auto_budget.budget(9000), again.auto_budget.flat_budget(9000)) == (4096, 2048)
+    assert again.step.budget.budget(None, 9000) == Budget(unique_tokens=4096, flat_tokens=2048)

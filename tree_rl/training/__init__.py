@@ -1,1 +1,9 @@
-"""One optimisation step over trees, in torch alone: plan on device, tree run, row-alone oracle, objectives."""
+"""One optimisation step over trees, on torch alone: `TreeStep(model, options, group).run(rows, loss)`."""
+
+from tree_rl.training.context import StepContext
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.options import TreeOptions
+from tree_rl.training.rows import Rows
+from tree_rl.training.step import StepResult, TreeStep
+
+__all__ = ["EdgeOutputs", "Rows", "StepContext", "StepResult", "TreeOptions", "TreeStep"]

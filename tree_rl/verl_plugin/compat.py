@@ -41,7 +41,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "EngineRegistry": "verl.workers.engine.base",
     "FSDPEngineWithLMHead": "verl.workers.engine.fsdp.transformer_impl",
     "FSDPEngineWithValueHead": "verl.workers.engine.fsdp.transformer_impl",
-    "detach_tree": "verl.workers.engine.utils",
     "ppo_loss": "verl.workers.utils.losses",
     "sft_loss": "verl.workers.utils.losses",
     "value_loss": "verl.workers.utils.losses",
