@@ -123,7 +123,7 @@ class TreeStep:
             RuntimeError: another rank refused its rows.
             TreeMismatchError: the self-check failed.
         """
-        return self._run_twice_at_most(StepCall(rows=rows, loss=loss, trains=True, **asked))
+        return self.run_call(StepCall(rows=rows, loss=loss, trains=True, **asked))
 
     def infer(self, rows: Rows, loss: Loss | None = None, **asked: Any) -> StepResult:
         """Outputs of all rows without gradients; log-probs are remembered for the next `run`.
@@ -136,7 +136,7 @@ class TreeStep:
         Raises:
             As `run`.
         """
-        return self._run_twice_at_most(StepCall(rows=rows, loss=loss, trains=False, **asked))
+        return self.run_call(StepCall(rows=rows, loss=loss, trains=False, **asked))
 
     def refuse(self, error: RowError) -> NoReturn:
         """Tell the other ranks that this one cannot read its rows, so that none of them waits.
@@ -153,7 +153,12 @@ class TreeStep:
         if self.load is not None:
             self.load.memory.forget()
 
-    def _run_twice_at_most(self, call: StepCall) -> StepResult:
+    def run_call(self, call: StepCall) -> StepResult:
+        """`run` or `infer`, as a host asks for it; runs again with half the budget if memory runs out.
+
+        Raises:
+            As `run`.
+        """
         module = self.context.module
         # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.
         is_first = not call.trains or all(parameter.grad is None for parameter in module.parameters())

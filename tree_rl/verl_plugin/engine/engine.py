@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 from tensordict import TensorDict
@@ -18,10 +17,9 @@ from torch import nn
 from tree_rl.models import use_edge_head
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import leaks_when_packed
-from tree_rl.training.context import StepContext
-from tree_rl.training.loss.outputs import VALUES, Wanted
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
-from tree_rl.training.rows import Rows
 from tree_rl.training.step import TreeStep
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin import compat
@@ -34,22 +32,12 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
-from tree_rl.verl_plugin.engine.features import (
-    refuse_batch_features,
-    refuse_engine_features,
-    refuse_flat_packing,
-    refuse_routes,
-)
+from tree_rl.verl_plugin.engine.features import refuse_engine_features, refuse_flat_packing
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
 from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
-from tree_rl.verl_plugin.engine.rows_in import read_rows
+from tree_rl.verl_plugin.engine.rows_in import RowsReader, host_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
-from tree_rl.verl_plugin.engine.verl_loss import (
-    VerlLossFunction,
-    VerlRows,
-    is_token_separable,
-    wanted_of_language_model,
-)
+from tree_rl.verl_plugin.engine.verl_loss import VerlLossFunction, VerlRows, is_token_separable
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
 
 logger = logging.getLogger(__name__)
@@ -113,6 +101,14 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             leaks_when_packed=leaks_when_packed(self._plain_module),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
+        self._reader = RowsReader(
+            vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
+            max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
+            less_rejected=self.tree_config.path_weighting == "token_unique",
+            replay=self.replay,
+            is_actor=not (self.is_critic or self.engine_config.forward_only),
+            context=context,
+        )
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool = False
@@ -132,25 +128,25 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """
         if self.tree_config.mode == "flat":
             return super().forward_backward_batch(data, loss_function, forward_only)
-        refuse_batch_features(data)
-        self._begin_routes(data, forward_only)
-        self._assign_normalisers(data)
-        rows = self._read(data)
+        self._reader.check(data)
+        try:
+            rows = self._reader.read(data, forward_only=forward_only, is_reference=self._is_reference)
+        except RowError as error:
+            self.step.refuse(error)
         verl_rows = VerlRows(data, loss_function, group=self.get_data_parallel_group(), stock_step=self.stock_step)
-        asked: dict[str, Any] = {
-            "outputs": self._wanted_outputs(data),
-            "is_separable": is_token_separable(loss_function),
-            "flat_rows": verl_rows.run_flat,
-            "host_tokens": _host_tokens(data, rows),
-            "records_routes": self.replay is not None and self.replay.records,
-            "is_reference": self._is_reference or self.optimizer is None,
-        }
         loss = None if loss_function is None else verl_rows.loss
-        if forward_only:
-            result = self.step.infer(rows, loss, **asked)
-        else:
-            assert loss is not None
-            result = self.step.run(rows, loss, **asked)
+        call = StepCall(
+            rows=rows,
+            loss=loss,
+            trains=not forward_only,
+            outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
+            is_separable=is_token_separable(loss_function),
+            flat_rows=verl_rows.run_flat,
+            host_tokens=host_tokens(data),
+            records_routes=self.replay is not None and self.replay.records,
+            is_reference=self._is_reference or self.optimizer is None,
+        )
+        result = self.step.run_call(call)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
         return as_verl_result(result, self.step, data["input_ids"].offsets(), keeps_outputs=keeps)
 
@@ -160,40 +156,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """Rows through verl's own forward, packed, without a tree."""
         result: tuple[torch.Tensor, dict[str, Any]] = super().forward_step(selected, loss_function, forward_only)
         return result
-
-    def _read(self, data: TensorDict) -> Rows:
-        """The rows of a call, with the routes that they prescribe; tells the other ranks where it refuses one."""
-        settings = build.text_settings(self._plain_module)
-        try:
-            rows = read_rows(
-                data,
-                vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
-                max_positions=settings.get("max_position_embeddings"),
-                less_rejected=self.tree_config.path_weighting == "token_unique",
-            )
-            return rows if self.replay is None else self.replay.with_routes(data, rows)
-        except RowError as error:
-            self.step.refuse(error)
-
-    def _wanted_outputs(self, data: TensorDict) -> Wanted:
-        return wanted_of_language_model(data)
-
-    def _begin_routes(self, data: TensorDict, forward_only: bool) -> None:
-        """Whether the call records or repeats routes.
-
-        Raises:
-            UnsupportedFeatureError: the call wants routes, or an actor's rows carry some, but no mode is set.
-        """
-        if self.replay is not None:
-            self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
-        else:
-            refuse_routes(data, is_actor=not (self.is_critic or self.engine_config.forward_only))
-
-    def _assign_normalisers(self, data: TensorDict) -> None:
-        """The row-based normalisers verl's losses read: the same numbers as in stock verl."""
-        tokens = data["loss_mask"].values().sum().to(get_device_id())
-        torch.distributed.all_reduce(tokens, group=self.get_data_parallel_group())
-        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size())
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """verl's mixed precision, as in stock verl's `forward_step`."""
@@ -284,9 +246,6 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
     def _stock_module(self) -> nn.Module:
         return build.build_value_module(self.model_config, self.engine_config, self.device_mesh)
 
-    def _wanted_outputs(self, data: TensorDict) -> Wanted:
-        return (VALUES,)
-
 
 @EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
 @EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
@@ -298,15 +257,3 @@ class FSDP1Refused(compat.BaseEngine):
             "tree_rl runs on FSDP2, but the strategy is 'fsdp'; set actor_rollout_ref.actor.strategy=fsdp2, "
             "actor_rollout_ref.ref.strategy=fsdp2 and critic.strategy=fsdp2"
         )
-
-
-def _host_tokens(data: TensorDict, rows: Rows) -> int:
-    """verl's own budget of a forward, in tokens.
-
-    That is `max_token_len_per_gpu`; with fixed micro-batches (`use_dynamic_bsz=False`) the rows of a micro-batch times
-    the longest row, the memory they may take.
-    """
-    longest = int(np.diff(rows.offsets).max(initial=1))
-    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-        return int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
-    return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest

@@ -64,11 +64,16 @@ def refuse_flat_packing(leaks_when_packed: bool, engine_config: Any) -> None:
         )
 
 
-def refuse_batch_features(data: TensorDict) -> None:
+def refuse_batch_features(data: TensorDict, *, ignores_routes: bool, is_actor: bool) -> None:
     """Check what a batch asks for.
 
+    Args:
+        data: verl's.
+        ignores_routes: the engine neither records nor repeats routes.
+        is_actor: the engine trains a policy, so that routes in its rows would matter.
+
     Raises:
-        UnsupportedFeatureError: multimodal rows or top-k distillation.
+        UnsupportedFeatureError: multimodal rows, top-k distillation, or routes that the engine would ignore.
     """
     for key in ("distillation_use_topk", "distillation_only"):
         if tu.get_non_tensor_data(data=data, key=key, default=False):
@@ -81,14 +86,8 @@ def refuse_batch_features(data: TensorDict) -> None:
             )
     if "position_ids" in data and data["position_ids"].dim() == 3:
         raise UnsupportedFeatureError("rows carry three-dimensional (multimodal) position_ids")
-
-
-def refuse_routes(data: TensorDict, *, is_actor: bool) -> None:
-    """Check a call of an engine without a mode.
-
-    Raises:
-        UnsupportedFeatureError: the call wants routes, or an actor's rows carry some.
-    """
+    if not ignores_routes:
+        return
     if tu.get_non_tensor_data(data=data, key=FLAG, default=False):
         raise UnsupportedFeatureError(f"{FLAG}=True, but {KEY}=disabled; set actor_rollout_ref.actor.{KEY}")
     if COLUMN in data and is_actor:

@@ -3,17 +3,87 @@
 Legend: B rows, F flat tokens of all rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from tree_rl.training.context import StepContext
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wanted
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.features import refuse_batch_features
+from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsReader:
+    """From verl's batch to the rows of a call, for one engine."""
+
+    vocab_size: int
+    """Ids must be below it."""
+    max_positions: int | None
+    """Longest row that the model's positions cover; None for no limit."""
+    less_rejected: bool
+    """Leave out of `counted_F` what `algorithm.rollout_correction` has rejected."""
+    replay: RouterReplay | None
+    """Record and replay of routes; None where the engine does neither."""
+    is_actor: bool
+    """Whether the engine trains a policy."""
+    context: StepContext
+    """Device and ranks."""
+
+    def check(self, data: TensorDict) -> None:
+        """Refuse what no tree can run, and assign the row-based normalisers that verl's losses read.
+
+        Raises:
+            UnsupportedFeatureError: multimodal rows, top-k distillation, routes that the engine would ignore.
+        """
+        refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=self.is_actor)
+        tokens = data["loss_mask"].values().sum().to(self.context.device)
+        torch.distributed.all_reduce(tokens, group=self.context.data_parallel)
+        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.context.num_ranks)
+
+    def read(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> Rows:
+        """The rows, with the routes that they prescribe.
+
+        Raises:
+            RowError: a row that cannot be trained on, named.
+        """
+        rows = read_rows(
+            data,
+            vocab_size=self.vocab_size,
+            max_positions=self.max_positions,
+            less_rejected=self.less_rejected,
+        )
+        if self.replay is None:
+            return rows
+        self.replay.begin(data, forward_only=forward_only, is_reference=is_reference)
+        return self.replay.with_routes(data, rows)
+
+
+def host_tokens(data: TensorDict) -> int:
+    """verl's own budget of a forward, in tokens.
+
+    That is `max_token_len_per_gpu`; with fixed micro-batches (`use_dynamic_bsz=False`) the rows of a micro-batch times
+    the longest row, the memory they may take.
+    """
+    longest = int(data["input_ids"].offsets().diff().max()) if len(data) else 1
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        return int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
+    return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
+
+
+def wanted_of_language_model(data: TensorDict) -> Wanted:
+    """Names of the outputs that verl asks a language model for."""
+    flags = {"calculate_entropy": ENTROPY, "calculate_sum_pi_squared": SUM_PI_SQUARED}
+    asked = [name for flag, name in flags.items() if tu.get_non_tensor_data(data=data, key=flag, default=False)]
+    return (LOG_PROBS, *asked)
 
 
 def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, less_rejected: bool = False) -> Rows:

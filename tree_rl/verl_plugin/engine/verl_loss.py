@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, EdgeOutputs, Wanted
+from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
 from tree_rl.verl_plugin.compat import get_device_id, ppo_loss, sft_loss, value_loss
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.outputs_back import as_model_output
 
 VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
@@ -78,23 +79,8 @@ class VerlRows:
         return tu.index_select_tensor_dict(self._data, list(members))
 
 
-def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Outputs as verl's nested tensors over full rows."""
-    return {
-        name: torch.nested.nested_tensor_from_jagged(value, offsets.to(value.device))
-        for name, value in outputs.present().items()
-    }
-
-
 def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
     return EdgeOutputs.of({name: nested.values() for name, nested in model_output.items()})
-
-
-def wanted_of_language_model(data: TensorDict) -> Wanted:
-    """Names of the outputs that verl asks a language model for."""
-    flags = {"calculate_entropy": ENTROPY, "calculate_sum_pi_squared": SUM_PI_SQUARED}
-    asked = [name for flag, name in flags.items() if tu.get_non_tensor_data(data=data, key=flag, default=False)]
-    return (LOG_PROBS, *asked)
 
 
 def is_token_separable(loss_function: Any) -> bool:
