@@ -19,7 +19,7 @@ from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.training.schedule import BACKWARD, FORWARD
 from tree_rl.training.tree_step import TreeInputs
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import Partition, PartitionPlan
+from tree_rl.tree.partition import Partition, PartitionPlan
 
 SlotGradients = Callable[[SlotValues], SlotValues]
 """From the values of all slots known so far to dL/dvalue of each slot."""

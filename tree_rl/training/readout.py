@@ -13,7 +13,7 @@ import torch
 from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.training.edges import EdgePlan, request_edges, scatter
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import PartitionPlan
+from tree_rl.tree.partition import PartitionPlan
 
 LOG_PROBS, ENTROPY, SUM_PI_SQUARED = "log_probs", "entropy", "sum_pi_squared"
 

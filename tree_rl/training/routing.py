@@ -14,7 +14,7 @@ from tree_rl.models.routers.load_balance import balance_loss, expert_load
 from tree_rl.models.routers.trace import KEYWORD, NATIVE, RouterTrace
 from tree_rl.training.readout import Readout, SlotValues
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import PartitionPlan
+from tree_rl.tree.partition import PartitionPlan
 
 
 class ForestRouting:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tensordict import TensorDict
 
-from tree_rl.tree.cost import ModelShape, tree_pays
+from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.partition import PartitionPlan
-from tree_rl.tree.weights import row_token_weights
+from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.auto_budget import AutoBudget
 from tree_rl.verl_plugin.engine.plan_memory import PlanMemory
@@ -93,14 +93,14 @@ def plan_micro_batches(
     whole_groups, large, flat_rows = [], [], []
     for group in groups:
         part = forest.select_rows(group)
-        if not (always or tree_pays(shape, part, wanted.select(group))):
+        if not (always or shape.cost.tree_pays(part, wanted.select(group))):
             flat_rows += group.tolist()
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
             large.append(_partitioned_batch(part, group, plans.plan(part, budget.unique_tokens)))
-    packing = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
-    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
+    packed = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
+    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packed]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
     return _with_weights(large + forests + flats, forest, rows, config)
 
@@ -144,12 +144,12 @@ def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> Mic
 def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeConfig) -> list[MicroBatch]:
     """The batches, each with its share of the path weights of the whole call."""
     if config.path_weighting == "sep_avg":
-        weight_B = 1.0 / forest.tree_rows[forest.tree_of_row]
+        weight_B = tree_mean_weights(forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
     if config.path_weighting == "token_unique":
         trained_F = np.zeros(forest.num_flat, dtype=bool)
         trained_F[1:] = rows.counted_F[:-1]
-        weights = row_token_weights(forest, "token_unique", trained=forest.row_index.with_values(trained_F))
+        weights = once_per_token_weights(forest, forest.row_index.with_values(trained_F))
         weight_of_next_F = np.append(weights.values[1:], 0.0)
         flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
         pairs = zip(batches, flat_of, strict=True)

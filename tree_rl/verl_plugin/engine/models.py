@@ -16,7 +16,7 @@ from tree_rl.training.edges import plan_edges
 from tree_rl.training.readout import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, EdgeReadout, Readout, ValueReadout
 from tree_rl.training.tree_step import TreeInputs, tree_log_probs, tree_values
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import PartitionPlan
+from tree_rl.tree.partition import PartitionPlan
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import EngineRegistry, FSDPEngineWithValueHead, get_device_id
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
