@@ -136,8 +136,8 @@ def lay_out_partitions(
     number = np.empty(len(order), dtype=np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
     parents = [int(number[above]) if above >= 0 else -1 for above in (pieces.parent[old] for old in order)]
-    run_lengths = np.diff(np.array([*pieces.start, forest.num_unique], dtype=np.int64))
-    partition_of_token = np.repeat(number[pieces.partition], run_lengths)
+    start = np.array([*pieces.start, forest.num_unique], dtype=np.int64)
+    partition_of_token = np.repeat(number[pieces.partition], start[1:] - start[:-1])
     by_partition = np.argsort(partition_of_token, kind="stable").astype(np.int32)
     sizes = np.bincount(partition_of_token, minlength=len(order))
     ends = np.cumsum(sizes)
