@@ -1,18 +1,24 @@
 """Host time and quality of partition plans on one core. Run: OMP_NUM_THREADS=1 python benchmarks/partition_forest.py"""
 
 import argparse
+import importlib
+import json
 import platform
+import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from tree_rl.tree import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
-from tree_rl.tree.partition.heuristic import fewest_partitions
-from tree_rl.tree.partition.problem import reduce_forest
+from tree_rl.tree.partition.heuristic import greedy_cuts
+from tree_rl.tree.partition.problem import Cuts, reduce_forest
 
+ROOT = Path(__file__).parents[1]
 Rows = list[np.ndarray]
 
 
@@ -87,40 +93,104 @@ SMALL: dict[str, tuple[Callable[[], Rows], int]] = {
 }
 
 
-def timed(work: Callable[[], PartitionPlan]) -> tuple[PartitionPlan, float]:
-    """A plan and the wall time of making it."""
-    begin = time.perf_counter()
-    plan = work()
-    return plan, time.perf_counter() - begin
+RECORDED_BUDGETS = (1_024, 2_048, 4_096, 8_192, 16_384)
+
+
+def recorded() -> Iterator[tuple[str, list[Forest], int]]:
+    """The recorded trees that exceed a budget, one forest each as with `tree.scope: uid`."""
+    trees = json.loads((ROOT / "kernels" / "benchmarks" / "attention" / "recorded_trees.json").read_text("utf-8"))
+    for kind, topologies in trees.items():
+        forests = [rebuild(**topology) for topology in topologies]
+        for budget in RECORDED_BUDGETS:
+            beyond = [forest for forest in forests if forest.num_unique > budget]
+            if beyond:
+                yield f"{len(beyond)} recorded by {kind}, C = {budget:,}", beyond, budget
+
+
+def rebuild(parents: list[int], lengths: list[int], row_ends: list[int]) -> Forest:
+    """A forest of the recorded shape, each token with an id of its own."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = []
+    for end in row_ends:
+        path = []
+        while end >= 0:
+            path.append(np.arange(offsets[end], offsets[end + 1]))
+            end = parents[end]
+        rows.append(np.concatenate(path[::-1]))
+    return Forest.from_rows(rows)
+
+
+def drawn() -> Iterator[tuple[str, list[Forest], int]]:
+    """Drawn forests, and twenty agent trees for each of three budgets."""
+    for name, (make, budget) in (LARGE | SMALL).items():
+        yield name, [Forest.from_rows(make())], budget
+    for budget in (8_192, 16_384, 32_768):
+        trees = [Forest.from_rows(agents(1, 64, 12, seed=seed)) for seed in range(100, 120)]
+        yield f"20 agent trees of 64, C = {budget:,}", trees, budget
+
+
+@dataclass(kw_only=True)
+class Score:
+    """Sums over forests."""
+
+    partitions: int = 0
+    relayed_tokens: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    proven: int = 0
+
+    def add(self, plan: PartitionPlan | Cuts, seconds: float, *, is_optimal: bool) -> None:
+        """Add one forest."""
+        self.partitions += plan.num_partitions if isinstance(plan, PartitionPlan) else plan.partitions
+        self.relayed_tokens += plan.relayed_tokens
+        self.depth += plan.depth
+        self.seconds += seconds
+        self.proven += is_optimal
+
+    def __str__(self) -> str:
+        figures = f"{self.partitions:,} / {self.relayed_tokens:,} / {self.depth:,}"
+        return f"{figures:>27}{1e3 * self.seconds:>8,.0f}{self.proven:>4}"
+
+
+def plan_all(forests: list[Forest], budget: int, solver: Literal["auto", "heuristic"], limit_s: float) -> Score:
+    """Plans of the product."""
+    score = Score()
+    for forest in forests:
+        begin = time.perf_counter()
+        plan = plan_partitions(forest, budget, solver=solver, time_limit_s=limit_s)
+        score.add(plan, time.perf_counter() - begin, is_optimal=plan.is_optimal)
+    return score
+
+
+def search_all(forests: list[Forest], budget: int) -> Score:
+    """Cuts of the tests' dynamic program within its limit of work, and the heuristic's where that ends it."""
+    oracle = importlib.import_module("partition_oracle")
+    score = Score()
+    for forest in forests:
+        begin = time.perf_counter()
+        problem = reduce_forest(forest, budget)
+        greedy, _ = greedy_cuts(problem)
+        exact = oracle.exact_cuts(problem, greedy)
+        score.add(exact or greedy, time.perf_counter() - begin, is_optimal=exact is not None)
+    return score
 
 
 def main() -> None:
-    """Print one line per case: partitions / relayed tokens / depth of both planners."""
+    """Print one line per case: partitions / relayed tokens / depth, ms and proofs of each planner."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit-s", type=float, default=0.5, help="time limit of the solver")
-    limit = parser.parse_args().limit_s
-    plan_partitions(Forest.from_rows([[1, 2]]), 1, solver="cp_sat")
-    print(f"python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, solver limit {limit} s")
-    print(
-        f"{'forest':<34}{'segments':>9}{'unique':>11}{'items':>7}{'bound':>7}{'heuristic':>26}{'ms':>8}"
-        f"{'auto':>26}{'ms':>8}{'util':>6}  proof"
-    )
-    for name, (make, budget) in (LARGE | SMALL).items():
-        forest = Forest.from_rows(make())
-        quick, quick_s = timed(partial(plan_partitions, forest, budget, solver="heuristic"))
-        best, best_s = timed(partial(plan_partitions, forest, budget, time_limit_s=limit))
-        problem = reduce_forest(forest, budget)
-        bound = max(best.lower_bound, fewest_partitions(problem))
-        print(
-            f"{name:<34}{forest.num_segments:>9,}{forest.num_unique:>11,}{len(problem.length):>7,}{bound:>7,}"
-            f"{score(quick):>26}{1e3 * quick_s:>8.0f}{score(best):>26}{1e3 * best_s:>8.0f}{best.utilisation:>6.0%}"
-            f"  {'optimal' if best.is_optimal else 'fewest' if best.num_partitions == bound else 'none'}"
-        )
-
-
-def score(plan: PartitionPlan) -> str:
-    """Partitions, relayed tokens and depth."""
-    return f"{plan.num_partitions:,} / {plan.relayed_tokens:,} / {plan.depth:,}"
+    parser.add_argument("--limit-s", type=float, default=0.2, help="time limit of the solver for each forest")
+    parser.add_argument("--search", action="store_true", help="compare with the dynamic program of tests/tree")
+    arguments = parser.parse_args()
+    sys.path.append(str(ROOT / "tests" / "tree"))
+    plan_partitions(Forest.from_rows([[1, 1, 2], [1, 1, 3], [1, 4]]), 2, solver="cp_sat")
+    print(f"python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, {arguments}")
+    columns = ("heuristic", "auto", *(["dynamic program"] if arguments.search else []))
+    print(f"{'forests':<38}{'items':>7}" + "".join(f"{name:>27}{'ms':>8}{'opt':>4}" for name in columns))
+    for name, forests, budget in (*recorded(), *drawn()):
+        items = sum(len(reduce_forest(forest, budget).length) for forest in forests)
+        scores = [plan_all(forests, budget, solver, arguments.limit_s) for solver in ("heuristic", "auto")]
+        scores += [search_all(forests, budget)] if arguments.search else []
+        print(f"{name:<38}{items:>7,}" + "".join(map(str, scores)), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row import Row, RowFileError
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
-from tree_rl.inspection.run_plan_text import format_run_plan
-from tree_rl.inspection.text import format_report
+from tree_rl.inspection.text import format_report, format_run_plan
 
 if TYPE_CHECKING:
     from tree_rl.benchmark.command import BenchOptions

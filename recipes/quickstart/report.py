@@ -9,8 +9,7 @@ from quickstart.rows import DumpedRow, read_step
 from quickstart.summary import Summary, read_summary, step_table, summary_rows
 from transformers import AutoTokenizer
 
-from tree_rl.tree import Forest
-from tree_rl.tree.report.drawing import draw_svg
+from tree_rl.tree import Forest, draw_svg
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>tree_rl quickstart</title><style>

@@ -71,7 +71,7 @@ def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
     read = ModelShape.from_config(model.config.to_dict())
     assert read == size.shape
     half = size.with_layers(size.shape.layers // 2)
-    assert half.shape.flops_per_pair == size.shape.flops_per_pair / 2
+    assert half.shape.cost.per_pair == size.shape.cost.per_pair / 2
 
 
 def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:

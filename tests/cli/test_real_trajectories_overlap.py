@@ -45,12 +45,13 @@ def test_a_plan_computes_every_token_once(airline_trajectories: Path, qwen_token
     unique = total_of(report_groups(rows)).overlap.unique_tokens
     for max_tokens in (16384, 8192):
         plan = plan_run(rows, max_tokens)
-        assert plan.whole.unique_tokens + sum(len(part.partition_of_token) for part in plan.partitioned) == unique
-        sizes = [batch.unique_tokens for batch in plan.whole.micro_batches]
+        whole = [forward.unique_tokens for forward in plan.whole]
+        assert sum(whole) + sum(len(part.partition_of_token) for part in plan.partitioned) == unique
+        sizes = list(whole)
         sizes += [partition.num_tokens for part in plan.partitioned for partition in part.partitions]
         assert sum(sizes) == unique
         assert max(sizes) <= max_tokens
-        assert len(sizes) < len(plan.flat.micro_batches) / 5
+        assert len(sizes) < len(plan.flat) / 5
         assert plan.partitioned
 
 

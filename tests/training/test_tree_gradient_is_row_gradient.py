@@ -13,7 +13,7 @@ from tree_rl.training.loss.edges import plan_edges
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs, tree_log_probs
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.weights import row_token_weights
+from tree_rl.tree.weights import tree_mean_weights
 
 VOCAB = 7
 ROWS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=7)
@@ -75,7 +75,7 @@ def test_tree_loss_is_the_mean_over_branches(rows: list[list[int]]) -> None:
     offsets = torch.from_numpy(forest.row_index.offsets)
     mask_F = torch.ones(forest.num_flat, dtype=torch.bool)
     mask_F[offsets[1:] - 1] = False
-    weights = torch.from_numpy(row_token_weights(forest, "sep_avg").values)
+    weights = torch.from_numpy(np.repeat(tree_mean_weights(forest), forest.row_index.lengths))
     tree = weighted_loss(token_losses(forest_log_probs(model, forest)), mask_F, weights)
     branches = sep_avg_loss(token_losses(branch_log_probs(model, rows)), mask_F, offsets)
     torch.testing.assert_close(tree, branches, rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest, draw_svg, draw_text
-from tree_rl.tree.report.shown import choose_shown
+from tree_rl.tree.report.heaviest_part import choose_shown
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
 SVG = "{http://www.w3.org/2000/svg}"

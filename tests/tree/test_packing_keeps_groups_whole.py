@@ -1,4 +1,4 @@
-"""Packing: every row once, within the budget, groups whole."""
+"""Packing and bins: every row once, within the budget, groups whole."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
+from tree_rl.tree.bins import best_fit, least_loaded
 from tree_rl.tree.packing import pack_groups
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), max_size=14)
@@ -26,35 +27,34 @@ def test_every_row_once_within_the_budget_in_whole_groups(rows, budget, num_grou
         with pytest.raises(ValueError, match="run it in partitions"):
             pack_groups(forest, groups, max_tokens=budget)
         return
-    packing = pack_groups(forest, groups, max_tokens=budget)
-    assert sorted(int(row) for batch in packing.micro_batches for row in batch.rows) == list(range(len(rows)))
-    for batch in packing.micro_batches:
+    packed = pack_groups(forest, groups, max_tokens=budget)
+    assert sorted(int(row) for batch in packed for row in batch.rows) == list(range(len(rows)))
+    for batch in packed:
         assert batch.unique_tokens == unique_tokens(forest, batch.rows) <= budget
     for group in groups:
-        holders = [batch for batch in packing.micro_batches if set(group) & set(batch.rows.tolist())]
+        holders = [batch for batch in packed if set(group) & set(batch.rows.tolist())]
         assert len(holders) == bool(group)
     # Any two micro-batches of best fit decreasing overflow one bin, so at least every other one is half full.
-    assert len(packing.micro_batches) <= 2 * -(-sum(sizes) // budget)
-    assert packing.unique_tokens <= sum(sizes)
+    assert len(packed) <= 2 * -(-sum(sizes) // budget)
+    assert sum(batch.unique_tokens for batch in packed) <= sum(sizes)
 
 
 def test_small_groups_fill_few_even_micro_batches():
     rows = [[group] * 10 for group in range(8)]
-    packing = pack_groups(Forest.from_rows(rows), [[row] for row in range(8)], max_tokens=30)
-    assert [batch.unique_tokens for batch in packing.micro_batches] == [30, 30, 20]
-    assert packing.unique_tokens == 80
+    packed = pack_groups(Forest.from_rows(rows), [[row] for row in range(8)], max_tokens=30)
+    assert [batch.unique_tokens for batch in packed] == [30, 30, 20]
 
 
 def test_a_group_beyond_the_budget_is_refused_by_its_first_row():
     forest = Forest.from_rows([[1] * 3, [2] * 9, [2] * 8 + [3] * 2])
     with pytest.raises(ValueError, match="group of row 1 has 11 unique tokens, expected at most max_tokens=10"):
         pack_groups(forest, [[0], [2, 1]], max_tokens=10)
-    assert len(pack_groups(forest, [[0], [2, 1]], max_tokens=11).micro_batches) == 2
+    assert len(pack_groups(forest, [[0], [2, 1]], max_tokens=11)) == 2
 
 
 def test_no_rows_need_no_micro_batch():
-    assert pack_groups(Forest.from_rows([]), [], max_tokens=10).micro_batches == ()
-    assert pack_groups(Forest.from_rows([]), [[]], max_tokens=10).micro_batches == ()
+    assert pack_groups(Forest.from_rows([]), [], max_tokens=10) == ()
+    assert pack_groups(Forest.from_rows([]), [[]], max_tokens=10) == ()
 
 
 def test_wrong_groups_are_named():
@@ -65,3 +65,15 @@ def test_wrong_groups_are_named():
         pack_groups(forest, [[0, 5]], max_tokens=10)
     with pytest.raises(ValueError, match="max_tokens: expected at least 1"):
         pack_groups(forest, [[0]], max_tokens=0)
+
+
+def test_best_fit_takes_the_fullest_bin_with_room():
+    assert best_fit([5, 7, 3, 2], 10) == [[1, 2], [0, 3]]
+    assert best_fit([5, 7, 3, 2], 10, most_bins=1) == [[1, 2]]
+    assert best_fit([12, 1], 10) == [[0], [1]]
+    assert best_fit([], 10) == []
+
+
+def test_the_least_loaded_bin_is_next_and_earlier_load_decides_between_equals():
+    assert least_loaded([4, 9, 4, 1], 2) == [[1], [0, 2, 3]]
+    assert least_loaded([4.0, 9.0], 3, earlier=[2.0, 0.0, 1.0]) == [[], [1], [0]]

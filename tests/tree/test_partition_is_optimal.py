@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition_oracle import exact_cuts
 
 from tree_rl.tree import Forest
+from tree_rl.tree.bins import bound_bins, pack_loads
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
-from tree_rl.tree.partition.bins import bound_bins, pack_loads
-from tree_rl.tree.partition.exact import exact_cuts
-from tree_rl.tree.partition.heuristic import fewest_partitions, greedy_cuts, least_depth, least_relayed
+from tree_rl.tree.partition.heuristic import greedy_cuts, least_depth, lower_bounds
 from tree_rl.tree.partition.problem import measure_cuts, reduce_forest
 from tree_rl.tree.partition.solver import improve_cuts
 
@@ -91,11 +91,13 @@ def test_small_forests_are_cut_optimally(start):
         forest, budget = grow(seed)
         best = best_score(forest, budget)
         problem = reduce_forest(forest, budget)
-        assert fewest_partitions(problem) <= best[0]
-        assert least_relayed(problem, best[0]) <= best[1]
+        bounds = lower_bounds(problem)
+        assert bounds[0] <= best[0] and bounds[1] <= best[1]
         assert least_depth(problem, best[1]) <= best[2]
         quick = plan_partitions(forest, budget, solver="heuristic")
         assert score(quick) == best or (quick.num_partitions == best[0] and not quick.is_optimal)
+        if greedy_cuts(problem)[1]:
+            assert score(quick)[:2] == best[:2] == bounds
         improved += score(quick) != best
         for solver in ("auto", "cp_sat"):
             plan = plan_partitions(forest, budget, solver=solver, time_limit_s=60.0)
@@ -113,10 +115,11 @@ def test_two_exact_methods_agree_beyond_brute_force(rows, budget):
     problem = reduce_forest(Forest.from_rows(rows), budget)
     start, _ = greedy_cuts(problem)
     by_states = exact_cuts(problem, start)
-    by_model, is_proven = improve_cuts(problem, start, fewest_partitions(problem), time_limit_s=1.0)
+    by_model, is_proven = improve_cuts(problem, start, lower_bounds(problem), time_limit_s=1.0)
     if by_states is not None:
         assert by_states.score == by_model.score if is_proven else by_states.score <= by_model.score
-        assert fewest_partitions(problem) <= by_states.partitions
+        bounds = lower_bounds(problem)
+        assert bounds[0] <= by_states.partitions and bounds[1] <= by_states.relayed_tokens
 
 
 def test_what_exceeds_the_work_limit_is_left_to_the_solver():
@@ -227,6 +230,8 @@ def test_a_star_needs_no_solver():
 
 def test_an_unproven_packing_claims_no_proof():
     forest = Forest.from_rows([[0] * 50 + [branch] * 40 for branch in range(1, 30)])
-    plan, quick = plan_partitions(forest, 100), plan_partitions(forest, 100, solver="heuristic")
-    assert (quick.num_partitions, quick.lower_bound, quick.is_optimal) == (15, 13, False)
-    assert (plan.num_partitions, plan.lower_bound, plan.is_optimal) == (15, 15, True)
+    for plan in (plan_partitions(forest, 100), plan_partitions(forest, 100, solver="heuristic")):
+        assert (plan.num_partitions, plan.lower_bound, plan.is_optimal) == (15, 13, False)
+    problem = reduce_forest(forest, 100)
+    best = exact_cuts(problem, greedy_cuts(problem)[0])
+    assert best is not None and best.partitions == 15

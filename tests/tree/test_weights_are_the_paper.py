@@ -1,4 +1,4 @@
-"""Row weights against the paper's sums over paths and over unique tokens (section Derivation)."""
+"""Weights of rows and tokens against the paper's sums over paths and over unique tokens (section Derivation)."""
 
 import numpy as np
 import pytest
@@ -6,22 +6,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
-from tree_rl.tree.weights import path_weights, row_token_weights, unique_token_weights
+from tree_rl.tree.forest import Jagged
+from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
 
 
-def draw_mask(forest: Forest, seed: int):
+def draw_mask(forest: Forest, seed: int) -> Jagged:
     return forest.row_index.with_values(np.random.default_rng(seed).integers(0, 2, forest.num_flat))
+
+
+def per_token(forest: Forest, weight_B: np.ndarray) -> Jagged:
+    """Path weights w_k, the same on every token of a row."""
+    return forest.row_index.with_values(np.repeat(weight_B, forest.row_index.lengths))
+
+
+def in_total(forest: Forest, weights: Jagged) -> np.ndarray:
+    """lambda_t: what each unique token weighs over the rows through it."""
+    return np.bincount(forest.row_index.values, weights=weights.values, minlength=forest.num_unique)
 
 
 @given(rows=ROWS)
 @settings(max_examples=100, deadline=None)
-def test_verl_weighs_a_unique_token_by_its_rows(rows):
+def test_rows_of_weight_one_weigh_a_unique_token_by_their_number(rows):
     forest = Forest.from_rows(rows)
-    weights = row_token_weights(forest, "verl")
-    assert weights.values.dtype == np.float64
-    np.testing.assert_array_equal(unique_token_weights(forest, weights), forest.path_count)
+    total = in_total(forest, per_token(forest, np.ones(forest.num_rows)))
+    np.testing.assert_array_equal(total, forest.path_count)
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
@@ -29,60 +39,64 @@ def test_verl_weighs_a_unique_token_by_its_rows(rows):
 def test_sep_avg_is_the_mean_of_independent_path_losses(rows, seed):
     forest = Forest.from_rows(rows)
     loss = np.random.default_rng(seed).normal(size=forest.num_unique)
-    weights = row_token_weights(forest, "sep_avg")
+    weights = per_token(forest, tree_mean_weights(forest))
+    assert weights.values.dtype == np.float64
     expected = 0.0
     for tree in range(forest.num_trees):
         members = np.flatnonzero(forest.tree_of_row == tree)
         expected += np.mean([loss[forest.row_index[int(row)]].sum() for row in members])
     total = (weights.values * loss[forest.row_index.values]).sum()
     np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-12)
-    tree_loss = (forest.path_count / forest.tree_path_count * loss).sum()
+    first_row = [int(forest.rows_through(token)[0]) for token in range(forest.num_unique)]
+    rows_of_tree = forest.tree_rows[forest.tree_of_row[first_row]]
+    tree_loss = (forest.path_count / rows_of_tree * loss).sum()
     np.testing.assert_allclose(total, tree_loss, rtol=1e-12, atol=1e-12)
 
 
-def test_sep_avg_can_count_paths_per_group():
-    forest = Forest.from_rows([[1, 2], [1, 3], [1, 4]])
-    weights = row_token_weights(forest, "sep_avg", group_of_row=np.array([7, 7, 9]))
-    assert [row.tolist() for row in weights] == [[0.5, 0.5], [0.5, 0.5], [1.0, 1.0]]
+@given(rows=ROWS, data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_sep_avg_of_a_part_takes_the_rows_of_the_whole(rows, data):
+    forest = Forest.from_rows(rows)
+    part = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
+    whole = tree_mean_weights(forest)
+    rows_of_tree_B = forest.tree_rows[forest.tree_of_row][part]
+    weights = tree_mean_weights(forest.select_rows(part), rows_of_tree_B=rows_of_tree_B)
+    np.testing.assert_array_equal(weights, whole[part])
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
 def test_token_unique_weighs_every_trained_token_once(rows, seed):
     forest = Forest.from_rows(rows)
-    everywhere = unique_token_weights(forest, row_token_weights(forest, "token_unique"))
+    everywhere = in_total(forest, once_per_token_weights(forest))
     np.testing.assert_allclose(everywhere, 1.0, rtol=1e-12)
     mask = draw_mask(forest, seed)
-    weights = row_token_weights(forest, "token_unique", trained=mask)
+    weights = once_per_token_weights(forest, mask)
     assert (weights.values[mask.values == 0] == 0).all()
     is_trained = np.isin(np.arange(forest.num_unique), forest.row_index.values[mask.values != 0])
-    np.testing.assert_allclose(unique_token_weights(forest, weights), is_trained, rtol=1e-12)
+    np.testing.assert_allclose(in_total(forest, weights), is_trained, rtol=1e-12)
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
-def test_custom_path_weights_add_up_on_shared_tokens(rows, seed):
+def test_any_path_weights_add_up_on_shared_tokens(rows, seed):
     forest = Forest.from_rows(rows)
     weight_of_row = np.random.default_rng(seed).normal(size=len(rows))
-    total = unique_token_weights(forest, path_weights(forest, weight_of_row))
+    total = in_total(forest, per_token(forest, weight_of_row))
     for token in range(forest.num_unique):
         np.testing.assert_allclose(total[token], weight_of_row[forest.rows_through(token)].sum(), atol=1e-12)
 
 
 def test_wrong_arguments_are_named():
     forest = Forest.from_rows([[1, 2], [1]])
-    with pytest.raises(ValueError, match="sep_avg or token_unique, received 'mean'"):
-        row_token_weights(forest, "mean")
-    with pytest.raises(ValueError, match="row 1 has nan"):
-        path_weights(forest, np.array([1.0, np.nan]))
-    with pytest.raises(ValueError, match=r"expected shape \(2,\), received \(3,\)"):
-        path_weights(forest, np.ones(3))
     with pytest.raises(ValueError, match="one entry per row token"):
-        row_token_weights(forest, "token_unique", trained=Forest.from_rows([[1], [1, 2]]).row_index)
-    with pytest.raises(ValueError, match="group_of_row"):
-        row_token_weights(forest, "sep_avg", group_of_row=np.zeros(3))
+        once_per_token_weights(forest, Forest.from_rows([[1], [1, 2]]).row_index)
+    with pytest.raises(ValueError, match="rows_of_tree_B: expected 2 counts of at least 1"):
+        tree_mean_weights(forest, rows_of_tree_B=np.ones(3))
+    with pytest.raises(ValueError, match="rows_of_tree_B"):
+        tree_mean_weights(forest, rows_of_tree_B=np.array([2, 0]))
 
 
 def test_no_rows_have_no_weights():
-    for weighting in ("verl", "sep_avg", "token_unique"):
-        assert len(row_token_weights(Forest.from_rows([]), weighting)) == 0
+    empty = Forest.from_rows([])
+    assert len(tree_mean_weights(empty)) == len(once_per_token_weights(empty)) == 0

@@ -48,7 +48,7 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
         forest = batch.forest()
         members = list(_members(batch.groups).values())
-        for micro_batch in pack_groups(forest, members, max_tokens=max_tokens).micro_batches:
+        for micro_batch in pack_groups(forest, members, max_tokens=max_tokens):
             rows = micro_batch.rows.tolist()
             part = forest.select_rows(rows)
             yield ForwardPlan(

@@ -6,7 +6,7 @@ from pathlib import Path
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.report import forest_of, rows_by_group
 from tree_rl.inspection.row import Row, RowFileError
-from tree_rl.tree.report.drawing import draw_svg, draw_text
+from tree_rl.tree import draw_svg, draw_text
 
 
 class Picture(StrEnum):

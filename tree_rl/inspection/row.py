@@ -1,4 +1,4 @@
-"""One row of a file, ready to be placed in a forest, and the error that names a row that cannot be.
+"""One row of a file as a forest takes it, and the error for files that hold none.
 
 Legend: L tokens of the row.
 """
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tree_rl.tree import RowError
 
-class RowFileError(ValueError):
-    """A file that does not hold rows; the message names the file, the row and the column."""
+
+class RowFileError(RowError):
+    """A file without usable rows; the message names the file, the row and the column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

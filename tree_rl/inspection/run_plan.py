@@ -6,7 +6,7 @@ from tree_rl.inspection.report import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks
-from tree_rl.tree.packing import Packing, pack_groups
+from tree_rl.tree.packing import PackedGroups, pack_groups
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
 
@@ -32,12 +32,12 @@ class RunPlan:
     """The budget."""
     groups: tuple[GroupRun, ...]
     """All groups, in the order of the file."""
-    whole: Packing
-    """Micro-batches of the groups that fit, by unique tokens."""
-    flat: Packing
-    """Micro-batches of the rows that fit, by all tokens, nothing shared."""
+    whole: tuple[PackedGroups, ...]
+    """Forwards of the groups that fit, by unique tokens."""
+    flat: tuple[PackedGroups, ...]
+    """Forwards of the rows that fit, by all tokens, nothing shared."""
     oversized_rows: tuple[Row, ...]
-    """Rows that alone exceed the budget. Without trees each is a micro-batch, and does not keep to the budget."""
+    """Rows that alone exceed the budget. Without trees each runs in a forward over the budget."""
     attention: AttentionBlocks
     """Blocks that attention visits in all forwards over trees."""
 
@@ -86,8 +86,10 @@ def plan_run(rows: list[Row], max_tokens: int) -> RunPlan:
     )
 
 
-def _attention_blocks(forest: Forest, whole: Packing, partitioned: list[PartitionPlan]) -> AttentionBlocks:
-    counts = [count_attention_blocks(forest.select_rows(batch.rows).subtree_end) for batch in whole.micro_batches]
+def _attention_blocks(
+    forest: Forest, whole: tuple[PackedGroups, ...], partitioned: list[PartitionPlan]
+) -> AttentionBlocks:
+    counts = [count_attention_blocks(forest.select_rows(forward.rows).subtree_end) for forward in whole]
     for plan in partitioned:
         counts += [
             count_attention_blocks(part.local_subtree_end, past_length=part.past_length) for part in plan.partitions

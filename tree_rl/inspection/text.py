@@ -1,11 +1,15 @@
-"""Reports as plain text tables."""
+"""Overlap of groups and run plans as plain text tables."""
 
 from collections.abc import Sequence
 
 from tree_rl.inspection.report import GroupReport
+from tree_rl.inspection.run_plan import GroupRun, RunPlan
+from tree_rl.tree.attention_blocks import BLOCK
 from tree_rl.tree.cost import ModelShape
 
-COLUMNS = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
+OVERLAP = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
+TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
+RUNS = ("group", "rows", "unique", "runs", "partitions", "utilisation", "relayed", "depth", "peak live", "solver")
 
 
 def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelShape, *, at_most: int) -> str:
@@ -20,30 +24,65 @@ def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelSh
     Returns:
         Several lines.
     """
-    lines = [_cells(report, shape) for report in reports[:at_most]]
+    lines = [_overlap_cells(report, shape) for report in reports[:at_most]]
     if len(reports) > 1:
-        lines.append(_cells(total, shape))
-    table = format_table(COLUMNS, lines)
+        lines.append(_overlap_cells(total, shape))
+    table = format_table(OVERLAP, lines)
     if len(reports) > at_most:
         table += f"\n({len(reports) - at_most} more groups in the total; list them with --groups {len(reports)})"
-    return table + "\n\n" + format_causes(total)
+    if not total.causes:
+        return table + "\n\nNo branches: no two rows of a group part behind a common prefix."
+    causes = [(str(cause), f"{count:,}") for cause, count in total.causes.most_common()]
+    return table + "\n\n" + format_table(("branches because of", "count"), causes)
 
 
-def format_causes(report: GroupReport) -> str:
-    """Branches by what made them, most frequent first."""
-    if not report.causes:
-        return "No branches: no two rows of a group part behind a common prefix."
-    lines = [(str(cause), f"{count:,}") for cause, count in report.causes.most_common()]
-    return format_table(("branches because of", "count"), lines)
+def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
+    """The totals beside those of rows without sharing, and the groups, those in partitions first.
+
+    Args:
+        plan: the plan.
+        at_most: groups to list; the others are counted.
+
+    Returns:
+        Several lines.
+    """
+    whole = [forward.unique_tokens for forward in plan.whole]
+    parts = [partition.num_tokens for group in plan.partitioned for partition in group.partitions]
+    flat = [forward.unique_tokens for forward in plan.flat]
+    long = [len(row.token_ids) for row in plan.oversized_rows]
+    num_groups, num_cut = len(plan.groups), len(plan.partitioned)
+    totals = [
+        _total("tree", num_groups, whole + parts, plan.max_tokens),
+        _total("  whole groups", num_groups - num_cut, whole, plan.max_tokens),
+        _total("  in partitions", num_cut, parts, plan.max_tokens),
+        _total("rows", num_groups, flat + long, plan.max_tokens),
+    ]
+    ordered = sorted(plan.groups, key=lambda group: group.partitions is None)
+    lines = [format_table(TOTALS, totals)]
+    if at_most:
+        lines += ["", format_table(RUNS, [_run_cells(group) for group in ordered[:at_most]])]
+    if num_groups > at_most:
+        lines.append(f"({num_groups - at_most} more groups; list them with --groups {num_groups})")
+    blocks = plan.attention
+    lines.append(
+        f"\nAttention visits {blocks.full + blocks.partial:,} blocks of {BLOCK} x {BLOCK} tokens: "
+        f"{blocks.full:,} full, {blocks.partial:,} partial ({blocks.partial_share:.0%})."
+    )
+    if long:
+        lines.append(
+            f"\n{len(long)} rows alone exceed {plan.max_tokens:,} tokens ({plan.oversized_rows[0].name}, ...): without "
+            "trees they run over the budget."
+        )
+    return "\n".join(lines)
 
 
-def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush_left: int = 1) -> str:
-    """Columns of equal width, the first ones flush left, the others flush right."""
+def format_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width, the first flush left, the others flush right."""
     widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
 
     def join(line: Sequence[str]) -> str:
         cells = [
-            cell.ljust(width) if column < flush_left else cell.rjust(width)
+            cell.rjust(width) if column else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         return "  ".join(cells).rstrip()
@@ -51,7 +90,7 @@ def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush
     return "\n".join([join(header), "  ".join("-" * width for width in widths), *map(join, lines)])
 
 
-def _cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
+def _overlap_cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
     overlap = report.overlap
     return (
         report.name[:32],
@@ -64,4 +103,27 @@ def _cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
         f"{overlap.flop_bound(shape):.2f}x",
         f"{sum(report.causes.values()):,}",
         f"{overlap.depth:,}",
+    )
+
+
+def _total(name: str, num_groups: int, sizes: Sequence[int], max_tokens: int) -> tuple[str, ...]:
+    used = f"{sum(sizes) / (len(sizes) * max_tokens):.1%}" if sizes else "-"
+    return (name, f"{num_groups:,}", f"{len(sizes):,}", f"{sum(sizes):,}", used, f"{max(sizes, default=0):,}")
+
+
+def _run_cells(group: GroupRun) -> tuple[str, ...]:
+    cells = (group.name[:32], f"{group.num_rows:,}", f"{group.unique_tokens:,}")
+    plan = group.partitions
+    if plan is None:
+        return (*cells, "whole", *["-"] * 6)
+    found = f"{plan.num_partitions:,}" if plan.is_optimal else f"{plan.num_partitions:,} (>= {plan.lower_bound:,})"
+    return (
+        *cells,
+        "partitioned",
+        found,
+        f"{plan.utilisation:.1%}",
+        f"{plan.relayed_tokens:,}",
+        f"{plan.depth:,}",
+        f"{plan.peak_live_tokens:,}",
+        f"{plan.solver.replace('_', ' ')}, {'optimal' if plan.is_optimal else 'not proven'}",
     )

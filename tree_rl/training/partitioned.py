@@ -21,7 +21,7 @@ from tree_rl.training.loss.readout import Readout
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import Partition, PartitionPlan
+from tree_rl.tree.partition import Partition, PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
 """From the values of all slots known so far to dL/dvalue of each slot."""

@@ -58,7 +58,7 @@ class Rows:
         ids = Jagged.from_rows([np.asarray(row, dtype=np.int64) for row in token_ids], dtype=np.int64)
         empty = np.flatnonzero(ids.lengths == 0)
         if len(empty):
-            raise RowError(int(empty[0]), "has no tokens; drop it before training")
+            raise RowError(f"row {empty[0]}: has no tokens; drop it before training")
         wanted_F = np.ones(len(ids.values), dtype=bool)
         if trained is not None:
             wanted_F = _next_is_trained(ids, trained)
@@ -104,8 +104,8 @@ def _next_is_trained(ids: Jagged, trained: Sequence[Sequence[int] | np.ndarray])
     masks = [np.asarray(mask) for mask in trained]
     for row, (mask, length) in enumerate(zip(masks, ids.lengths.tolist(), strict=True)):
         if len(mask) != length:
-            raise RowError(row, f"has {length} tokens and a mask of {len(mask)}")
+            raise RowError(f"row {row}: has {length} tokens and a mask of {len(mask)}")
         if mask[0]:
-            raise RowError(row, "trains its first token, which nothing predicts; set the first mask entry to 0")
+            raise RowError(f"row {row}: trains its first token, which nothing predicts; set the first mask entry to 0")
     trained_F = np.concatenate(masks) != 0 if masks else np.zeros(0, dtype=bool)
     return np.append(trained_F[1:], False) if len(trained_F) else trained_F

@@ -1,7 +1,7 @@
-"""Floating point operations of one training step over rows and over their forest: what balancing and mode auto compare.
+"""What one training step over rows, or over their forest, costs: what balance, mode auto, plan and bench compare.
 
-GEMMs count per token, attention per visible (query, key) pair, the language-model head per trained token.
-Legend: N unique tokens, B rows.
+Products of matrices count per token, attention per visible (query, key) pair, the language-model head per trained
+token. Legend: N unique tokens, B rows.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,62 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 """Names of attention among a config's `layer_types`; others are recurrent."""
 FORWARD_AND_BACKWARD = 3
 """A backward costs two forwards: one product for each operand's gradient."""
+LEAST_GAIN = 1.02
+"""A group runs as a tree if that saves at least 2 % of its cost: less would not pay for planning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """Cost of a step, linear in what it computes; the unit is the caller's."""
+
+    per_token: float
+    """One token through the projections and MLPs of all layers."""
+    per_pair: float
+    """Scores and weighted values of one visible pair, in all layers with attention."""
+    per_head_token: float = 0.0
+    """One position of the language-model head."""
+
+    def step(self, tokens: Amount, pairs: Amount, head_tokens: Amount) -> Amount:
+        """Cost of so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""
+        return self.per_token * tokens + self.per_pair * pairs + self.per_head_token * head_tokens
+
+    def rows(self, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:
+        """Cost of each row by itself.
+
+        Args:
+            lengths: int [B], tokens of each row.
+            head_tokens: int [B], tokens with a loss in each row; None means all.
+
+        Returns:
+            float64 [B].
+        """
+        tokens = np.asarray(lengths, dtype=np.float64)
+        return self.step(tokens, tokens * (tokens + 1) / 2, tokens if head_tokens is None else head_tokens)
+
+    def forest(self, forest: Forest, trained: Jagged | None = None) -> float:
+        """Cost of rows that run as one forest.
+
+        Args:
+            forest: the rows.
+            trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere. The head runs once per
+                unique token that any row trains.
+        """
+        pairs = float(forest.position.sum(dtype=np.int64)) + forest.num_unique
+        return self.step(float(forest.num_unique), pairs, float(trained_unique_tokens(forest, trained).sum()))
+
+    def tree_pays(self, forest: Forest, wanted: Jagged | None = None) -> bool:
+        """Whether running a forest costs enough less than running its rows one by one.
+
+        Args:
+            forest: the rows.
+            wanted: [B, L_b], nonzero where the next token's log-prob is asked for: a forest's head runs there alone,
+                that of rows everywhere. None means everywhere.
+        """
+        return float(self.rows(forest.row_index.lengths).sum()) >= LEAST_GAIN * self.forest(forest, wanted)
+
+
+UNKNOWN_MODEL = CostModel(per_token=24_576.0, per_pair=2.0)
+"""For rows of a model whose sizes are not known: the scale of verl's `calculate_workload`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,74 +139,16 @@ class ModelShape:
         )
 
     @property
-    def flops_per_token(self) -> float:
-        """Forward and backward through the projections and MLPs of all layers."""
+    def cost(self) -> CostModel:
+        """Cost of a step in floating point operations, forward and backward."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         parameters = self.layers * (attention + 3 * self.hidden * self.intermediate)
-        return FORWARD_AND_BACKWARD * 2.0 * parameters
-
-    @property
-    def flops_per_pair(self) -> float:
-        """Forward and backward of the scores and the weighted values of one visible pair, in layers with attention."""
-        layers = self.layers if self.attention_layers is None else self.attention_layers
-        return FORWARD_AND_BACKWARD * 4.0 * layers * self.heads * self.head_dim
-
-    @property
-    def flops_per_head_token(self) -> float:
-        """Forward and backward of the language-model head at one position."""
-        return FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab
-
-    def flops(self, tokens: Amount, pairs: Amount, head_tokens: Amount) -> Amount:
-        """Cost of a step over so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""
-        body = self.flops_per_token * tokens + self.flops_per_pair * pairs
-        return body + self.flops_per_head_token * head_tokens
-
-
-LEAST_GAIN = 1.02
-"""A group runs as a tree if that saves at least 2 % of its operations: less would not pay for planning."""
-
-
-def tree_pays(shape: ModelShape, forest: Forest, wanted: Jagged | None = None) -> bool:
-    """Whether running a forest costs enough less than running its rows one by one.
-
-    Args:
-        shape: the model.
-        forest: the rows.
-        wanted: [B, L_b], nonzero where the next token's log-prob is asked for: a forest's head runs there alone, that
-            of rows everywhere. None means everywhere.
-    """
-    return float(row_cost(shape, forest.row_index.lengths).sum()) >= LEAST_GAIN * forest_cost(shape, forest, wanted)
-
-
-def row_cost(shape: ModelShape, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:
-    """Cost of running rows one by one.
-
-    Args:
-        shape: the model.
-        lengths: int [B], tokens of each row.
-        head_tokens: int [B], tokens with a loss in each row; None means all.
-
-    Returns:
-        float64 [B], floating point operations of forward and backward.
-    """
-    tokens = np.asarray(lengths, dtype=np.float64)
-    return shape.flops(tokens, tokens * (tokens + 1) / 2, tokens if head_tokens is None else head_tokens)
-
-
-def forest_cost(shape: ModelShape, forest: Forest, trained: Jagged | None = None) -> float:
-    """Cost of running a forest once.
-
-    Args:
-        shape: the model.
-        forest: the rows.
-        trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere. The head runs once per
-            unique token that any row trains.
-
-    Returns:
-        Floating point operations of forward and backward.
-    """
-    pairs = float(forest.position.sum(dtype=np.int64)) + forest.num_unique
-    return shape.flops(float(forest.num_unique), pairs, float(trained_unique_tokens(forest, trained).sum()))
+        attention_layers = self.layers if self.attention_layers is None else self.attention_layers
+        return CostModel(
+            per_token=FORWARD_AND_BACKWARD * 2.0 * parameters,
+            per_pair=FORWARD_AND_BACKWARD * 4.0 * attention_layers * self.heads * self.head_dim,
+            per_head_token=FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab,
+        )
 
 
 def trained_unique_tokens(forest: Forest, trained: Jagged | None) -> np.ndarray:

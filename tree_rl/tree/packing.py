@@ -1,6 +1,6 @@
-"""Micro-batches of at most ``max_tokens`` unique tokens that hold whole groups of rows.
+"""Forwards of at most ``max_tokens`` unique tokens that hold whole groups of rows.
 
-A group beyond the budget is none of packing's business: it runs in partitions (`tree_rl.tree.partition`).
+A group beyond the budget runs in partitions instead (`tree_rl.tree.partition`).
 Legend: B rows.
 """
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tree_rl.tree.bins import Bins, best_fit, least_loaded
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.order import RowOrder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MicroBatch:
-    """Rows that run in one forward."""
+class PackedGroups:
+    """Whole groups that run in one forward."""
 
     rows: np.ndarray
     """int64, row indices, ascending."""
@@ -23,21 +24,10 @@ class MicroBatch:
     """Unique tokens of these rows together: the length of the forward."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packing:
-    """Micro-batches of a set of groups."""
-
-    micro_batches: tuple[MicroBatch, ...]
-    """Every row of every group exactly once; most tokens first."""
-
-    @property
-    def unique_tokens(self) -> int:
-        """Tokens of all forwards together."""
-        return sum(batch.unique_tokens for batch in self.micro_batches)
-
-
-def pack_groups(forest: Forest, groups: Sequence[Sequence[int] | np.ndarray], *, max_tokens: int) -> Packing:
-    """Pack groups into few micro-batches of similar size.
+def pack_groups(
+    forest: Forest, groups: Sequence[Sequence[int] | np.ndarray], *, max_tokens: int
+) -> tuple[PackedGroups, ...]:
+    """Pack groups into few forwards of similar size.
 
     Args:
         forest: the forest of all rows.
@@ -46,7 +36,7 @@ def pack_groups(forest: Forest, groups: Sequence[Sequence[int] | np.ndarray], *,
         max_tokens: budget in unique tokens.
 
     Returns:
-        The micro-batches; none when there are no rows.
+        Every row of every group exactly once, most tokens first; nothing when there are no rows.
 
     Raises:
         ValueError: a budget below 1, a row in two groups, a group beyond the budget.
@@ -67,10 +57,8 @@ def pack_groups(forest: Forest, groups: Sequence[Sequence[int] | np.ndarray], *,
                 "run it in partitions (tree_rl.tree.partition.plan_partitions)"
             )
     bins = _fill_bins(sizes, max_tokens)
-    batches = [_joined([members[index] for index in content], order, rank_of_row) for content in bins]
-    return Packing(
-        micro_batches=tuple(sorted(batches, key=lambda batch: (-batch.unique_tokens, int(batch.rows[0])))),
-    )
+    packed = [_joined([members[index] for index in content], order, rank_of_row) for content in bins]
+    return tuple(sorted(packed, key=lambda one: (-one.unique_tokens, int(one.rows[0]))))
 
 
 def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
@@ -83,43 +71,15 @@ def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
         raise ValueError(f"groups: expected each row once, but row {values[np.argmax(counts)]} appears again")
 
 
-def _fill_bins(sizes: list[int], capacity: int) -> list[list[int]]:
-    """Groups by index in few bins: as many as best fit decreasing needs, evened out where that fits."""
-    largest_first = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
-    tight = _best_fit(largest_first, sizes, capacity)
-    even = _least_loaded(largest_first, sizes, len(tight))
-    if all(sum(sizes[index] for index in content) <= capacity for content in even):
-        return even
-    return tight
+def _fill_bins(sizes: list[int], capacity: int) -> Bins:
+    """As many bins as best fit needs, evened out where that fits."""
+    tight = best_fit(sizes, capacity)
+    even = least_loaded(sizes, len(tight))
+    fits = all(sum(sizes[index] for index in content) <= capacity for content in even)
+    return even if fits else tight
 
 
-def _best_fit(largest_first: list[int], sizes: list[int], capacity: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in largest_first:
-        fitting = [number for number, left in enumerate(room) if left >= sizes[index]]
-        if fitting:
-            chosen = min(fitting, key=room.__getitem__)
-        else:
-            chosen = len(bins)
-            bins.append([])
-            room.append(capacity)
-        bins[chosen].append(index)
-        room[chosen] -= sizes[index]
-    return bins
-
-
-def _least_loaded(largest_first: list[int], sizes: list[int], num_bins: int) -> list[list[int]]:
-    bins: list[list[int]] = [[] for _ in range(num_bins)]
-    load = [0] * num_bins
-    for index in largest_first:
-        chosen = load.index(min(load))
-        bins[chosen].append(index)
-        load[chosen] += sizes[index]
-    return bins
-
-
-def _joined(groups: list[np.ndarray], order: RowOrder, rank_of_row: np.ndarray) -> MicroBatch:
-    """Groups in one micro-batch; a prefix that they share runs once."""
+def _joined(groups: list[np.ndarray], order: RowOrder, rank_of_row: np.ndarray) -> PackedGroups:
+    """Groups in one forward; a prefix that they share runs once."""
     rows = np.sort(np.concatenate(groups))
-    return MicroBatch(rows=rows, unique_tokens=order.take(np.sort(rank_of_row[rows])).num_unique)
+    return PackedGroups(rows=rows, unique_tokens=order.take(np.sort(rank_of_row[rows])).num_unique)

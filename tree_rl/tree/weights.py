@@ -1,96 +1,50 @@
-"""What each token of each row weighs in the loss (paper, section Derivation).
+"""What each row, or each token of a row, weighs in the loss (paper, eq. 1 and section Derivation).
 
 With path weights w_k a unique token weighs lambda_t = sum of w_k over the rows k through t, because
-sum_k w_k sum_{t in p_k} l_t = sum_t lambda_t l_t; w_k = 1/K gives the tree loss sum_t (g_t / K) l_t.
-Legend: N unique tokens, B rows, F flat tokens.
+sum_k w_k sum_{t in p_k} l_t = sum_t lambda_t l_t. w_k = 1 gives the rows' own objective, sum_t g_t l_t.
+Legend: B rows, F flat tokens, K rows of a tree, g_t rows through token t.
 """
-
-from typing import Literal
 
 import numpy as np
 
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
-PathWeighting = Literal["verl", "sep_avg", "token_unique"]
 
-
-def row_token_weights(
-    forest: Forest,
-    weighting: PathWeighting,
-    *,
-    trained: Jagged | None = None,
-    group_of_row: np.ndarray | None = None,
-) -> Jagged:
-    """Weights that multiply the loss of each row's tokens, before any aggregation of verl's.
-
-    * ``verl``: 1. The sum over rows is then sum_t g_t l_t, the rows' own objective.
-    * ``sep_avg``: 1 / K in a tree of K rows, so that a unique token weighs g_t / K (the boxed tree loss).
-    * ``token_unique``: 1 / h_t, with h_t the rows in which the token is trained, so that every unique token weighs 1
-      in total (lambda_t = 1). Without a mask h_t = g_t. Where the token is not trained the weight is 0.
+def tree_mean_weights(forest: Forest, *, rows_of_tree_B: np.ndarray | None = None) -> np.ndarray:
+    """w_k = 1 / K for the rows of each tree, so that a unique token weighs g_t / K: the boxed tree loss (`sep_avg`).
 
     Args:
         forest: the rows.
-        weighting: one of the three above.
-        trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere. Only ``token_unique`` asks.
-        group_of_row: int [B], what counts as one tree for ``sep_avg``, such as the prompt of a row: two prompts with
-            a common first token would else be one tree. None takes the trees of the forest.
+        rows_of_tree_B: int [B], K of each row's tree, where its rows are only part of the tree, as on one of several
+            ranks. None counts the rows of the forest.
+
+    Returns:
+        float64 [B].
+
+    Raises:
+        ValueError: not one K of at least 1 per row.
+    """
+    rows_B = forest.tree_rows[forest.tree_of_row] if rows_of_tree_B is None else np.asarray(rows_of_tree_B)
+    if rows_B.shape != (forest.num_rows,) or (rows_B < 1).any():
+        raise ValueError(f"rows_of_tree_B: expected {forest.num_rows} counts of at least 1, received {rows_B.tolist()}")
+    return 1.0 / rows_B
+
+
+def once_per_token_weights(forest: Forest, trained: Jagged | None = None) -> Jagged:
+    """1 / g_t for each row's token, so that every unique token weighs 1 in total, lambda_t = 1 (`token_unique`).
+
+    Args:
+        forest: the rows.
+        trained: [B, L_b], nonzero where the row's token has a loss; then g_t counts the rows that train the token, and
+            tokens without a loss weigh 0. None means everywhere.
 
     Returns:
         float64 [B, L_b].
 
     Raises:
-        ValueError: unknown weighting, or a mask or groups whose shape is not that of the rows.
+        ValueError: a mask whose shape is not that of the rows.
     """
-    if weighting == "verl":
-        return forest.row_index.with_values(np.ones(forest.num_flat))
-    if weighting == "sep_avg":
-        tree_of_row = forest.tree_of_row if group_of_row is None else np.asarray(group_of_row)
-        if tree_of_row.shape != (forest.num_rows,):
-            raise ValueError(f"group_of_row: expected shape ({forest.num_rows},), received {tree_of_row.shape}")
-        _, tree, rows_in_tree = np.unique(tree_of_row, return_inverse=True, return_counts=True)
-        return path_weights(forest, 1.0 / rows_in_tree[tree])
-    if weighting == "token_unique":
-        return _once_per_unique_token(forest, trained)
-    raise ValueError(f"path_weighting: expected verl, sep_avg or token_unique, received {weighting!r}")
-
-
-def path_weights(forest: Forest, weight_of_row: np.ndarray) -> Jagged:
-    """Custom path weights w_k, the same on every token of a row.
-
-    Args:
-        forest: the rows.
-        weight_of_row: float [B], w_k; negative weights are allowed, as in a difference of two losses.
-
-    Returns:
-        float64 [B, L_b].
-
-    Raises:
-        ValueError: not one finite weight per row.
-    """
-    weights = np.asarray(weight_of_row, dtype=np.float64)
-    if weights.shape != (forest.num_rows,):
-        raise ValueError(f"path weights: expected shape ({forest.num_rows},), received {weights.shape}")
-    if not np.isfinite(weights).all():
-        row = int(np.argmin(np.isfinite(weights)))
-        raise ValueError(f"path weights: expected finite weights, but row {row} has {weights[row]}")
-    return forest.row_index.with_values(np.repeat(weights, forest.row_index.lengths))
-
-
-def unique_token_weights(forest: Forest, weights: Jagged) -> np.ndarray:
-    """lambda_t: what each unique token weighs in total.
-
-    Args:
-        forest: the rows.
-        weights: float [B, L_b], weights per row token.
-
-    Returns:
-        float64 [N], their sum over the rows through each token.
-    """
-    return np.bincount(forest.row_index.values, weights=weights.values, minlength=forest.num_unique)
-
-
-def _once_per_unique_token(forest: Forest, trained: Jagged | None) -> Jagged:
     index = forest.row_index
     if trained is None:
         return index.with_values(1.0 / forest.path_count[index.values])

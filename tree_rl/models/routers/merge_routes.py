@@ -106,7 +106,7 @@ def _bytes_of_tokens(routes_TLK: np.ndarray) -> np.ndarray:
 def _check(routes: np.ndarray, row: int, layers_and_experts: tuple[int, ...]) -> None:
     if routes.ndim != 3 or routes.dtype.kind not in "iu":
         raise RowError(
-            row, f"expected integer routes [tokens, layers, experts], received {routes.dtype} {routes.shape}"
+            f"row {row}: expected integer routes [tokens, layers, experts], received {routes.dtype} {routes.shape}"
         )
     if routes.shape[1:] != layers_and_experts:
-        raise RowError(row, f"expected routes of {layers_and_experts} per token, received {routes.shape[1:]}")
+        raise RowError(f"row {row}: expected routes of {layers_and_experts} per token, received {routes.shape[1:]}")

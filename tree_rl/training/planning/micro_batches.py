@@ -9,12 +9,13 @@ from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import Budget
 from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.rows import Rows
-from tree_rl.tree.cost import ModelShape, tree_pays
+from tree_rl.tree.bins import best_fit
+from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import offsets_of
 from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.partition import PartitionPlan
-from tree_rl.tree.weights import row_token_weights
+from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -77,14 +78,14 @@ def plan_micro_batches(
     whole_groups, large, flat_rows = [], [], []
     for group in groups:
         part = forest.select_rows(group)
-        if not (always or shape is None or tree_pays(shape, part, wanted.select(group))):
+        if not (always or shape is None or shape.cost.tree_pays(part, wanted.select(group))):
             flat_rows += group.tolist()
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
             large.append(_partitioned_batch(part, group, plans.plan(part, budget.unique_tokens)))
-    packing = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
-    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packing.micro_batches]
+    packed = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
+    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packed]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
     return _with_weights(large + forests + flats, forest, rows, config)
 
@@ -131,12 +132,12 @@ def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> Mic
 def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
     """The batches, each with its share of the path weights of the whole call."""
     if config.path_weighting == "sep_avg":
-        weight_B = 1.0 / forest.tree_rows[forest.tree_of_row]
+        weight_B = tree_mean_weights(forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
     if config.path_weighting == "token_unique":
         trained_F = np.zeros(forest.num_flat, dtype=bool)
         trained_F[1:] = rows.counted_F[:-1]
-        weights = row_token_weights(forest, "token_unique", trained=forest.row_index.with_values(trained_F))
+        weights = once_per_token_weights(forest, forest.row_index.with_values(trained_F))
         weight_of_next_F = np.append(weights.values[1:], 0.0)
         flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
         pairs = zip(batches, flat_of, strict=True)
@@ -145,16 +146,6 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config:
 
 
 def _flat_bins(forest: Forest, members: list[int], budget: Budget) -> list[list[int]]:
-    """Rows in few bins of at most `budget.flat_tokens`, longest first."""
-    lengths = forest.row_index.lengths
-    bins: list[list[int]] = []
-    loads: list[int] = []
-    for row in sorted(members, key=lambda row: (-lengths[row], row)):
-        fitting = next((i for i, load in enumerate(loads) if load + lengths[row] <= budget.flat_tokens), None)
-        if fitting is None:
-            bins.append([])
-            loads.append(0)
-            fitting = len(bins) - 1
-        bins[fitting].append(row)
-        loads[fitting] += int(lengths[row])
-    return bins
+    """Rows in few bins of at most `budget.flat_tokens`."""
+    bins = best_fit(forest.row_index.lengths[members].tolist(), budget.flat_tokens)
+    return [[members[index] for index in content] for content in bins]

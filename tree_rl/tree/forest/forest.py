@@ -11,7 +11,7 @@ import numpy as np
 
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
 from tree_rl.tree.forest.order import RowOrder, order_by_layout, sort_by_tokens
-from tree_rl.tree.forest.rows import read_merge_keys, read_rows
+from tree_rl.tree.forest.rows import flatten_rows, read_merge_keys
 from tree_rl.tree.forest.trie import Segments, build_trie, lay_out
 
 
@@ -56,7 +56,7 @@ class Forest:
             RowError: empty row, negative or non-integer id, id beyond int32, merge key of the wrong length.
             ValueError: merge_key without one entry per row.
         """
-        flat = read_rows(rows)
+        flat = flatten_rows(rows)
         keys = None if merge_key is None else read_merge_keys(merge_key, flat.lengths)
         return _assemble(flat, sort_by_tokens(flat, keys))
 
@@ -128,11 +128,6 @@ class Forest:
         return np.repeat(np.arange(self.num_segments), self.segments.lengths)
 
     @property
-    def tree_of_segment(self) -> np.ndarray:
-        """int64 [S], tree of each segment, counted in layout order."""
-        return np.cumsum(self.segments.parent < 0) - 1
-
-    @property
     def tree_of_row(self) -> np.ndarray:
         """int64 [B], tree of each row."""
         roots = self.segments.start[self.segments.parent < 0]
@@ -143,12 +138,6 @@ class Forest:
     def tree_rows(self) -> np.ndarray:
         """int32 [trees], K: rows of each tree."""
         return self.segments.path_count[self.segments.parent < 0]
-
-    @property
-    def tree_path_count(self) -> np.ndarray:
-        """int32 [N], K of the tree of each unique token: the denominator of g_t / K."""
-        roots = self.segments.parent < 0
-        return np.repeat(self.tree_rows, self.segments.subtree_end[roots] - self.segments.start[roots])
 
     @property
     def row_order(self) -> RowOrder:

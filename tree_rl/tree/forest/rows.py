@@ -14,20 +14,7 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 class RowError(ValueError):
-    """A row that cannot be part of a forest, or cannot be trained on."""
-
-    def __init__(self, row: int | None, problem: str, *, label: str | None = None) -> None:
-        """Name the row.
-
-        Args:
-            row: index in the caller's order; None where the problem is all rows'.
-            problem: what was expected and what came.
-            label: how the message names the row; None takes its index.
-        """
-        name = label or (None if row is None else f"row {row}")
-        super().__init__(problem if name is None else f"{name}: {problem}")
-        self.row = row
-        """Index of the row in the caller's order."""
+    """A row that cannot be used; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,7 +27,7 @@ class MergeKeys:
     """B entries: int64 [length of the row], or None for a row without a key per token."""
 
 
-def read_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
+def flatten_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
     """Check rows of token ids and lay them end to end.
 
     Args:
@@ -55,13 +42,13 @@ def read_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
     arrays = [_integer_array(row, index, "token ids") for index, row in enumerate(rows)]
     for index, array in enumerate(arrays):
         if array.size == 0:
-            raise RowError(index, "expected at least one token, received an empty row; drop it before planning")
+            raise RowError(f"row {index}: expected at least one token, received an empty row; drop it before planning")
     flat = Jagged.from_rows(arrays) if arrays else Jagged.from_rows([], dtype=np.int32)
     if flat.values.size and (flat.values.min() < 0 or flat.values.max() > INT32_MAX):
         at = int(np.argmax((flat.values < 0) | (flat.values > INT32_MAX)))
         row = int(np.searchsorted(flat.offsets, at, side="right")) - 1
         where = f"token {at - flat.offsets[row]} is {flat.values[at]}"
-        raise RowError(row, f"expected ids in [0, {INT32_MAX}], but {where}; strip padding and mask ids first")
+        raise RowError(f"row {row}: expected ids in [0, {INT32_MAX}], but {where}; strip padding and mask ids first")
     return flat.with_values(flat.values.astype(np.int32, copy=False))
 
 
@@ -89,7 +76,7 @@ def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndar
         if isinstance(key, np.ndarray | list):
             array = _integer_array(key, row, "merge_key").astype(np.int64, copy=False)
             if len(array) != lengths[row]:
-                raise RowError(row, f"expected a merge_key of {lengths[row]} tokens, received {len(array)}")
+                raise RowError(f"row {row}: expected a merge_key of {lengths[row]} tokens, received {len(array)}")
             label: tuple[str, Hashable] = ("per token", None)
             token_keys.append(array)
         else:
@@ -102,12 +89,12 @@ def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndar
 def _integer_array(row: np.ndarray | Sequence[int], index: int, what: str) -> np.ndarray:
     array = np.asarray(row)
     if array.ndim != 1:
-        raise RowError(index, f"expected {what} of one dimension, received shape {array.shape}")
+        raise RowError(f"row {index}: expected {what} of one dimension, received shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
-        raise RowError(index, f"expected integer {what}, received {array.dtype} (first value {array[0]!r})")
+        raise RowError(f"row {index}: expected integer {what}, received {array.dtype} (first value {array[0]!r})")
     if array.dtype == np.uint64:
         # A mix of int64 and uint64 would be promoted to float64, which merges neighbouring ids.
         if array.size and array.max() > np.iinfo(np.int64).max:
-            raise RowError(index, f"expected {what} within int64, received {array.max()}")
+            raise RowError(f"row {index}: expected {what} within int64, received {array.max()}")
         array = array.astype(np.int64)
     return array

@@ -6,7 +6,7 @@ a larger load can always leave in a partition of its own. Exact packing at each 
 
 from collections.abc import Callable
 
-from tree_rl.tree.partition.bins import EXACT_LOADS, Bins, bound_bins, pack_loads
+from tree_rl.tree.bins import EXACT_LOADS, Bins, bound_bins, kept_tokens, pack_loads
 from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
 
 
@@ -17,7 +17,7 @@ def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:
         problem: I items.
 
     Returns:
-        The cuts, and whether no plan has fewer partitions (True is a proof).
+        The cuts, and whether no plan has fewer partitions or relays fewer tokens (True is a proof).
     """
     leader = [KEPT] * len(problem.length)
     certain = True
@@ -27,14 +27,16 @@ def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:
         bins, proven = pack_loads(loads, room, problem.capacity_tokens)
         certain &= proven
         _lead(bins, items, leader)
-        return len(bins), sum(loads) - sum(loads[index] for content in bins for index in content)
+        return len(bins), kept_tokens(loads, bins)
 
     _walk_upwards(problem, pack)
     return measure_cuts(problem, leader), certain
 
 
-def fewest_partitions(problem: CutProblem) -> int:
-    """A lower bound on the number of partitions of any plan: packing is exact or bounded at each token.
+def lower_bounds(problem: CutProblem) -> tuple[int, int]:
+    """Bounds on the partitions and on the relayed tokens of any plan.
+
+    A plan relays a token once for each partition that hangs below it, and each packing bounds their number.
 
     Args:
         problem: I items.
@@ -45,54 +47,47 @@ def fewest_partitions(problem: CutProblem) -> int:
         if len(loads) > EXACT_LOADS:
             return bound_bins(loads, room, capacity)
         bins, _proven = pack_loads(loads, room, capacity)
-        return len(bins), sum(loads) - sum(loads[index] for content in bins for index in content)
+        return len(bins), kept_tokens(loads, bins)
 
-    return max(_walk_upwards(problem, pack), -(-problem.start[-1] // problem.capacity_tokens))
-
-
-def least_relayed(problem: CutProblem, partitions: int) -> int:
-    """A lower bound on the relayed tokens of a plan with so many partitions: all but the roots' hang from a cut.
-
-    Args:
-        problem: I items.
-        partitions: of the plan.
-    """
-    capacity = problem.capacity_tokens
-    cut_roots = [root for root in problem.roots if problem.length[root] > capacity or problem.children[root]]
-    if not cut_roots:
-        return 0
-    highest = min(problem.length[root] if problem.length[root] <= capacity else 1 for root in cut_roots)
-    return max(0, partitions - len(problem.roots)) * highest
+    partitions, relayed_tokens = _walk_upwards(problem, pack)
+    return max(partitions, -(-problem.start[-1] // problem.capacity_tokens)), relayed_tokens
 
 
 def least_depth(problem: CutProblem, relayed_tokens: int) -> int:
-    """A lower bound on the depth of plans that relay so many tokens.
-
-    L partitions on a path cover at most L * C tokens of it; a subtree that is not cut fits into the last with what
-    else it holds of the path.
+    """A lower bound on the depth of plans that relay so many tokens: each path alone, filled from its root.
 
     Args:
         problem: I items.
         relayed_tokens: more than 0 where something hangs from a cut.
     """
-    longest = max((past + length for past, length in zip(problem.past, problem.length, strict=True)), default=0)
-    return max(-(-longest // problem.capacity_tokens), 1 + (relayed_tokens > 0) if problem.length else 0)
+    capacity = problem.capacity_tokens
+    reached: list[tuple[int, int]] = []
+    for item, above in enumerate(problem.parent):
+        level, filled = reached[above] if above >= 0 else (1, 0)
+        length = problem.length[item]
+        if filled + length > capacity and length <= capacity:
+            level, filled = level + 1, 0
+        cuts = (filled + length - 1) // capacity
+        reached.append((level + cuts, filled + length - cuts * capacity))
+    return max([1 + (relayed_tokens > 0), *(level for level, _ in reached)]) if reached else 0
 
 
-def _walk_upwards(problem: CutProblem, pack: Callable[[list[int], int, list[int]], tuple[int, int]]) -> int:
-    """Partitions of the forest when ``pack(loads, room, items)`` answers (bins, tokens kept) at each token."""
-    top = [0] * len(problem.length)
-    partitions = 0
-    for item in range(len(top) - 1, -1, -1):
-        kept, length = 0, problem.length[item]
+def _walk_upwards(problem: CutProblem, pack: Callable[[list[int], int, list[int]], tuple[int, int]]) -> tuple[int, int]:
+    """Partitions and relayed tokens when ``pack(loads, room, items)`` answers (bins, tokens kept) at each token."""
+    items, capacity = len(problem.length), problem.capacity_tokens
+    top, hanging = [0] * items, [0] * items
+    relayed_tokens = 0
+    for item in range(items - 1, -1, -1):
+        bins, kept, length = 0, 0, problem.length[item]
         if problem.children[item]:
             loads = [top[child] for child in problem.children[item]]
-            bins, kept = pack(loads, room_below(length, problem.capacity_tokens), problem.children[item])
-            partitions += bins
-        inner, top[item] = split_chain(length, kept, problem.capacity_tokens)
-        partitions += inner
+            bins, kept = pack(loads, room_below(length, capacity), problem.children[item])
+        below = bins + sum(hanging[child] for child in problem.children[item])
+        inner, top[item] = split_chain(length, kept, capacity)
+        hanging[item] = below + inner
+        relayed_tokens += below * length + inner * top[item] + capacity * (inner * (inner - 1) // 2)
     bins, _ = pack([top[root] for root in problem.roots], 0, problem.roots)
-    return partitions + bins
+    return bins + sum(hanging[root] for root in problem.roots), relayed_tokens
 
 
 def _lead(bins: Bins, items: list[int], leader: list[int]) -> None:

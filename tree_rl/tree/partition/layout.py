@@ -1,15 +1,98 @@
-"""From chosen cuts to a plan: tokens, pasts, gateways and the order of execution.
+"""From chosen cuts to a plan: which tokens each partition runs, behind which past, and in which order.
 
-Legend: N unique tokens, I items, p partitions, r runs.
+Paper, section Redundancy-Free Tree Partitioning.
+Legend: N unique tokens, I items, p partitions, n tokens of a partition, P tokens of its past.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition.plan import Cut, Op, Partition, PartitionPlan, SolverName
 from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts
+
+Op = tuple[Literal["forward", "backward"], int]
+"""One step of the runner and the partition that it runs."""
+
+SolverName = Literal["heuristic", "cp_sat"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cut:
+    """A token of a partition below which children hang: one relay, however many children read it."""
+
+    token: int
+    """The unique token."""
+    local_token: int
+    """Its index in the partition."""
+    path: np.ndarray
+    """int32, indices in the partition of the token and its ancestors there, ascending. The past of a child is the past
+    of this partition followed by these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Partition:
+    """Subtrees (without what was cut off below them) that hang from one token, or that are roots."""
+
+    tokens: np.ndarray
+    """int32 [n], unique tokens, ascending: the order of the forward."""
+    parent: int
+    """Partition that holds the cut token, -1 where there is no past."""
+    cut_token: int
+    """Unique token whose root-to-cut path is the past, -1 where there is none."""
+    past_length: int
+    """P, tokens of the past; 0 for roots."""
+    position: np.ndarray
+    """int32 [n], depth on the whole path: the RoPE position, past included."""
+    local_subtree_end: np.ndarray
+    """int32 [n], first index in the partition past the tokens that continue this one."""
+    cuts: tuple[Cut, ...]
+    """Tokens with children, ascending."""
+
+    @property
+    def num_tokens(self) -> int:
+        """n."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartitionPlan:
+    """Partitions in order of their forwards: a parent comes before its children."""
+
+    capacity_tokens: int
+    """C, most unique tokens of a partition."""
+    partitions: tuple[Partition, ...]
+    """All partitions; every unique token is in exactly one."""
+    partition_of_token: np.ndarray
+    """int32 [N], partition of each unique token."""
+    local_index: np.ndarray
+    """int32 [N], index of each unique token in its partition."""
+    ops: tuple[Op, ...]
+    """Depth first: forward of a partition, all of each child in turn, then its backward."""
+    relayed_tokens: int
+    """Sum of the past lengths."""
+    depth: int
+    """Partitions on the longest path: most graphs alive at a time."""
+    peak_live_tokens: int
+    """Most unique tokens whose graphs are alive at a time."""
+    lower_bound: int
+    """No plan has fewer partitions."""
+    solver: SolverName
+    """Who found this plan."""
+    is_optimal: bool
+    """Whether partitions, then relayed tokens, then depth are proven minimal."""
+
+    @property
+    def num_partitions(self) -> int:
+        """Forwards, and backwards, of a step."""
+        return len(self.partitions)
+
+    @property
+    def utilisation(self) -> float:
+        """N / (partitions * C), 1 where every partition is full; 1 for an empty forest."""
+        room = self.num_partitions * self.capacity_tokens
+        return len(self.partition_of_token) / room if room else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -17,30 +100,13 @@ class _Pieces:
     """Partitions before they are put into order."""
 
     start: list[int]
-    """[r], first unique token of each run; runs cover the layout without gaps. A run is part of a segment or a whole
-    subtree: only its first token can follow a token outside."""
+    """First unique token of each run; runs cover the layout without gaps."""
     partition: list[int]
-    """[r], partition of each run."""
+    """Partition of each run."""
     cut_token: list[int]
     """[p], -1 without a past."""
     parent: list[int]
     """[p], smaller than the partition; -1 without a past."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Runs:
-    """Runs by the final numbers of their partitions."""
-
-    partition_of_token: np.ndarray
-    """int32 [N]."""
-    local_index: np.ndarray
-    """int32 [N]."""
-    tokens: list[np.ndarray]
-    """[p] of int32, tokens of each partition."""
-    lengths: list[np.ndarray]
-    """[p], tokens of each of its runs."""
-    hanging_heads: list[np.ndarray]
-    """[p] of int32, first tokens of runs that follow one of its tokens, ascending."""
 
 
 def lay_out_partitions(
@@ -70,18 +136,25 @@ def lay_out_partitions(
     number = np.empty(len(order), dtype=np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
     parents = [int(number[above]) if above >= 0 else -1 for above in (pieces.parent[old] for old in order)]
+    start = np.array([*pieces.start, forest.num_unique], dtype=np.int64)
+    partition_of_token = np.repeat(number[pieces.partition], start[1:] - start[:-1])
+    by_partition = np.argsort(partition_of_token, kind="stable").astype(np.int32)
+    sizes = np.bincount(partition_of_token, minlength=len(order))
+    ends = np.cumsum(sizes)
+    local_index = np.empty(forest.num_unique, dtype=np.int32)
+    local_index[by_partition] = np.arange(forest.num_unique) - np.repeat(ends - sizes, sizes)
     cut_tokens = [pieces.cut_token[old] for old in order]
-    runs = _runs(forest, pieces, number)
-    partitions = _partitions(forest, runs, parents, cut_tokens)
+    tokens = np.split(by_partition, ends[:-1]) if len(order) else []
+    partitions = _partitions(forest, tokens, local_index, parents, cut_tokens)
     return PartitionPlan(
         capacity_tokens=problem.capacity_tokens,
         partitions=partitions,
-        partition_of_token=runs.partition_of_token,
-        local_index=runs.local_index,
+        partition_of_token=partition_of_token,
+        local_index=local_index,
         ops=ops,
         relayed_tokens=sum(partition.past_length for partition in partitions),
         depth=cuts.depth,
-        peak_live_tokens=_peak_live_tokens([partition.num_tokens for partition in partitions], parents),
+        peak_live_tokens=_peak_live_tokens(sizes.tolist(), parents),
         lower_bound=lower_bound,
         solver=solver,
         is_optimal=is_optimal,
@@ -138,91 +211,32 @@ def _depth_first(parent: list[int]) -> tuple[list[int], tuple[Op, ...]]:
     return order, tuple(ops)
 
 
-def _runs(forest: Forest, pieces: _Pieces, number: np.ndarray) -> _Runs:
-    start = np.array(pieces.start, dtype=np.int32)
-    partition = number[pieces.partition]
-    length = np.diff(start, append=np.int32(forest.num_unique))
-    order = np.argsort(partition, kind="stable")
-    runs_in = np.cumsum(np.bincount(partition, minlength=len(number)))
-    borders = np.cumsum(length[order])
-    shift = (start[order] - borders + length[order]).astype(np.int32)
-    first_of_partition = np.concatenate(([0], borders[runs_in - 1]))[:-1]
-    offset = np.empty_like(shift)
-    offset[order] = shift + first_of_partition[partition[order]]
-    tokens = np.arange(forest.num_unique, dtype=np.int32)
-    above = forest.parent[start]
-    heads = start[above >= 0]
-    partition_of_token = np.repeat(partition, length)
-    holder = partition_of_token[above[above >= 0]]
-    by_holder = np.argsort(holder, kind="stable")
-    heads_of = np.cumsum(np.bincount(holder, minlength=len(number)))
-    return _Runs(
-        partition_of_token=partition_of_token,
-        local_index=tokens - np.repeat(offset, length),
-        tokens=_split(tokens + np.repeat(shift, length[order]), borders[runs_in - 1]),
-        lengths=_split(length[order], runs_in),
-        hanging_heads=_split(heads[by_holder], heads_of),
-    )
-
-
-def _split(values: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-    """One view per end; no ends give no views."""
-    return np.split(values, ends[:-1]) if len(ends) else []
-
-
-def _partitions(forest: Forest, runs: _Runs, parents: list[int], cut_tokens: list[int]) -> tuple[Partition, ...]:
-    hanging: list[dict[int, list[int]]] = [{} for _ in parents]
-    for number, (above, cut_token) in enumerate(zip(parents, cut_tokens, strict=True)):
+def _partitions(
+    forest: Forest, tokens_of: list[np.ndarray], local_index: np.ndarray, parents: list[int], cut_tokens: list[int]
+) -> tuple[Partition, ...]:
+    cuts_of: list[set[int]] = [set() for _ in parents]
+    for above, cut_token in zip(parents, cut_tokens, strict=True):
         if above >= 0:
-            hanging[above].setdefault(cut_token, []).append(number)
+            cuts_of[above].add(cut_token)
     partitions = []
-    for number, (tokens, lengths) in enumerate(zip(runs.tokens, runs.lengths, strict=True)):
-        first = np.cumsum(lengths) - lengths
-        heads = tokens[first]
-        local_parent = forest.parent[tokens] - tokens + np.arange(len(tokens), dtype=np.int32)
-        local_parent[first] = _local_or_none(runs, forest.parent[heads], number)
-        past_head = forest.subtree_end[heads]
-        ends = forest.subtree_end[tokens]
-        ends += np.repeat((np.searchsorted(tokens, past_head) - past_head).astype(np.int32), lengths)
-        inside, hanging_heads = np.delete(tokens, first), runs.hanging_heads[number]
-        edges = np.insert(inside, np.searchsorted(inside, hanging_heads), hanging_heads)
-        cut_token = cut_tokens[number]
-        partitions.append(
-            Partition(
-                tokens=tokens,
-                parent=parents[number],
-                cut_token=cut_token,
-                past_length=int(forest.position[cut_token]) + 1 if cut_token >= 0 else 0,
-                position=forest.position[tokens],
-                local_parent=local_parent,
-                local_subtree_end=ends,
-                edge_token=edges,
-                edge_start=runs.local_index[forest.parent[edges]],
-                cuts=tuple(
-                    _cut(forest, token, int(runs.local_index[token]), ends, children)
-                    for token, children in sorted(hanging[number].items())
-                ),
-                children=tuple(sorted(child for group in hanging[number].values() for child in group)),
-            )
+    for tokens, parent, cut_token, cuts in zip(tokens_of, parents, cut_tokens, cuts_of, strict=True):
+        ends = np.searchsorted(tokens, forest.subtree_end[tokens]).astype(np.int32)
+        partition = Partition(
+            tokens=tokens,
+            parent=parent,
+            cut_token=cut_token,
+            past_length=int(forest.position[cut_token]) + 1 if cut_token >= 0 else 0,
+            position=forest.position[tokens],
+            local_subtree_end=ends,
+            cuts=tuple(_cut(token, int(local_index[token]), ends) for token in sorted(cuts)),
         )
+        partitions.append(partition)
     return tuple(partitions)
 
 
-def _cut(forest: Forest, token: int, local_token: int, local_subtree_end: np.ndarray, children: list[int]) -> Cut:
+def _cut(token: int, local_token: int, local_subtree_end: np.ndarray) -> Cut:
     path = np.flatnonzero(local_subtree_end[: local_token + 1] > local_token).astype(np.int32)
-    return Cut(
-        token=token,
-        local_token=local_token,
-        path=path,
-        past_length=int(forest.position[token]) + 1,
-        children=tuple(children),
-    )
-
-
-def _local_or_none(runs: _Runs, tokens: np.ndarray, partition: int) -> np.ndarray:
-    """Indices of the tokens in the partition, -1 for those outside and for -1."""
-    is_inside = (tokens >= 0) & (runs.partition_of_token[tokens] == partition)
-    return np.where(is_inside, runs.local_index[tokens], -1)
+    return Cut(token=token, local_token=local_token, path=path)
 
 
 def _peak_live_tokens(sizes: list[int], parents: list[int]) -> int:

@@ -1,105 +1,70 @@
-"""A forest cut into partitions, each run in one forward, and the order that keeps one path of them alive.
+"""Plan how a forest beyond memory runs: connected partitions of at most C unique tokens, nothing computed twice.
 
-Paper, section Redundancy-Free Tree Partitioning.
-Legend: N unique tokens, n tokens of a partition, P tokens of its past, e edges that start in it.
+Fewest partitions, then least relayed context, then the shallowest tree of partitions
+(paper, section Redundancy-Free Tree Partitioning).
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition.heuristic import greedy_cuts, least_depth, lower_bounds
+from tree_rl.tree.partition.layout import PartitionPlan, lay_out_partitions
+from tree_rl.tree.partition.problem import Cuts, reduce_forest
 
-Op = tuple[Literal["forward", "backward"], int]
-"""One step of the runner and the partition that it runs."""
-
-SolverName = Literal["heuristic", "dynamic_programming", "cp_sat"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Cut:
-    """A token of a partition below which children hang: one gateway, however many children read it."""
-
-    token: int
-    """The unique token."""
-    local_token: int
-    """Its index in the partition."""
-    path: np.ndarray
-    """int32, indices in the partition of the token and its ancestors there, ascending. The past of a child is the past
-    of this partition followed by these."""
-    past_length: int
-    """Tokens of the root-to-cut path, the cut token included: P of every child."""
-    children: tuple[int, ...]
-    """Partitions that hang here, in order of execution."""
+MODEL_ITEMS = 400
+"""Most items for which ``auto`` asks the solver."""
+MODEL_PAIRS = 4_000
+"""Most pairs of siblings for which ``auto`` asks the solver."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Partition:
-    """Subtrees (with what was cut off below them) that hang from one token, or that are roots."""
+def plan_partitions(
+    forest: Forest,
+    max_tokens: int,
+    *,
+    time_limit_s: float = 0.2,
+    solver: Literal["auto", "heuristic", "cp_sat"] = "auto",
+) -> PartitionPlan:
+    """Cut a forest into partitions.
 
-    tokens: np.ndarray
-    """int32 [n], unique tokens, ascending: the order of the forward."""
-    parent: int
-    """Partition that holds the cut token, -1 where there is no past."""
-    cut_token: int
-    """Unique token whose root-to-cut path is the past, -1 where there is none."""
-    past_length: int
-    """P, tokens of the past; 0 for roots."""
-    position: np.ndarray
-    """int32 [n], depth on the whole path: the RoPE position, past included."""
-    local_parent: np.ndarray
-    """int32 [n], index in the partition of the preceding token; -1 after the cut token and at a root."""
-    local_subtree_end: np.ndarray
-    """int32 [n], first index in the partition past the tokens that continue this one."""
-    edge_token: np.ndarray
-    """int32 [e], unique tokens that follow a token of this partition, here or in a child partition, ascending: their
-    log-probs belong here."""
-    edge_start: np.ndarray
-    """int32 [e], index in the partition of the token before each."""
-    cuts: tuple[Cut, ...]
-    """Tokens with children, ascending."""
-    children: tuple[int, ...]
-    """Child partitions, in order of execution."""
+    A partition holds subtrees, without what is cut off below them, that hang from one token or are roots; small trees
+    thus share a forward. Cuts are at segment ends, and inside segments longer than ``max_tokens``.
 
-    @property
-    def num_tokens(self) -> int:
-        """n."""
-        return len(self.tokens)
+    Args:
+        forest: N unique tokens.
+        max_tokens: C, most unique tokens of a partition.
+        time_limit_s: most seconds for the solver.
+        solver: ``heuristic`` runs in linear time; ``cp_sat`` improves its plan until it is proven best or time is up,
+            and needs OR-Tools; ``auto`` asks the solver where the heuristic's plan is not at a bound and the forest
+            has few places to cut.
 
+    Returns:
+        The plan; equal inputs give equal plans unless the clock stops the solver. No partitions for an empty forest.
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PartitionPlan:
-    """Partitions in order of their forwards: a parent comes before its children."""
+    Raises:
+        ValueError: a budget below 1, a negative time limit, an unknown solver.
+        ImportError: the solver is needed and OR-Tools is not installed.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens: expected at least 1 unique token, received {max_tokens}")
+    if not time_limit_s >= 0:
+        raise ValueError(f"time_limit_s: expected 0 seconds or more, received {time_limit_s}")
+    if solver not in ("auto", "heuristic", "cp_sat"):
+        raise ValueError(f"solver: expected auto, heuristic or cp_sat, received {solver!r}")
+    problem = reduce_forest(forest, max_tokens)
+    cuts, is_certain = greedy_cuts(problem)
+    bounds = (cuts.partitions, cuts.relayed_tokens) if is_certain else lower_bounds(problem)
+    is_optimal = cuts.score == (*bounds, least_depth(problem, cuts.relayed_tokens))
+    is_small = len(problem.length) <= MODEL_ITEMS and problem.num_pairs <= MODEL_PAIRS
+    chosen: Cuts = cuts
+    if not is_optimal and (solver == "cp_sat" or (solver == "auto" and is_small)):
+        from tree_rl.tree.partition.solver import improve_cuts
 
-    capacity_tokens: int
-    """C, most unique tokens of a partition."""
-    partitions: tuple[Partition, ...]
-    """All partitions; every unique token is in exactly one."""
-    partition_of_token: np.ndarray
-    """int32 [N], partition of each unique token."""
-    local_index: np.ndarray
-    """int32 [N], index of each unique token in its partition."""
-    ops: tuple[Op, ...]
-    """Depth first: forward of a partition, all of each child in turn, then its backward."""
-    relayed_tokens: int
-    """Sum of the past lengths."""
-    depth: int
-    """Partitions on the longest path: most graphs alive at a time."""
-    peak_live_tokens: int
-    """Most unique tokens whose graphs are alive at a time."""
-    lower_bound: int
-    """No plan has fewer partitions."""
-    solver: SolverName
-    """Who found this plan."""
-    is_optimal: bool
-    """Whether partitions, then relayed tokens, then depth are proven minimal."""
-
-    @property
-    def num_partitions(self) -> int:
-        """Forwards, and backwards, of a step."""
-        return len(self.partitions)
-
-    @property
-    def utilisation(self) -> float:
-        """N / (partitions * C), 1 where every partition is full; 1 for an empty forest."""
-        room = self.num_partitions * self.capacity_tokens
-        return len(self.partition_of_token) / room if room else 1.0
+        chosen, is_optimal = improve_cuts(problem, cuts, bounds, time_limit_s=time_limit_s)
+    return lay_out_partitions(
+        forest,
+        problem,
+        chosen,
+        lower_bound=chosen.partitions if is_optimal else bounds[0],
+        solver="heuristic" if chosen is cuts else "cp_sat",
+        is_optimal=is_optimal,
+    )

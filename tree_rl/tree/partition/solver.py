@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ortools.sat.python import cp_model
 
-from tree_rl.tree.partition.heuristic import least_depth, least_relayed
+from tree_rl.tree.partition.heuristic import least_depth
 from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below
 
 Amount: TypeAlias = cp_model.LinearExpr | int
@@ -33,13 +33,15 @@ class _Model:
     """Partitions, relayed tokens, depth."""
 
 
-def improve_cuts(problem: CutProblem, start: Cuts, fewest: int, *, time_limit_s: float) -> tuple[Cuts, bool]:
+def improve_cuts(
+    problem: CutProblem, start: Cuts, bounds: tuple[int, int], *, time_limit_s: float
+) -> tuple[Cuts, bool]:
     """Improve a choice of cuts until it is proven best or time is up.
 
     Args:
         problem: I items.
         start: the heuristic's choice.
-        fewest: proven least number of partitions.
+        bounds: proven least partitions and relayed tokens.
         time_limit_s: most seconds over all aims.
 
     Returns:
@@ -49,7 +51,7 @@ def improve_cuts(problem: CutProblem, start: Cuts, fewest: int, *, time_limit_s:
     model = _build(problem)
     best, proven, deterministic_left = start, True, DETERMINISTIC_SHARE * time_limit_s
     for aim, expression in enumerate(model.aims):
-        least = (fewest, least_relayed(problem, best.partitions), least_depth(problem, best.relayed_tokens))[aim]
+        least = (*bounds, least_depth(problem, best.relayed_tokens))[aim]
         is_met = best.score[aim] <= least
         left_s = deadline - time.monotonic()
         if not is_met and min(left_s, deterministic_left) > 0:

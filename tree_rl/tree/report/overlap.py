@@ -1,8 +1,9 @@
-"""How much the rows of a forest overlap and what that can save, per tree and in total.
+"""How much the rows of a forest overlap, and what that can save.
 
-Legend: N unique tokens, S segments, B rows, F flat tokens, T trees.
+Legend: N unique tokens, B rows, F flat tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from tree_rl.tree.forest.jagged import Jagged
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
-    """Overlap of one tree or of a whole forest."""
+    """Overlap of the rows of a forest."""
 
     paths: int
     """Rows."""
@@ -30,10 +31,6 @@ class Overlap:
     """Unique tokens with a loss in at least one row: what the language-model head computes."""
     flat_head_tokens: int
     """Row tokens with a loss."""
-    segments: int
-    """Runs of tokens that share one set of rows."""
-    branch_points: int
-    """Segments with at least two children."""
     depth: int
     """Tokens of the longest row."""
 
@@ -49,11 +46,11 @@ class Overlap:
 
     def tree_flops(self, shape: ModelShape) -> float:
         """Operations of one step over the tree."""
-        return shape.flops(float(self.unique_tokens), float(self.unique_pairs), float(self.unique_head_tokens))
+        return shape.cost.step(float(self.unique_tokens), float(self.unique_pairs), float(self.unique_head_tokens))
 
     def flat_flops(self, shape: ModelShape) -> float:
         """Operations of one step over the rows."""
-        return shape.flops(float(self.flat_tokens), float(self.flat_pairs), float(self.flat_head_tokens))
+        return shape.cost.step(float(self.flat_tokens), float(self.flat_pairs), float(self.flat_head_tokens))
 
     def flop_bound(self, shape: ModelShape) -> float:
         """Flat over tree operations, attention and head included: the honest bound on the speed-up."""
@@ -61,70 +58,31 @@ class Overlap:
         return self.flat_flops(shape) / tree if tree else 1.0
 
 
-def measure_trees(forest: Forest, *, trained: Jagged | None = None) -> tuple[Overlap, ...]:
-    """Overlap of each tree.
-
-    Args:
-        forest: the rows.
-        trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere.
-
-    Returns:
-        One entry per tree, in layout order.
-    """
-    trees, segments = forest.num_trees, forest.segments
-    tree_of_segment, tree_of_row = forest.tree_of_segment, forest.tree_of_row
-    lengths = forest.row_index.lengths
-    size = segments.lengths.astype(np.int64)
-    depth = np.zeros(trees, dtype=np.int64)
-    np.maximum.at(depth, tree_of_row, lengths)
-    columns = {
-        "paths": np.bincount(tree_of_row, minlength=trees),
-        "unique_tokens": _sums(tree_of_segment, size, trees),
-        "flat_tokens": _sums(tree_of_row, lengths, trees),
-        "unique_pairs": _sums(tree_of_segment, size * segments.depth + size * (size + 1) // 2, trees),
-        "flat_pairs": _sums(tree_of_row, lengths * (lengths + 1) // 2, trees),
-        "segments": np.bincount(tree_of_segment, minlength=trees),
-        "branch_points": _sums(tree_of_segment, segments.num_children >= 2, trees),
-        "depth": depth,
-    }
-    if trained is None:
-        columns |= {"unique_head_tokens": columns["unique_tokens"], "flat_head_tokens": columns["flat_tokens"]}
-    else:
-        unique = _counts_per_run(trained_unique_tokens(forest, trained), segments.start, segments.end)
-        flat = _counts_per_run(trained.values != 0, trained.offsets[:-1], trained.offsets[1:])
-        columns["unique_head_tokens"] = _sums(tree_of_segment, unique, trees)
-        columns["flat_head_tokens"] = _sums(tree_of_row, flat, trees)
-    return tuple(Overlap(**{name: int(column[tree]) for name, column in columns.items()}) for tree in range(trees))
-
-
 def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
-    """Overlap of the whole forest.
+    """Overlap of a forest.
 
     Args:
         forest: the rows.
         trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere.
 
     Returns:
-        Sums over the trees; ``depth`` is the largest. An empty forest gives zeros.
+        The figures; zeros for an empty forest.
     """
-    return combine(measure_trees(forest, trained=trained))
+    lengths = forest.row_index.lengths
+    return Overlap(
+        paths=forest.num_rows,
+        unique_tokens=forest.num_unique,
+        flat_tokens=forest.num_flat,
+        unique_pairs=int(forest.position.sum(dtype=np.int64)) + forest.num_unique,
+        flat_pairs=int((lengths * (lengths + 1) // 2).sum()),
+        unique_head_tokens=int(trained_unique_tokens(forest, trained).sum()),
+        flat_head_tokens=forest.num_flat if trained is None else int((trained.values != 0).sum()),
+        depth=int(lengths.max(initial=0)),
+    )
 
 
-def combine(parts: tuple[Overlap, ...] | list[Overlap]) -> Overlap:
-    """Sums over parts, such as trees or ranks; ``depth`` is the largest."""
+def combine(parts: Sequence[Overlap]) -> Overlap:
+    """Sums over parts, such as groups or ranks; ``depth`` is the largest."""
     names = [name for name in Overlap.__slots__ if name != "depth"]
     totals = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Overlap(**totals, depth=max((part.depth for part in parts), default=0))
-
-
-def _sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """int64 [size], exact sums of values per index: ``bincount`` with weights would round beyond 2**53."""
-    totals = np.zeros(size, dtype=np.int64)
-    np.add.at(totals, index, values)
-    return totals
-
-
-def _counts_per_run(marks: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """int64 [runs], marks set within each run [start, end)."""
-    before = np.concatenate(([0], np.cumsum(marks)))
-    return before[end] - before[start]

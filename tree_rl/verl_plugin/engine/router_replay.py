@@ -86,15 +86,13 @@ class RouterReplay:
                 RECORDED: "compute old log-probs with this engine (algorithm.rollout_correction.bypass_mode=False)",
                 ROLLOUT: "set actor_rollout_ref.rollout.enable_rollout_routing_replay=True and a rollout that records",
             }
-            raise RowError(None, f"{KEY}={self._mode}: the rows carry no {COLUMN}; {source[self._mode]}")
+            raise RowError(f"{KEY}={self._mode}: the rows carry no {COLUMN}; {source[self._mode]}")
         offsets, routes_FLK = _jagged(data[COLUMN])
         lengths, expected = np.diff(offsets), np.diff(rows.offsets)
         wrong = np.flatnonzero(lengths != expected)
         if len(wrong):
             row = int(wrong[0])
-            raise RowError(
-                row, f"{COLUMN} of {lengths[row]} tokens for a row of {expected[row]}", label=rows.label_B[row]
-            )
+            raise RowError(f"{rows.label_B[row]}: {COLUMN} of {lengths[row]} tokens for a row of {expected[row]}")
         return replace(rows, routes_FLK=self._checked(routes_FLK, rows))
 
     def _checked(self, routes_FLK: np.ndarray, rows: Rows) -> np.ndarray:
@@ -102,7 +100,6 @@ class RouterReplay:
         expected = (hooks.num_layers, hooks.experts_per_token)
         if routes_FLK.shape[1:] != expected:
             raise RowError(
-                None,
                 f"{COLUMN}: expected routes of all {expected[0]} decoder layers (any numbers where a layer has no "
                 f"experts) with {expected[1]} experts per token, received {tuple(routes_FLK.shape[1:])}",
             )
@@ -113,14 +110,12 @@ class RouterReplay:
         outside = ((routes < NATIVE) | (routes >= hooks.num_experts)).any(axis=(1, 2))
         if outside.any():
             row = int(np.searchsorted(rows.offsets, int(outside.argmax()), side="right")) - 1
-            raise RowError(row, f"{COLUMN} names an expert outside [0, {hooks.num_experts})", label=rows.label_B[row])
+            raise RowError(f"{rows.label_B[row]}: {COLUMN} names an expert outside [0, {hooks.num_experts})")
         return drop_filler(routes) if hooks.experts_per_token > 1 else routes
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and values of a nested tensor, on the host."""
     if not nested.is_nested:
-        raise RowError(
-            None, f"{COLUMN}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}"
-        )
+        raise RowError(f"{COLUMN}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}")
     return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()

@@ -109,9 +109,7 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, l
     if outside.any():
         flat = int(np.flatnonzero(outside)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
-        raise RowError(
-            row, f"token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}", label=labels[row]
-        )
+        raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
     for column in CHECKED_COLUMNS:
         if column in data:
             _check_finite(data[column], column, labels)
@@ -185,14 +183,14 @@ def _check_finite(column: Any, name: str, labels: list[str]) -> None:
     if torch.isfinite(values).all():
         return
     rows = column.unbind() if column.is_nested else column
-    for number, (label, row) in enumerate(zip(labels, rows, strict=True)):
+    for label, row in zip(labels, rows, strict=True):
         bad = row[~torch.isfinite(row)]
         if bad.numel():
-            raise RowError(number, f"{name} holds {bad[0].item()}; every {name} must be finite", label=label)
+            raise RowError(f"{label}: {name} holds {bad[0].item()}; every {name} must be finite")
 
 
 def _refuse(bad_B: np.ndarray, labels: list[str], reason: str, got_B: np.ndarray | None = None) -> None:
     if bad_B.any():
         row = int(np.flatnonzero(bad_B)[0])
         got = "" if got_B is None else f" (got {got_B[row]})"
-        raise RowError(row, f"{reason}{got}", label=labels[row])
+        raise RowError(f"{labels[row]}: {reason}{got}")

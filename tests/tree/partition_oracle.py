@@ -1,4 +1,4 @@
-"""The best plan by dynamic programming over all ways to leave an item that a best plan may need.
+"""The best cuts by dynamic programming over all ways to leave an item that a best plan may need: what tests compare to.
 
 What the rest of the forest sees of an item is its cost, its load and its depth; the ways that are not better than
 another in any of the three are dropped, and so are those that cost more than the heuristic plus a partition of its own.

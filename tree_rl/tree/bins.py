@@ -1,10 +1,11 @@
-"""Which subtrees below one token stay with it, and how the others share partitions: bin packing at one cut.
+"""Bin packing: greedy, and for the loads below one cut of a forest as good as the number of loads allows.
 
-Fewest bins first, then least kept. A bin holds at most C tokens, the partition of the token itself has room for A.
-Legend: k loads.
+At a cut, fewest bins come first, then fewest tokens kept. A bin holds at most C tokens; the partition of the cut token
+has room for A. Legend: k loads.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,10 +13,66 @@ EXACT_LOADS = 7
 """Most loads packed by trying every subset: below a millisecond."""
 
 Bins = list[list[int]]
+"""Indices of the sizes that each bin holds."""
+
+
+def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = None) -> Bins:
+    """Largest first, each into the fullest bin that has room for it.
+
+    Args:
+        sizes: of the things to pack.
+        capacity: of a bin; a larger thing gets a bin of its own.
+        most_bins: leaves unpacked what does not fit into so many bins; None opens as many as it takes.
+
+    Returns:
+        The bins, none of them empty.
+    """
+    bins: Bins = []
+    room: list[tuple[int, int]] = []
+    for index in largest_first(sizes):
+        place = bisect_left(room, (sizes[index], 0))
+        if place < len(room):
+            left, number = room.pop(place)
+        elif most_bins is None or len(bins) < most_bins:
+            left, number = capacity, len(bins)
+            bins.append([])
+        else:
+            continue
+        bins[number].append(index)
+        insort(room, (left - sizes[index], number))
+    return bins
+
+
+def least_loaded(
+    sizes: Sequence[float] | np.ndarray, num_bins: int, *, earlier: Sequence[float] | np.ndarray | None = None
+) -> Bins:
+    """Largest first, each into the bin with the least load.
+
+    Args:
+        sizes: of the things to pack.
+        num_bins: number of bins.
+        earlier: load that each bin has from before; decides between bins of equal load. None: the first of them.
+
+    Returns:
+        ``num_bins`` bins, some perhaps empty.
+    """
+    bins: Bins = [[] for _ in range(num_bins)]
+    before = [0.0] * num_bins if earlier is None else [float(load) for load in earlier]
+    load = [0.0] * num_bins
+    for index in largest_first(sizes):
+        chosen = min(range(num_bins), key=lambda number: (load[number], before[number]))
+        bins[chosen].append(index)
+        load[chosen] += sizes[index]
+    return bins
+
+
+def largest_first(sizes: Sequence[float] | np.ndarray) -> list[int]:
+    """Indices by decreasing size; equal sizes keep their order."""
+    return sorted(range(len(sizes)), key=lambda index: -sizes[index])
 
 
 def pack_loads(loads: list[int], room_tokens: int, capacity_tokens: int) -> tuple[Bins, bool]:
-    """Choose the loads that leave, and their bins.
+    """Choose the loads that leave a cut token's partition, and their bins.
 
     Args:
         loads: tokens of each of k subtrees, at most C each.
@@ -32,8 +89,12 @@ def pack_loads(loads: list[int], room_tokens: int, capacity_tokens: int) -> tupl
         return _try_all(loads, room_tokens, capacity_tokens), True
     bound, least_kept = bound_bins(loads, room_tokens, capacity_tokens)
     bins = _fewest_best_fit(loads, room_tokens, capacity_tokens, bound)
-    kept = sum(loads) - sum(loads[index] for content in bins for index in content)
-    return bins, (len(bins), kept) == (bound, least_kept)
+    return bins, (len(bins), kept_tokens(loads, bins)) == (bound, least_kept)
+
+
+def kept_tokens(loads: list[int], bins: Bins) -> int:
+    """Tokens of the loads that are in no bin."""
+    return sum(loads) - sum(loads[index] for content in bins for index in content)
 
 
 def bound_bins(loads: list[int], room_tokens: int, capacity_tokens: int) -> tuple[int, int]:
@@ -92,28 +153,14 @@ def _try_all(loads: list[int], room_tokens: int, capacity_tokens: int) -> Bins:
 
 
 def _fewest_best_fit(loads: list[int], room_tokens: int, capacity_tokens: int, at_least: int) -> Bins:
-    """Best fit decreasing into so many bins that the rest has room; bisects the number of bins."""
-    largest_first = sorted(range(len(loads)), key=lambda index: (-loads[index], index))
+    """Best fit into so many bins that the rest has room; bisects the number of bins."""
     low, high = at_least, len(loads)
-    found = [[index] for index in largest_first]
+    found = [[index] for index in range(len(loads))]
     while low <= high:
         middle = low if low == at_least else (low + high) // 2
-        bins = _best_fit(largest_first, loads, middle, capacity_tokens)
-        left_over = sum(loads) - sum(loads[index] for content in bins for index in content)
-        if left_over <= room_tokens:
-            found, high = [content for content in bins if content], middle - 1
+        bins = best_fit(loads, capacity_tokens, most_bins=middle)
+        if kept_tokens(loads, bins) <= room_tokens:
+            found, high = bins, middle - 1
         else:
             low = middle + 1
     return found
-
-
-def _best_fit(largest_first: list[int], loads: list[int], num_bins: int, capacity_tokens: int) -> Bins:
-    bins: Bins = [[] for _ in range(num_bins)]
-    room = [(capacity_tokens, number) for number in range(num_bins)]
-    for index in largest_first:
-        place = bisect_left(room, (loads[index], 0))
-        if place < len(room):
-            left, number = room.pop(place)
-            bins[number].append(index)
-            insort(room, (left - loads[index], number))
-    return bins

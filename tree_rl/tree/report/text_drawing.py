@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.report.shown import Shown, caption, choose_shown
+from tree_rl.tree.report.heaviest_part import Shown, caption, choose_shown
 
 LABEL_TOKENS = 32
 """Tokens of a segment handed to the decoder: a label never needs more."""

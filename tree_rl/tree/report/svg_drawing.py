@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 import numpy as np
 
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.report.shown import Shown, caption, choose_shown
+from tree_rl.tree.report.heaviest_part import Shown, caption, choose_shown
 
 LANE, BAR, MARGIN, TOP, TREE_GAP = 20.0, 13.0, 28.0, 76.0, 10.0
 FEW, MANY = (158, 202, 225), (8, 48, 107)
