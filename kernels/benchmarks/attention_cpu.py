@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_attention.blocked import blocked_attention
+from tree_kernels.tree_attention.portable.blocked import blocked_attention
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 

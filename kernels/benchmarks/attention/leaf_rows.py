@@ -18,7 +18,7 @@ from timing import Timer
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention import fa4_plan
-from tree_kernels.tree_attention.leaf_rows import leaf_rows
+from tree_kernels.tree_attention.fa4.leaf_rows import leaf_rows
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
 from tree_rl.tree import Forest

@@ -11,13 +11,13 @@ import torch
 from tree_kernels.implementation import UnsupportedImplementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
-from tree_kernels.tree_attention.blocked import blocked_attention, explicit_blocked_attention
-from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree, fa4_unavailable_reason
-from tree_kernels.tree_attention.fa4_plan import rows_worth_copying
-from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
+from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree, fa4_unavailable_reason
+from tree_kernels.tree_attention.fa4.plan import rows_worth_copying
+from tree_kernels.tree_attention.portable.blocked import blocked_attention, explicit_blocked_attention
+from tree_kernels.tree_attention.portable.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
-from tree_kernels.tree_attention.triton_tiles import measured_on, triton_unavailable_reason
+from tree_kernels.tree_attention.triton_kernels.sizes import measured_on, triton_unavailable_reason
 
 OP = "tree_attention"
 IMPLEMENTATIONS = ("reference", "sdpa", "flex", "triton", "fa4")
@@ -151,7 +151,7 @@ def tree_attention(
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "triton":
             # Triton is optional, and the interpreter of the tests is chosen when it is imported.
-            from tree_kernels.tree_attention.triton_attention import triton_attention
+            from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
 
             out_NHD, lse_NH = triton_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif return_lse:
