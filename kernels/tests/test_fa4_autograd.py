@@ -65,7 +65,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Fa4Plan | LeafRows]:
     kernels = ModuleType("tree_kernels.tree_attention.fa4.calls")
     kernels.forward, kernels.backward = forward, dense_backward  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    monkeypatch.setattr(sys.modules["tree_kernels.tree_attention"], "fa4_kernels", kernels, raising=False)
+    monkeypatch.setattr(sys.modules["tree_kernels.tree_attention.fa4"], "calls", kernels, raising=False)
     return given
 
 

@@ -19,9 +19,8 @@ def check_one_device(op: str, layout: TreeLayout, **tensors: torch.Tensor | None
 def check_heads(op: str, heads: int, groups: int, names: tuple[str, str]) -> None:
     """Raise ValueError unless the number of heads is a multiple of the number of groups (key heads) that serve them."""
     if groups == 0 or heads % groups:
-        raise ValueError(
-            f"{op}: expected {names[0]} to be a multiple of {names[1]}, received {names[0]}={heads}, {names[1]}={groups}"
-        )
+        received = f"{names[0]}={heads}, {names[1]}={groups}"
+        raise ValueError(f"{op}: expected {names[0]} to be a multiple of {names[1]}, received {received}")
 
 
 def check_tokens(op: str, argument: str, tokens: tuple[int, ...] | None, num_tokens: int) -> tuple[int, ...]:

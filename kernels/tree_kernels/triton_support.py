@@ -23,8 +23,8 @@ def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, *, multi
     Args:
         device: of the tensors.
         dtype: of the tensors.
-        multiplies: the kernels multiply matrices. The interpreter then cannot run them in bfloat16, nor can a GPU before
-            Ampere run them.
+        multiplies: the kernels multiply matrices. The interpreter then cannot run them in bfloat16, and a GPU before
+            Ampere cannot run them.
     """
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed; pip install "tree_rl[gpu]"'

@@ -87,6 +87,7 @@ def statistics_kernel(
     BLOCK: tl.constexpr,
     CHANNEL_BLOCK: tl.constexpr,
 ) -> None:
+    """Log-sum-exp and entropy of each pair, and the values of its edges, from one read of its row. Grid: pairs."""
     pair = tl.program_id(0).to(tl.int64)
     row = pair
     if HAS_ROW:
@@ -179,6 +180,7 @@ def gradient_kernel(
     ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
+    """Gradient of the logits at hand, summed over the pairs that read each row. Grid: rows times column blocks."""
     tiles = tl.cdiv(columns, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     column = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)

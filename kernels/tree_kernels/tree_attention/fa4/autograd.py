@@ -16,11 +16,11 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths
 from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_worth_copying
 from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.triton_support import HOPPER
 
 PACKAGE = "flash-attn-4"
 VERSION = "4.0.0b36"
 DTYPES = (torch.bfloat16, torch.float16)
-HOPPER = 9
 
 
 def fa4_unavailable_reason(
@@ -92,6 +92,7 @@ class _Fa4Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
     ) -> torch.Tensor:
+        """Output [N, H, D] in q's dtype."""
         # The package is optional, and importing it takes seconds.
         from tree_kernels.tree_attention.fa4 import calls
 
@@ -104,6 +105,7 @@ class _Fa4Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out_NHD: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of q, k and v."""
         from tree_kernels.tree_attention.fa4 import calls
 
         q_NHD, k_MKD, v_MKD, out_NHD, lse_HN = ctx.saved_tensors

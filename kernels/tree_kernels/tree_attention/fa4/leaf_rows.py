@@ -108,12 +108,14 @@ def along_paths(t_NKD: torch.Tensor, copies: KeyCopies) -> torch.Tensor:
 class _AlongPaths(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t_NKD: torch.Tensor, copies: KeyCopies) -> torch.Tensor:
+        """Keys of all paths [F, K, D]."""
         ctx.copies = copies
         return t_NKD.index_select(0, copies.token)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_FKD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Gradient [N, K, D] of the tokens' keys."""
         copies: KeyCopies = ctx.copies
         grad_NKD = grad_FKD.index_select(0, copies.own_key)
         wide = torch.promote_types(grad_FKD.dtype, torch.float32)

@@ -32,12 +32,7 @@ def blocked_attention(
     """Attention block by block, inside a block by torch's fused attention where the score rule allows it.
 
     Args:
-        q_NHD: [N, Hq, D].
-        k_MKD: [P + N, Hkv, D], past first.
-        v_MKD: [P + N, Hkv, D].
-        sinks_H: [Hq] logits that join the denominator, or None.
-        layout: the forest.
-        rule: scale, window, soft cap.
+        q_NHD: and the others: as in `reference_attention`.
         block_tokens: query tokens per block; None picks by device.
 
     Returns:
@@ -99,6 +94,7 @@ class _FusedBlocks(torch.autograd.Function):
         blocks: tuple[QueryBlock, ...],
         rule: ScoreRule,
     ) -> torch.Tensor:
+        """Output [N, Hq, D] in q's dtype."""
         out_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
         for block in blocks:
             out_NHD[block.start : block.stop] = _fused_block(
@@ -111,6 +107,7 @@ class _FusedBlocks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NHD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of q, k and v."""
         q_NHD, k_MKD, v_MKD = ctx.saved_tensors
         dtype = accumulation_dtype(q_NHD.dtype)
         dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
@@ -165,6 +162,7 @@ class _ExplicitBlocks(torch.autograd.Function):
         blocks: tuple[QueryBlock, ...],
         rule: ScoreRule,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq]."""
         dtype, key_heads = accumulation_dtype(q_NHD.dtype), k_MKD.shape[1]
         out_NHD = torch.empty(q_NHD.shape, dtype=dtype, device=q_NHD.device)
         lse_NH = torch.empty(q_NHD.shape[:2], dtype=dtype, device=q_NHD.device)
@@ -186,6 +184,7 @@ class _ExplicitBlocks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NHD: torch.Tensor, grad_lse_NH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of q, k, v and sinks."""
         q_NHD, k_MKD, v_MKD, sinks_H, out_NHD, lse_NH = ctx.saved_tensors
         rule, dtype, key_heads = ctx.rule, out_NHD.dtype, k_MKD.shape[1]
         grad_NHD = grad_NHD.to(dtype)

@@ -1,6 +1,6 @@
 """Tree attention by torch's FlexAttention: CUDA only, block-sparse, compiled once per set of options.
 
-Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size; Q, C query and key blocks.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size.
 """
 
 import functools
@@ -11,13 +11,13 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, flex_attention
 
 from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.block_lists import FOREVER, block_relations, key_depths, key_ends, listed
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
 BLOCK = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
 VARIANTS = 64
-FOREVER = torch.iinfo(torch.int32).max
 
 
 def flex_unavailable_reason(
@@ -43,18 +43,9 @@ def flex_attention_of_tree(
     layout: TreeLayout,
     rule: ScoreRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of any N and P: both are padded to whole blocks, padding queries are dropped.
+    """Output [N, Hq, D] in q's dtype and log-sum-exp float32 [N, Hq]; arguments as in `reference_attention`.
 
-    Args:
-        q_NHD: [N, Hq, D].
-        k_MHD: [P + N, Hkv, D], past first.
-        v_MHD: [P + N, Hkv, D].
-        sinks_H: [Hq] logits that join the denominator, or None.
-        layout: the forest.
-        rule: scale, window, soft cap.
-
-    Returns:
-        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in float32.
+    N and P are padded to whole blocks, and padding queries are dropped.
     """
     num_tokens, _, size_D = q_NHD.shape
     if num_tokens == 0:
@@ -115,72 +106,35 @@ def _window_mod(depth_N: torch.Tensor, depth_M: torch.Tensor, window: int) -> Ca
     return is_near
 
 
-def _padded_length(length: int) -> int:
-    return -(-length // BLOCK) * BLOCK
-
-
 def _padded(t_NHD: torch.Tensor) -> torch.Tensor:
     """[1, H, padded N, D] with D padded to a power of two of at least 16, zeros behind."""
     length, _, size_D = t_NHD.shape
     wide_D = max(16, 1 << (size_D - 1).bit_length())
     t_1HND = t_NHD.transpose(0, 1)[None]
-    return torch.nn.functional.pad(t_1HND, (0, wide_D - size_D, 0, _padded_length(length) - length))
+    return torch.nn.functional.pad(t_1HND, (0, wide_D - size_D, 0, -length % BLOCK))
 
 
 def _build_block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
-    """Visible and full key blocks of each query block, from the largest and smallest end of each key block.
-
-    Keys of the past never end. A padding query sees the last real key only, so that no row is empty.
-    """
-    past, num_tokens, device = layout.past_length, layout.num_tokens, layout.device
-    num_keys = past + num_tokens
-    padded_keys = _padded_length(num_keys)
-    end_M = torch.zeros(padded_keys, dtype=torch.int32, device=device)
-    end_M[:past] = FOREVER
-    end_M[past:num_keys] = layout.subtree_end + past
+    """The mask in whole blocks. A padding query sees the last real key only, so that no row is empty."""
+    num_keys = layout.past_length + layout.num_tokens
+    end_M, depth_M = key_ends(layout).clone(), key_depths(layout)
     end_M[num_keys - 1] = FOREVER
-    depth_M = torch.zeros(padded_keys, dtype=torch.int32, device=device)
-    depth_M[:past] = torch.arange(past, dtype=torch.int32, device=device)
-    depth_M[past:num_keys] = layout.depth
     # Padding queries count as deep as the last key, so the window hides it from none of them.
-    depth_M[num_keys:] = layout.depth[-1]
-    depth_N = torch.cat([layout.depth, layout.depth[-1].expand(_padded_length(num_tokens) - num_tokens)])
-
-    partial, full = _block_relations(end_M, depth_M, depth_N, past, window)
-
+    depth_N = torch.cat([layout.depth, layout.depth[-1].expand(-layout.num_tokens % BLOCK)])
+    # Padding queries are dropped, so it does no harm that they see all of a fully visible block.
+    lists = listed(*block_relations(layout, BLOCK, BLOCK, window, whole_queries=False))
     # A tensor, since a captured int would be compiled in and every new past length would compile again.
-    offset = torch.tensor(past, dtype=torch.int32, device=device)
+    offset = torch.tensor(layout.past_length, dtype=torch.int32, device=layout.device)
 
     def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
         return (kv <= q + offset) & (q + offset < end_M[kv])
 
     return BlockMask.from_kv_blocks(
-        partial.sum(-1, dtype=torch.int32)[None, None],
-        _indices(partial)[None, None],
-        full.sum(-1, dtype=torch.int32)[None, None],
-        _indices(full)[None, None],
+        lists.partial_count[None, None],
+        lists.partial_index[None, None],
+        lists.full_count[None, None],
+        lists.full_index[None, None],
         BLOCK_SIZE=(BLOCK, BLOCK),
         mask_mod=sees if window is None else and_masks(sees, _window_mod(depth_N, depth_M, window)),
-        seq_lengths=(depth_N.shape[0], padded_keys),
+        seq_lengths=(len(depth_N), len(end_M)),
     )
-
-
-def _block_relations(
-    end_M: torch.Tensor, depth_M: torch.Tensor, depth_N: torch.Tensor, past: int, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool [Q, C] partly and fully visible key blocks of each query block (in key coordinates i + P)."""
-    ends_CB, key_depth_CB, query_depth_QB = end_M.view(-1, BLOCK), depth_M.view(-1, BLOCK), depth_N.view(-1, BLOCK)
-    first_query = torch.arange(query_depth_QB.shape[0], device=end_M.device)[:, None] * BLOCK + past
-    first_key = torch.arange(ends_CB.shape[0], device=end_M.device)[None, :] * BLOCK
-    last_query, last_key = first_query + BLOCK - 1, first_key + BLOCK - 1
-    visible = (first_key <= last_query) & (ends_CB.amax(1) > first_query)
-    full = (last_key <= first_query) & (ends_CB.amin(1) > last_query)
-    if window is not None:
-        visible &= query_depth_QB.amin(1)[:, None] - key_depth_CB.amax(1) < window
-        full &= query_depth_QB.amax(1)[:, None] - key_depth_CB.amin(1) < window
-    return visible & ~full, full
-
-
-def _indices(blocks_QC: torch.Tensor) -> torch.Tensor:
-    """int32 [Q, C]: the true columns of each row first, in order."""
-    return torch.argsort(blocks_QC.to(torch.int32), dim=-1, descending=True, stable=True).to(torch.int32)

@@ -10,7 +10,14 @@ import torch
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.score_rule import ScoreRule
-from tree_kernels.tree_attention.triton_kernels.launch import forward, key_gradients, query_gradient, readable, row_term
+from tree_kernels.tree_attention.triton_kernels.launch import (
+    BackwardInputs,
+    forward,
+    key_gradients,
+    query_gradient,
+    readable,
+    row_term,
+)
 from tree_kernels.tree_attention.triton_kernels.sizes import Tiles, tiles_for
 
 
@@ -24,19 +31,11 @@ def triton_attention(
     *,
     tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the visible blocks only.
+    """Output [N, Hq, D] in q's dtype and log-sum-exp float32 [N, Hq], sinks included, over the visible blocks only.
 
     Args:
-        q_NHD: [N, Hq, D].
-        k_MKD: [P + N, Hkv, D], past first.
-        v_MKD: [P + N, Hkv, D].
-        sinks_H: [Hq] logits that join the denominator, or None.
-        layout: the forest.
-        rule: scale, window, soft cap.
+        q_NHD: and the others: as in `reference_attention`.
         tiles: tile sizes; None picks by head size, dtype and architecture.
-
-    Returns:
-        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in float32.
     """
     if rule.scale <= 0:
         # The forward kernel takes the largest product before it scales.
@@ -63,6 +62,7 @@ class _TritonAttention(torch.autograd.Function):
         rule: ScoreRule,
         tiles: Tiles,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output [N, Hq, D] and log-sum-exp [N, Hq]."""
         # An unused log-sum-exp keeps its gradient None instead of zeros to subtract.
         ctx.set_materialize_grads(False)
         q_NHD, k_MKD, v_MKD = readable(q_NHD), readable(k_MKD), readable(v_MKD)
@@ -76,12 +76,16 @@ class _TritonAttention(torch.autograd.Function):
     def backward(
         ctx: Any, grad_NHD: torch.Tensor | None, grad_lse_NH: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of q, k, v and sinks."""
         q_NHD, k_MKD, v_MKD, sinks_H, out_NHD, lse_HN = ctx.saved_tensors
         grad_NHD = torch.zeros_like(out_NHD) if grad_NHD is None else readable(grad_NHD)
         row_term_HN = row_term(out_NHD, grad_NHD, grad_lse_NH)
-        inputs = (q_NHD, k_MKD, v_MKD, grad_NHD, lse_HN, row_term_HN, ctx.layout, ctx.rule)
-        grad_q_NHD = query_gradient(*inputs, ctx.tiles.query_gradient)
-        grad_k_MKD, grad_v_MKD = key_gradients(*inputs, ctx.tiles.key_gradients)
+        given = BackwardInputs(
+            q_NHD=q_NHD, k_MKD=k_MKD, v_MKD=v_MKD, grad_NHD=grad_NHD, lse_HN=lse_HN, row_term_HN=row_term_HN,
+            layout=ctx.layout, rule=ctx.rule,
+        )  # fmt: skip
+        grad_q_NHD = query_gradient(given, ctx.tiles.query_gradient)
+        grad_k_MKD, grad_v_MKD = key_gradients(given, ctx.tiles.key_gradients)
         grad_sinks_H = None
         if sinks_H is not None:
             sink_weight_HN = torch.exp(sinks_H.float()[:, None] - lse_HN)[:, : q_NHD.shape[0]]

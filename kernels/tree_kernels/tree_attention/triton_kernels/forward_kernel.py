@@ -10,9 +10,9 @@ import triton.language as tl
 from tree_kernels.tree_attention.triton_kernels.tile import (
     LOG2_E,
     from_bits,
+    key_block_visible,
     load_block,
     load_rows,
-    pairs_visible,
     row_token_and_head,
     store_rows,
     tanh_of_half_log2,
@@ -57,14 +57,9 @@ def _attend(
     if CAPPED:
         score_RC = tanh_of_half_log2(score_RC * scale_log2) * cap_log2
     if MASKED:
-        key_C = first_key + tl.arange(0, KEYS)
-        key_depth_C = key_C
-        if WINDOWED:
-            key_depth_C = tl.load(key_depth_pointer + key_C)
-        visible_RC = pairs_visible(
-            query_R[:, None], key_C[None, :], tl.load(key_end_pointer + key_C)[None, :], query_depth_R[:, None],
-            key_depth_C[None, :], window, WINDOWED,
-        )  # fmt: skip
+        visible_RC = key_block_visible(
+            query_R, query_depth_R, key_end_pointer, key_depth_pointer, first_key, window, KEYS, WINDOWED
+        )
         score_RC = tl.where(visible_RC, score_RC, float("-inf"))
     if CAPPED:
         new_top_R = tl.maximum(top_R, tl.max(score_RC, 1))

@@ -9,9 +9,9 @@ import triton.language as tl
 
 from tree_kernels.tree_attention.triton_kernels.tile import (
     LOG2_E,
+    key_block_visible,
     load_block,
     load_rows,
-    pairs_visible,
     row_token_and_head,
     softmax_weights,
     store_rows,
@@ -84,14 +84,9 @@ def _add_query_gradient(
     raw_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)
     weight_RC, slope_RC = softmax_weights(raw_RC, lse_log2_R[:, None], scale_log2, cap_log2, CAPPED)
     if MASKED:
-        key_C = first_key + tl.arange(0, KEYS)
-        key_depth_C = key_C
-        if WINDOWED:
-            key_depth_C = tl.load(key_depth_pointer + key_C)
-        visible_RC = pairs_visible(
-            query_R[:, None], key_C[None, :], tl.load(key_end_pointer + key_C)[None, :], query_depth_R[:, None],
-            key_depth_C[None, :], window, WINDOWED,
-        )  # fmt: skip
+        visible_RC = key_block_visible(
+            query_R, query_depth_R, key_end_pointer, key_depth_pointer, first_key, window, KEYS, WINDOWED
+        )
         weight_RC = tl.where(visible_RC, weight_RC, 0.0)
     grad_weight_RC = tl.dot(grad_RD, tl.trans(v_CD), input_precision=PRECISION)
     grad_raw_RC = weight_RC * (grad_weight_RC - row_term_R[:, None])

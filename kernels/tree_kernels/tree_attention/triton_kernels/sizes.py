@@ -1,15 +1,13 @@
-"""Where the Triton kernels can run, and the tile sizes they run with; no Triton import, so any machine can ask."""
+"""At which head sizes the Triton kernels run, and their tile sizes. This file does not import Triton."""
 
-import importlib.util
-import os
 from dataclasses import dataclass, replace
 
 import torch
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from tree_kernels import triton_support
+from tree_kernels.triton_support import HOPPER
+
 MAX_HEAD_SIZE = 256
-OLDEST_CAPABILITY = (8, 0)
-HOPPER = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,27 +41,11 @@ class Tiles:
 
 
 def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why the Triton kernels cannot run, or None if they can."""
-    if importlib.util.find_spec("triton") is None:
-        return 'triton is not installed; pip install "tree_rl[gpu]"'
-    if dtype not in DTYPES:
-        return f"the Triton kernels need one of {DTYPES}, received {dtype}"
-    if head_size > MAX_HEAD_SIZE:
+    """Why the Triton kernels cannot run at this head size, or None if they can."""
+    reason = triton_support.triton_unavailable_reason(device, dtype)
+    if reason is None and head_size > MAX_HEAD_SIZE:
         return f"the Triton kernels need a head size <= {MAX_HEAD_SIZE}, received {head_size}"
-    if interpreted():
-        # The interpreter computes bfloat16 products on their bit patterns.
-        return "Triton's interpreter cannot compute in bfloat16" if dtype == torch.bfloat16 else None
-    if device.type != "cuda":
-        return f"the Triton kernels need a CUDA device (or TRITON_INTERPRET=1 for a test), received {device}"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        capability = torch.cuda.get_device_capability(device)
-        return f"the Triton kernels need compute capability {OLDEST_CAPABILITY} or later, received {capability}"
-    return None
-
-
-def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, which it decides when they are defined."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return reason
 
 
 def padded_size(head_size: int) -> int:

@@ -112,6 +112,28 @@ def pairs_visible(
 
 
 @triton.jit
+def key_block_visible(
+    query_R: tl.tensor,
+    query_depth_R: tl.tensor,
+    key_end_pointer: tl.tensor,
+    key_depth_pointer: tl.tensor,
+    first_key: tl.tensor,
+    window: tl.tensor,
+    KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> tl.tensor:
+    """Which pairs [R, C] of a tile's queries and the keys of one block are visible."""
+    key_C = first_key + tl.arange(0, KEYS)
+    key_depth_C = key_C
+    if WINDOWED:
+        key_depth_C = tl.load(key_depth_pointer + key_C)
+    return pairs_visible(
+        query_R[:, None], key_C[None, :], tl.load(key_end_pointer + key_C)[None, :], query_depth_R[:, None],
+        key_depth_C[None, :], window, WINDOWED,
+    )  # fmt: skip
+
+
+@triton.jit
 def row_token_and_head(
     tile: tl.tensor, head: tl.tensor, ROWS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:

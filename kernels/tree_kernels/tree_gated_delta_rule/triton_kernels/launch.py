@@ -1,4 +1,4 @@
-"""Launches the kernels of the forward and of the backward in their order; the backward calls `products` and `walk` again.
+"""Launches the kernels in their order, forward and backward; the backward calls `products` and `walk` again.
 
 Legend: N unique tokens, T tiles, C rows of a tile, Hk key heads, H value heads, K and V state sizes, X side exits,
 S slots of stored states, L chains.

@@ -28,7 +28,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DevicePlan:
-    """Everything int32 on the device unless said otherwise."""
+    """Everything int32 on the device unless said otherwise; what has no docstring is as in `ChainPlan`."""
 
     num_tiles: int
     """T"""
@@ -43,31 +43,20 @@ class DevicePlan:
     levels: tuple[Level, ...]
     """from the roots down"""
     token: torch.Tensor
-    """[T, C]"""
     row_end: torch.Tensor
-    """[T, C]"""
     main_row: torch.Tensor
-    """[T]"""
     entry_slot: torch.Tensor
-    """[T]"""
+    chain_start: torch.Tensor
+    chain_slot: torch.Tensor
+    side_start: torch.Tensor
+    side_row: torch.Tensor
+    side_slot: torch.Tensor
+    source_start: torch.Tensor
+    source: torch.Tensor
     stored_slot: torch.Tensor
     """[T], slot that the walk writes on entering the tile, or NONE"""
-    chain_start: torch.Tensor
-    """[L + 1]"""
-    chain_slot: torch.Tensor
-    """[L]"""
-    side_start: torch.Tensor
-    """[T + 1]"""
     side_tile: torch.Tensor
-    """[X]"""
-    side_row: torch.Tensor
-    """[X]"""
-    side_slot: torch.Tensor
-    """[X]"""
-    source_start: torch.Tensor
-    """[slots + 1]"""
-    source: torch.Tensor
-    """chains, then wanted states, by slot"""
+    """[X], tile of each side exit"""
     joint: torch.Tensor
     """[T], joint of the tile or NONE"""
     joint_tile: torch.Tensor
@@ -107,20 +96,12 @@ def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch
         for level in range(len(plan.level_start) - 1)
     )
 
-    arrays = {
+    same = ("main_row", "entry_slot", "chain_start", "chain_slot", "side_start", "side_row", "side_slot")
+    arrays = {name: getattr(plan, name) for name in (*same, "source_start", "source")} | {
         "token": np.pad(plan.token, padding, constant_values=num_tokens),
         "row_end": np.pad(plan.row_end, padding),
-        "main_row": plan.main_row,
-        "entry_slot": plan.entry_slot,
         "stored_slot": stored_slot,
-        "chain_start": plan.chain_start,
-        "chain_slot": plan.chain_slot,
-        "side_start": plan.side_start,
         "side_tile": side_tile,
-        "side_row": plan.side_row,
-        "side_slot": plan.side_slot,
-        "source_start": plan.source_start,
-        "source": plan.source,
         "joint": joint,
         "joint_tile": joint_tile,
         "joint_slot": stored_slot[joint_tile],

@@ -1,8 +1,8 @@
 """The recurrence of Mamba 2 tile by tile, on the tiles of the gated delta rule: dense products inside all tiles at
 once, then states down the tree of tiles.
 
-Inside a tile with entry state S, path decay G_i and D_ij as in `tree_gated_delta_rule.portable.chunked`, with the tree's mask in
-place of the causal one of Dao and Gu (2024), section 6:
+Inside a tile with entry state S, path decay G_i and D_ij as in the gated delta rule (`path_decays`), with the tree's
+mask in place of the causal one of Dao and Gu (2024), section 6:
 
     O = exp(G) C S + (D * C B^T) (dt X),   S_p = exp(G_p) S + sum_j D_pj b_j (dt_j x_j)^T.
 

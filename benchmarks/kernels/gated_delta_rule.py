@@ -4,7 +4,7 @@ Contenders are "tree IMPL" (this op), "linear IMPL" and "linear fla" (the same n
 and "rows fla" (every row alone, packed). fla is flash-linear-attention; where it does not import or refuses to run, its
 lines say why.
 
-python kernels/benchmarks/gated_delta_rule.py --out docs/benchmarks/gated_delta_rule.csv
+python benchmarks/kernels/gated_delta_rule.py --out docs/benchmarks/gated_delta_rule.csv
 Legend: N unique tokens, F tokens of rows laid end to end, H heads, K and V state sizes.
 """
 

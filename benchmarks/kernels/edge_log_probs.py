@@ -2,7 +2,7 @@
 
 Every contender is first held against float64 on the leading `--gate-rows` rows. FLOPs counted are those of four
 products of 2 R V C, one forward and three backward (recomputed logits, both gradients), whatever a contender computes.
-Run: python kernels/benchmarks/edge_log_probs.py --commit $(git rev-parse --short HEAD) --output edge_log_probs.csv
+Run: python benchmarks/kernels/edge_log_probs.py --commit $(git rev-parse --short HEAD) --output edge_log_probs.csv
 Legend: R rows, V vocabulary, C hidden size, E edges.
 """
 

@@ -2,7 +2,7 @@
 
 Every repeat plans a layout that knows nothing yet, and sends the plan to the device without waiting for it.
 
-python kernels/benchmarks/recurrence_plans.py
+python benchmarks/kernels/recurrence_plans.py
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Blocked tree attention against torch's plain causal attention on the CPU, where no prefix is shared.
 
-Run: python kernels/benchmarks/attention_cpu.py [--tokens 1024 4096] [--block-tokens 64 128 256]
+Run: python benchmarks/kernels/attention_cpu.py [--tokens 1024 4096] [--block-tokens 64 128 256]
 Legend: N tokens, H heads, D head size.
 """
 

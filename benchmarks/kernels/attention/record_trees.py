@@ -1,7 +1,7 @@
 """Writes the topology of the recorded airline agents for the kernel benchmark: no tokens, only who shares what.
 
 python examples/write_qwen_tokenizer.py outputs/qwen_tokenizer
-python kernels/benchmarks/attention/record_trees.py outputs/qwen_tokenizer
+python benchmarks/kernels/attention/record_trees.py outputs/qwen_tokenizer
 """
 
 import json

@@ -1,6 +1,6 @@
 """Where flash-attn-4 gains from rows of leaves over copied keys instead of block lists; a CSV for `fa4_plan.MOST_KEYS`.
 
-PYTHONPATH=.:kernels:kernels/benchmarks/attention python kernels/benchmarks/attention/leaf_rows.py --out leaf_rows.csv
+PYTHONPATH=.:kernels:benchmarks/kernels/attention python benchmarks/kernels/attention/leaf_rows.py --out leaf_rows.csv
 
 Legend: N unique tokens, B leaves, F keys of all paths.
 """
@@ -17,7 +17,7 @@ from shapes import HEAD_LAYOUTS, SHAPES, Segments
 from timing import Timer
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention import fa4_plan
+from tree_kernels.tree_attention.fa4 import plan as fa4_plan
 from tree_kernels.tree_attention.fa4.leaf_rows import leaf_rows
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv

@@ -1,6 +1,6 @@
 """Tree attention against rows run alone, plain causal attention and the matmul ceiling, behind a gate, as a CSV.
 
-python kernels/benchmarks/attention --quick --out docs/benchmarks/attention.csv
+python benchmarks/kernels/attention --quick --out docs/benchmarks/attention.csv
 """
 
 import argparse
