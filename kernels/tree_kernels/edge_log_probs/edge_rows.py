@@ -58,6 +58,7 @@ class EdgeRows:
         """The same rows on `device`; from pinned memory to CUDA, so that the host goes on."""
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
+            """The tensor on `device`."""
             stays = torch.device(device).type != "cuda" or tensor.device.type != "cpu"
             return tensor.to(device) if stays else tensor.pin_memory().to(device, non_blocking=True)
 

@@ -166,7 +166,7 @@ def tree_attention(
 
 
 def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
-    """The layout's share of partly visible blocks; None with a window, for which nobody counts, and for rows of leaves."""
+    """The layout's share of partly visible blocks. None for rows of leaves, and with a window: nobody counts that."""
     share = layout.partial_share
     if share is None or window is not None or rows_worth_copying(layout, window) is not None:
         return None

@@ -113,6 +113,7 @@ def _fill(segments: LayoutSegments, most: int) -> tuple[np.ndarray, np.ndarray, 
     open_below: list[list[Piece]] = [[] for _ in range(len(above) + 1)]
 
     def close(pieces: list[Piece], entry: int) -> None:
+        """Make tiles of pieces that share an entry token."""
         for ranges in _packed(pieces, most):
             for one in ranges:
                 tile[one] = len(entries)

@@ -66,6 +66,7 @@ class _ChunkedEdges(torch.autograd.Function):
         weight_VC = _working_weight(head_weight_VC, dtype)
 
         def chunk_logits(sources: torch.Tensor) -> torch.Tensor:
+            """Logits [u, V] of the rows of some sources."""
             return _logits(hidden_NC[sources], weight_VC, bias_V, dtype)
 
         of_edges, statistics_U3 = edge_statistics(rows, chunk_logits, options, dtype)

@@ -40,6 +40,7 @@ def unwritten_statistics(rows: EdgeRows, options: EdgeOptions, device: torch.dev
     """Factors of the rows, and vectors for the results on `device`."""
 
     def vector(size: int, wanted: bool = True) -> torch.Tensor | None:
+        """Unwritten float32, or None."""
         return torch.empty(size, dtype=torch.float32, device=device) if wanted else None
 
     if isinstance(rows.row_temperature, float):

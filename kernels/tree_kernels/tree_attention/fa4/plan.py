@@ -121,6 +121,7 @@ def for_heads(lists: BlockLists, heads: int, block_size: tuple[int, int]) -> Hea
     """
 
     def spread(t: torch.Tensor) -> torch.Tensor:
+        """One list for all heads, with stride 0."""
         return t.as_strided((1, heads, *t.shape), (t.numel(), 0, *t.stride()))
 
     return HeadBlockLists(

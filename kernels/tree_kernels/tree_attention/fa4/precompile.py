@@ -8,9 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4.autograd import DTYPES, package_reason
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
-from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, HeadBlockLists, fa4_plan
+from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan
 
 TOKENS = 300
 """Any length serves: kernels do not depend on it."""
@@ -117,16 +118,7 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
     layout = TreeLayout.from_subtree_end(torch.arange(1, TOKENS + 1, dtype=torch.int32))
     real = fa4_plan(layout, head_size=head_size, heads=2 * ratio, window=TOKENS // 2 if window else None)
     with FakeTensorMode():
-        plans: list[Fa4Plan | LeafRows] = [
-            replace(
-                real,
-                forward=_without_data(real.forward),
-                backward=_without_data(real.backward),
-                ends=_fake(real.ends),
-                key_depths=None if real.key_depths is None else _fake(real.key_depths),
-                query_depths=None if real.query_depths is None else _fake(real.query_depths),
-            )
-        ]
+        plans: list[Fa4Plan | LeafRows] = [_without_data(real)]
         if not window:
             offsets = (torch.empty(rows + 1, dtype=torch.int32, device="cuda") for rows in ROWS)
             plans += [
@@ -143,16 +135,16 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
             calls.backward(q, k, v, out, lse, grad_out, plan, 1.0)
 
 
-def _without_data(lists: HeadBlockLists) -> HeadBlockLists:
-    return replace(
-        lists,
-        full_count=_fake(lists.full_count),
-        full_index=_fake(lists.full_index),
-        partial_count=_fake(lists.partial_count),
-        partial_index=_fake(lists.partial_index),
-    )
+def _without_data(plan: Any) -> Any:
+    """A plan, or a part of one, with CUDA tensors of the same layout that hold no data.
 
-
-def _fake(t: torch.Tensor) -> torch.Tensor:
-    """A CUDA tensor of the same layout without data, made directly: a torch without CUDA computes nothing with it."""
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
+    They are made directly: a torch without CUDA computes nothing with them.
+    """
+    changes: dict[str, Any] = {}
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if isinstance(value, torch.Tensor):
+            changes[field.name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+        elif is_dataclass(value):
+            changes[field.name] = _without_data(value)
+    return replace(plan, **changes)

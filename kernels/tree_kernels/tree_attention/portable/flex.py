@@ -94,6 +94,7 @@ def _softcap_mod(softcap: float | None, device: torch.device) -> Callable[..., t
     cap = torch.tensor(softcap, dtype=torch.float32, device=device)
 
     def capped(score: torch.Tensor, b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """The soft cap of one score."""
         return cap * torch.tanh(score / cap)
 
     return capped
@@ -101,6 +102,7 @@ def _softcap_mod(softcap: float | None, device: torch.device) -> Callable[..., t
 
 def _window_mod(depth_N: torch.Tensor, depth_M: torch.Tensor, window: int) -> Callable[..., torch.Tensor]:
     def is_near(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """Whether a key is inside the window of a query."""
         return depth_N[q] - depth_M[kv] < window
 
     return is_near
@@ -127,6 +129,7 @@ def _build_block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
     offset = torch.tensor(layout.past_length, dtype=torch.int32, device=layout.device)
 
     def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """Whether a key is the query or an ancestor of it."""
         return (kv <= q + offset) & (q + offset < end_M[kv])
 
     return BlockMask.from_kv_blocks(

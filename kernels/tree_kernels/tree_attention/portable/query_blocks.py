@@ -116,6 +116,7 @@ def _block(
     runs = tuple((a, b + 1) for a, b in bounds)
 
     def on_device(values: np.ndarray) -> torch.Tensor:
+        """The array on the layout's device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(layout.device)
 
     return QueryBlock(

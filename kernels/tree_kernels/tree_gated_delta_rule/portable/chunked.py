@@ -96,6 +96,7 @@ def chunked_delta_rule(
     written = []
 
     def write(span: slice, entry_WHKV: torch.Tensor) -> torch.Tensor:
+        """What a range of tiles writes, given the states that enter them."""
         written.append(own_THCV[span] - reads_THCK[span] @ entry_WHKV)
         return written[-1]
 
@@ -164,6 +165,7 @@ def tile_tensors(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) 
 
 def _tensors(layout: TreeLayout, plan: TilePlan) -> TileTensors:
     def tensor(values: np.ndarray) -> torch.Tensor:
+        """int64 on the layout's device."""
         return to_device(values.astype(np.int64), layout.device)
 
     token_TC = tensor(plan.token)

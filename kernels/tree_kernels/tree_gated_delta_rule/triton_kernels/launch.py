@@ -103,7 +103,7 @@ def gradients(
     problem: Problem, decays: Decays, inverse: torch.Tensor, d_out: torch.Tensor, d_states: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of q, k, v, g and beta, and of the state each chain started from, [L + wanted, H, K, V] float32."""
-    launches, keys = problem.launches, problem.k.shape[2]
+    plan, launches, keys = problem.plan, problem.launches, problem.k.shape[2]
     reads, own = products(problem, decays, inverse)
     written = torch.empty_like(own)
     entry, _ = walk(problem, decays, reads, own, written)
@@ -116,9 +116,22 @@ def gradients(
     d_v, d_beta, d_overlap = _inverse_gradients(
         problem, decays, inverse, reads, own, d_written, d_reads, parts_of_inverse
     )
-    d_k = _exit_gradients(problem, decays, written, entry, d_main, d_side, parts_of_exits)
-    _add_key_gradients(problem, decays, inverse, d_reads, d_scores, d_overlap, d_k)
-    return d_q, d_k, d_v, _gate_gradients(problem, d_path), d_beta, d_source
+    d_k, d_g = torch.empty_like(problem.k), torch.empty_like(problem.g)
+    # One part of dK, then the rest added to it.
+    exit_gradients_kernel[problem.of_key_heads](
+        problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
+        plan.main_row, plan.side_start, plan.side_row, d_k, parts_of_exits, *problem.counts,
+        **problem.constants(launches.exit_gradients), SIDES=plan.num_sides > 0,
+    )  # fmt: skip
+    key_gradients_kernel[problem.of_key_heads](
+        problem.q, problem.k, problem.beta, inverse, d_reads, d_scores, d_overlap, decays.path, plan.token, d_k,
+        *problem.counts, **problem.constants(launches.key_gradients),
+    )  # fmt: skip
+    gate_gradients_kernel[problem.of_value_heads](
+        d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=problem.tile_tokens,
+        PARTS=len(d_path), num_warps=1,
+    )  # fmt: skip
+    return d_q, d_k, d_v, d_g, d_beta, d_source
 
 
 def _score_gradients(
@@ -205,49 +218,3 @@ def _inverse_gradients(
         **problem.constants(problem.launches.inverse_gradients),
     )  # fmt: skip
     return d_v, d_beta, d_overlap
-
-
-def _exit_gradients(
-    problem: Problem,
-    decays: Decays,
-    written: torch.Tensor,
-    entry: torch.Tensor,
-    d_main: torch.Tensor,
-    d_side: torch.Tensor,
-    d_path: torch.Tensor,
-) -> torch.Tensor:
-    """Part of dK [N, Hk, K]."""
-    plan, d_k = problem.plan, torch.empty_like(problem.k)
-    exit_gradients_kernel[problem.of_key_heads](
-        problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
-        plan.main_row, plan.side_start, plan.side_row, d_k, d_path, *problem.counts,
-        **problem.constants(problem.launches.exit_gradients), SIDES=plan.num_sides > 0,
-    )  # fmt: skip
-    return d_k
-
-
-def _add_key_gradients(
-    problem: Problem,
-    decays: Decays,
-    inverse: torch.Tensor,
-    d_reads: torch.Tensor,
-    d_scores: torch.Tensor,
-    d_overlap: torch.Tensor,
-    d_k: torch.Tensor,
-) -> None:
-    """The rest of dK."""
-    constants = problem.constants(problem.launches.key_gradients)
-    key_gradients_kernel[problem.of_key_heads](
-        problem.q, problem.k, problem.beta, inverse, d_reads, d_scores, d_overlap, decays.path, problem.plan.token, d_k,
-        *problem.counts, **constants,
-    )  # fmt: skip
-
-
-def _gate_gradients(problem: Problem, d_path: torch.Tensor) -> torch.Tensor:
-    """dg [N, H] from the parts of the gradient of path sums."""
-    plan, d_g = problem.plan, torch.empty_like(problem.g)
-    gate_gradients_kernel[problem.of_value_heads](
-        d_path, plan.token, plan.row_end, d_g, *problem.counts,
-        HEADS=problem.v.shape[1], C=problem.tile_tokens, PARTS=len(d_path), num_warps=1,
-    )  # fmt: skip
-    return d_g
