@@ -4,7 +4,7 @@ Plain torch, built once per layout, head size, number of heads and window. Legen
 M = P + N keys, H query heads; T rows and C columns of a block list.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -31,17 +31,9 @@ VECTOR_PADDING = 384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class HeadBlockLists:
-    """Block lists as FA4 takes them, one for all heads: stride 0 over H, in every case."""
+class HeadBlockLists(BlockLists):
+    """Block lists as FA4 takes them: [1, H, ...], one list for all heads with stride 0 over H, in every case."""
 
-    full_count: torch.Tensor
-    """int32 [1, H, T]"""
-    full_index: torch.Tensor
-    """int32 [1, H, T, C]"""
-    partial_count: torch.Tensor
-    """int32 [1, H, T]"""
-    partial_index: torch.Tensor
-    """int32 [1, H, T, C]"""
     block_size: tuple[int, int]
     """tokens per query block and per key block"""
 
@@ -124,13 +116,8 @@ def for_heads(lists: BlockLists, heads: int, block_size: tuple[int, int]) -> Hea
         """One list for all heads, with stride 0."""
         return t.as_strided((1, heads, *t.shape), (t.numel(), 0, *t.stride()))
 
-    return HeadBlockLists(
-        full_count=spread(lists.full_count),
-        full_index=spread(lists.full_index),
-        partial_count=spread(lists.partial_count),
-        partial_index=spread(lists.partial_index),
-        block_size=block_size,
-    )
+    of_heads = {field.name: spread(getattr(lists, field.name)) for field in fields(lists)}
+    return HeadBlockLists(block_size=block_size, **of_heads)
 
 
 def _with_lone_tokens(layout: TreeLayout, count: int) -> TreeLayout:
