@@ -305,6 +305,7 @@ def test_what_triton_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
         edge_log_probs(*torch.zeros(2, 3, 4).unbind(), edges, edges, impl="triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     reason = unavailable_reason("triton", device=torch.device("cuda"), dtype=torch.float16)
     assert reason is not None and "the device has 7.5" in reason
