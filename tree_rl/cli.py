@@ -176,7 +176,7 @@ def precompile_kernels(
 ) -> None:
     """Compile flash-attn-4's tree attention ahead of time; needs the extra fa4, and no GPU."""
     # torch: seconds that inspect and plan do not pay.
-    from tree_kernels.tree_attention.fa4_precompile import PrecompileError, precompile, runtime_environment
+    from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile, runtime_environment
 
     try:
         compiled = precompile(

@@ -12,14 +12,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tree_kernels.tree_gated_delta_rule import (
-    triton_gradients,
-    triton_key_gradients,
-    triton_output,
-    triton_prepare,
-    triton_states,
+from tree_kernels.tree_gated_delta_rule.triton_kernels import (
+    gradient_kernels,
+    key_gradient_kernels,
+    output_kernel,
+    prepare_kernels,
+    state_kernels,
 )
-from tree_kernels.tree_gated_delta_rule.triton_sizes import KIBI, TILE_TOKENS, Launch, Launches, launches_for
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import KIBI, TILE_TOKENS, Launch, Launches, launches_for
 
 SHARED_MEMORY = {90: 227 * KIBI, 80: 99 * KIBI}
 """99 KiB: Ada and the smaller Ampere."""
@@ -36,22 +36,22 @@ INTEGERS = (
 def kernels_of(launches: Launches) -> dict[str, tuple[Any, Launch]]:
     """Every kernel that has a launch, by name."""
     blocks = launches.inverse_block_rows is not None
-    prepare = triton_prepare.prepare_blocks_kernel if blocks else triton_prepare.prepare_kernel
+    prepare = prepare_kernels.prepare_blocks_kernel if blocks else prepare_kernels.prepare_kernel
     return {
         "prepare": (prepare, launches.prepare),
-        "products": (triton_prepare.products_kernel, launches.products),
-        "walk": (triton_states.walk_kernel, launches.walk),
-        "walk_of_few": (triton_states.walk_kernel, launches.walk_of_few),
-        "side_states": (triton_states.side_states_kernel, launches.side_states),
-        "output": (triton_output.output_kernel, launches.output),
-        "score_gradients": (triton_gradients.score_gradients_kernel, launches.score_gradients),
-        "joint_gradients": (triton_states.joint_gradients_kernel, launches.joint_gradients),
-        "walk_back": (triton_states.walk_back_kernel, launches.walk_back),
-        "walk_back_of_few": (triton_states.walk_back_kernel, launches.walk_back_of_few),
-        "query_gradients": (triton_gradients.query_gradients_kernel, launches.query_gradients),
-        "inverse_gradients": (triton_key_gradients.inverse_gradients_kernel, launches.inverse_gradients),
-        "exit_gradients": (triton_key_gradients.exit_gradients_kernel, launches.exit_gradients),
-        "key_gradients": (triton_key_gradients.key_gradients_kernel, launches.key_gradients),
+        "products": (prepare_kernels.products_kernel, launches.products),
+        "walk": (state_kernels.walk_kernel, launches.walk),
+        "walk_of_few": (state_kernels.walk_kernel, launches.walk_of_few),
+        "side_states": (state_kernels.side_states_kernel, launches.side_states),
+        "output": (output_kernel.output_kernel, launches.output),
+        "score_gradients": (gradient_kernels.score_gradients_kernel, launches.score_gradients),
+        "joint_gradients": (state_kernels.joint_gradients_kernel, launches.joint_gradients),
+        "walk_back": (state_kernels.walk_back_kernel, launches.walk_back),
+        "walk_back_of_few": (state_kernels.walk_back_kernel, launches.walk_back_of_few),
+        "query_gradients": (gradient_kernels.query_gradients_kernel, launches.query_gradients),
+        "inverse_gradients": (key_gradient_kernels.inverse_gradients_kernel, launches.inverse_gradients),
+        "exit_gradients": (key_gradient_kernels.exit_gradients_kernel, launches.exit_gradients),
+        "key_gradients": (key_gradient_kernels.key_gradients_kernel, launches.key_gradients),
     }
 
 

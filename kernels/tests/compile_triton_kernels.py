@@ -12,11 +12,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tree_kernels.tree_attention import triton_tiles
-from tree_kernels.tree_attention.triton_forward import forward_kernel
-from tree_kernels.tree_attention.triton_key_gradient import key_gradient_kernel
-from tree_kernels.tree_attention.triton_query_gradient import query_gradient_kernel, row_term_kernel
-from tree_kernels.tree_attention.triton_tiles import Tile, padded_size, tiles_for
+from tree_kernels.tree_attention.triton_kernels import sizes
+from tree_kernels.tree_attention.triton_kernels.forward_kernel import forward_kernel
+from tree_kernels.tree_attention.triton_kernels.key_gradient_kernels import key_gradient_kernel
+from tree_kernels.tree_attention.triton_kernels.query_gradient_kernels import query_gradient_kernel, row_term_kernel
+from tree_kernels.tree_attention.triton_kernels.sizes import Tile, padded_size, tiles_for
 
 GROUP = 4
 INTEGER_VECTORS = (
@@ -58,13 +58,13 @@ def shared_memory(kernel: Any, tile: Tile, capability: int, constants: dict[str,
 
 
 def main(capability: int, head_size: int) -> None:
-    triton_tiles.measured_on = lambda device: capability == 90
+    sizes.measured_on = lambda device: capability == 90
     tiles = tiles_for(head_size, torch.bfloat16, torch.device("cuda"))
-    sizes = {"HEAD_SIZE": head_size, "PADDED_SIZE": padded_size(head_size)}
+    head = {"HEAD_SIZE": head_size, "PADDED_SIZE": padded_size(head_size)}
 
     def constants(tile: Tile) -> dict[str, Any]:
         options = {"CAPPED": True, "WINDOWED": True, "PRECISION": tile.precision, "IN_REGISTERS": tile.in_registers}
-        return {"GROUP": GROUP, "ROWS": tile.rows, "KEYS": tile.keys} | options | sizes
+        return {"GROUP": GROUP, "ROWS": tile.rows, "KEYS": tile.keys} | options | head
 
     def packed(tile: Tile) -> dict[str, Any]:
         pack = GROUP if tile.packed else 1
@@ -78,7 +78,7 @@ def main(capability: int, head_size: int) -> None:
             row_term_kernel,
             Tile(rows=64, keys=0, warps=4, stages=3),
             capability,
-            {"ROWS": 64, "LSE_GRADIENT": True} | sizes,
+            {"ROWS": 64, "LSE_GRADIENT": True} | head,
         ),
     }
     together = len(tiles.key_gradients) == 1

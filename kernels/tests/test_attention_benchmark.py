@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "attention"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "kernels" / "attention"
 
 QUESTIONS = """
 import dataclasses, sys

@@ -35,7 +35,7 @@ def fastest(times: dict[str, float]) -> str:
 
 def partial_share_of(shape: str, tokens: int) -> float:
     """Counted by the kernels' own block lists."""
-    sys.path.insert(0, str(ROOT / "kernels" / "benchmarks" / "attention"))
+    sys.path.insert(0, str(ROOT / "benchmarks" / "kernels" / "attention"))
     try:
         from shapes import SHAPES
     finally:

@@ -20,12 +20,9 @@ from tree_kernels.edge_log_probs import (
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tree_kernels.edge_log_probs import triton_edges
-from tree_kernels.edge_log_probs.triton_rows import (
-    EdgeOutputs,
-    inverse_temperatures,
-    write_statistics,
-)
+from tree_kernels.edge_log_probs.edge_values import EdgeOptions
+from tree_kernels.edge_log_probs.triton_kernels import autograd
+from tree_kernels.edge_log_probs.triton_kernels.launch import unwritten_statistics, write_statistics
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter is wrong in bfloat16
@@ -117,7 +114,7 @@ def test_every_number_of_edges_and_chunk(
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, product_of_all = [], products.add_product
-    monkeypatch.setattr(triton_edges, "LONGEST_SUM_BESIDE_TARGETS", 5)
+    monkeypatch.setattr(autograd, "LONGEST_SUM_BESIDE_TARGETS", 5)
     monkeypatch.setattr(products, "add_product", lambda *a, **k: (parts.append(a[0].shape[1]), product_of_all(*a, **k)))
     data = problem(65, 300, dtype)
     check_hidden(data, dtype, chunk_rows=None, entropy=True)
@@ -134,7 +131,8 @@ def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
     weight_VC = data["weight"].T.contiguous().T
     exact_UV = (hidden_UC.double() @ weight_VC.double().T).float()
     wrong_UV = exact_UV + 0.01 * torch.randn(exact_UV.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    factor_U = inverse_temperatures(rows, DEVICE)
+    options = EdgeOptions(entropy=True, softcap=softcap, sum_pi_squared=False, chunk_rows=16)
+    factor_U = unwritten_statistics(rows, options, DEVICE).inverse_temperature_U
 
     def scores(logits: torch.Tensor) -> torch.Tensor:
         capped = logits.double() + data["bias"].double()
@@ -142,13 +140,12 @@ def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
 
     written: list[torch.Tensor] = []
     for factors in (None, (hidden_UC, weight_VC)):
-        outputs = EdgeOutputs(rows, DEVICE, entropy=True, sum_pi_squared=False)
+        outputs = unwritten_statistics(rows, options, DEVICE)
         pairs = slice(0, rows.num_rows)
         write_statistics(
             wrong_UV,
             rows,
             pairs,
-            factor_U,
             outputs,
             bias_V=data["bias"],
             softcap=softcap,
@@ -304,11 +301,11 @@ def test_what_triton_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) 
         pair = torch.zeros(2, 3, 4, dtype=dtype, device=DEVICE).unbind()
         with pytest.raises(UnsupportedImplementation, match=reason):
             edge_log_probs(*pair, edges.to(DEVICE), edges.to(DEVICE), impl="triton")
-    from tree_kernels.edge_log_probs import triton_edges
 
-    monkeypatch.setattr(triton_edges, "INTERPRETED", False)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
         edge_log_probs(*torch.zeros(2, 3, 4).unbind(), edges, edges, impl="triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     reason = unavailable_reason("triton", device=torch.device("cuda"), dtype=torch.float16)
     assert reason is not None and "the device has 7.5" in reason

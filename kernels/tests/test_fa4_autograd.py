@@ -12,10 +12,10 @@ import torch
 from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention import fa4_plan
-from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree
-from tree_kernels.tree_attention.fa4_plan import Fa4Plan
-from tree_kernels.tree_attention.leaf_rows import LeafRows
+from tree_kernels.tree_attention.fa4 import plan as fa4_plan_module
+from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree
+from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
+from tree_kernels.tree_attention.fa4.plan import Fa4Plan
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
@@ -62,10 +62,10 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Fa4Plan | LeafRows]:
         given.append(arguments[3])
         return dense_forward(*arguments)
 
-    kernels = ModuleType("tree_kernels.tree_attention.fa4_kernels")
+    kernels = ModuleType("tree_kernels.tree_attention.fa4.calls")
     kernels.forward, kernels.backward = forward, dense_backward  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    monkeypatch.setattr(sys.modules["tree_kernels.tree_attention"], "fa4_kernels", kernels, raising=False)
+    monkeypatch.setattr(sys.modules["tree_kernels.tree_attention.fa4"], "calls", kernels, raising=False)
     return given
 
 
@@ -128,8 +128,8 @@ def test_rows_that_share_more_or_are_short_keep_the_tree_kernels(
 def test_every_forest_is_its_rows_over_copied_keys(
     shape: str, plans: list[Fa4Plan | LeafRows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fa4_plan, "MOST_KEYS", float("inf"))
-    monkeypatch.setattr(fa4_plan, "FEWEST_QUERIES", 0)
+    monkeypatch.setattr(fa4_plan_module, "MOST_KEYS", float("inf"))
+    monkeypatch.setattr(fa4_plan_module, "FEWEST_QUERIES", 0)
     check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](230))), None)
     assert [type(plan) for plan in plans] == [LeafRows]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tree_kernels.tree_attention.fa4 import package_reason
-from tree_kernels.tree_attention.fa4_precompile import (
+from tree_kernels.tree_attention.fa4.autograd import package_reason
+from tree_kernels.tree_attention.fa4.precompile import (
     PrecompileError,
     cache_environment,
     compiled_kernels,
@@ -19,7 +19,7 @@ from tree_kernels.tree_attention.fa4_precompile import (
 PROGRAM = """
 import sys
 from pathlib import Path
-from tree_kernels.tree_attention.fa4_precompile import precompile
+from tree_kernels.tree_attention.fa4.precompile import precompile
 windows = [window == "True" for window in sys.argv[2:]]
 print(precompile(head_sizes=[128], query_heads_per_key_head=[2], dtypes=["bfloat16"], windows=windows,
                  arch="sm_90a", cache=Path(sys.argv[1]), report=print))

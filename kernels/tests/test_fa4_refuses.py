@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tree_kernels import UnsupportedImplementation, chosen_implementation, tree_attention, unavailable_reason
-from tree_kernels.tree_attention.fa4 import VERSION, fa4_unavailable_reason, package_reason
+from tree_kernels.tree_attention.fa4.autograd import VERSION, fa4_unavailable_reason, package_reason
 
 CUDA = torch.device("cuda")
 

@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from tree_shapes import SHAPES, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention.flex import BLOCK, tree_block_mask
+from tree_kernels.tree_attention.portable.flex import BLOCK, tree_block_mask
 from tree_kernels.tree_attention.reference import visible_mask
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "gated_delta_rule.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "kernels" / "gated_delta_rule.py"
 
 WRONG_TREE = """
 import dataclasses, sys

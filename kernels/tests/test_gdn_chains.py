@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
-from tree_kernels.parents import segments_from_ends
+from tree_kernels.layout import TreeLayout
+from tree_kernels.parents import segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
 
@@ -22,8 +23,8 @@ def path_of(parent: list[int], token: int) -> frozenset[int]:
 
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPlan:
     """Walk the plan with sets of tokens for states: a state is what it has read."""
-    end = subtree_end_of(parent).numpy()
-    plan = plan_chains(plan_tiles(segments_from_ends(end), most, wanted))
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    plan = plan_chains(plan_tiles(segments_of(layout), most, wanted))
     slots: dict[int, frozenset[int]] = {INITIAL_SLOT: frozenset()}
     seen: list[int] = []
     for level in range(len(plan.level_start) - 1):

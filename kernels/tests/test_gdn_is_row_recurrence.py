@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, paths_of, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule
-from tree_kernels.tree_gated_delta_rule.chunked import chunked_delta_rule
+from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 IMPLEMENTATIONS = ("reference", "chunked")

@@ -13,9 +13,9 @@ from delta_rows import fork
 from tree_shapes import subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_gated_delta_rule.triton_plan import device_plan
-from tree_kernels.tree_gated_delta_rule.triton_problem import Problem
-from tree_kernels.tree_gated_delta_rule.triton_sizes import AT_128, KIBI, launches_for
+from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Problem
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import AT_128, KIBI, launches_for
 
 HEADS, SIZE = 32, 128
 ON_AN_H200 = 132

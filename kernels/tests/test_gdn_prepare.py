@@ -13,8 +13,8 @@ from tree_shapes import SHAPES, subtree_end_of
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_gated_delta_rule import triton_delta_rule, triton_forward, triton_sizes
-from tree_kernels.tree_gated_delta_rule.triton_plan import device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd, launch, sizes
+from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS, SIZE = 1, 16
@@ -46,9 +46,9 @@ def prepared(
     v, beta = (t.to(DEVICE) for t in (torch.zeros(len(parent), HEADS, SIZE, dtype=dtype), torch.ones_like(g.cpu())))
     plan = device_plan(TreeLayout.from_subtree_end(subtree_end_of(parent)).to(DEVICE), tile_tokens, ())
     state = torch.zeros(HEADS, SIZE, SIZE, device=DEVICE)
-    problem = triton_delta_rule._problem((k, k, v, g, beta, state, plan, 0.25, tile_tokens))
+    problem = autograd._problem((k, k, v, g, beta, state, plan, 0.25, tile_tokens))
     problem = replace(problem, launches=replace(problem.launches, inverse_block_rows=block_rows))
-    decays, inverse = triton_forward.prepare(problem)
+    decays, inverse = launch.prepare(problem)
     return decays.path, inverse, true_inverse(plan.token.long(), plan.row_end, k.double(), g.double())
 
 
@@ -121,8 +121,8 @@ def without_low_bits(values: np.ndarray) -> np.ndarray:
 
 
 def test_blocks_are_for_bfloat16_at_the_size_that_was_measured() -> None:
-    assert triton_sizes.launches_for(torch.bfloat16, 128, 128).inverse_block_rows == 8
-    assert triton_sizes.launches_for(torch.bfloat16, 64, 64).inverse_block_rows is None
+    assert sizes.launches_for(torch.bfloat16, 128, 128).inverse_block_rows == 8
+    assert sizes.launches_for(torch.bfloat16, 64, 64).inverse_block_rows is None
     # tf32 would cost the others bits that they keep.
     for dtype in (torch.float16, torch.float32):
-        assert triton_sizes.launches_for(dtype, 128, 128).inverse_block_rows is None
+        assert sizes.launches_for(dtype, 128, 128).inverse_block_rows is None

@@ -20,9 +20,9 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_gated_delta_rule import triton_delta_rule
-from tree_kernels.tree_gated_delta_rule.triton_plan import DevicePlan, device_plan
-from tree_kernels.tree_gated_delta_rule.triton_sizes import Launch, launches_for
+from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd
+from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import DevicePlan, device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, launches_for
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="checks what is interpreted")
 SIZE, TILE = 32, 16
@@ -76,11 +76,11 @@ def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int
     blocks = Launch(keys=keys, values=values, warps=4, stages=1)
     names = [field.name for field in fields(usual) if field.name != "inverse_block_rows"]
     launches = replace(usual, inverse_block_rows=block_rows, **dict.fromkeys(names, blocks))
-    monkeypatch.setattr(triton_delta_rule, "launches_for", lambda *sizes: launches)
+    monkeypatch.setattr(autograd, "launches_for", lambda *sizes: launches)
     leaves = delta_leaves(len(parent), key_heads=1, value_heads=1, key_size=SIZE, value_size=SIZE).values()
     inputs = [leaf.detach().float().requires_grad_() for leaf in leaves]
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
-    out, states = triton_delta_rule.triton_delta_rule(*inputs[:5], layout, 0.25, inputs[5], (7, 15), tile_tokens=TILE)
+    out, states = autograd.triton_delta_rule(*inputs[:5], layout, 0.25, inputs[5], (7, 15), tile_tokens=TILE)
     gradients = torch.autograd.grad(out.sum() + states.sum(), inputs)
     assert all(t.isfinite().all() for t in (out, states, *gradients))
 
@@ -105,6 +105,6 @@ def test_the_guard_sees_an_address_past_the_end(guarded: list[int], monkeypatch:
         plan = device_plan(*wanted)
         return replace(plan, main_row=plan.main_row[:-1])
 
-    monkeypatch.setattr(triton_delta_rule, "device_plan", short_of_a_tile)
+    monkeypatch.setattr(autograd, "device_plan", short_of_a_tile)
     with pytest.raises(InterpreterError, match="1 of 1 addresses"):
         run(monkeypatch, 32, 32, None)

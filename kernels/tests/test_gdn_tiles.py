@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.parents import parents_from_ends, parents_of, segments_from_ends
+from tree_kernels.parents import parents_of, segments_of
 from tree_kernels.tree_gated_delta_rule.tiles import START, TilePlan, plan_tiles
 
 FORESTS = {
@@ -20,7 +20,7 @@ FORESTS = {
 
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePlan:
     end = subtree_end_of(parent).numpy()
-    plan = plan_tiles(segments_from_ends(end), most, wanted)
+    plan = plan_tiles(segments_of(TreeLayout.from_subtree_end(subtree_end_of(parent))), most, wanted)
     tiles = [[int(token) for token in row if token < len(parent)] for row in plan.token]
     assert sorted(token for tile in tiles for token in tile) == list(range(len(parent)))
     depth = np.repeat(np.arange(len(plan.depth_start) - 1), np.diff(plan.depth_start))
@@ -63,8 +63,9 @@ def test_tiles_of_random_forests(
 def test_parents_and_segments_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
     parent = random_trie(size, seed, branching=branching, roots=roots)
     end = subtree_end_of(parent).numpy()
-    assert parents_from_ends(end).tolist() == parent
-    segments = segments_from_ends(end)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    assert parents_of(layout).tolist() == parent
+    segments = segments_of(layout)
     starts = [token for token in range(size) if token == 0 or parent[token] != token - 1 or parent.count(token - 1) > 1]
     assert segments.start.tolist() == [*starts, size]
     assert segments.parent.tolist() == [parent[token] for token in starts]

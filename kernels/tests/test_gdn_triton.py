@@ -10,7 +10,7 @@ from tree_shapes import SHAPES, subtree_end_of
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_gated_delta_rule
-from tree_kernels.tree_gated_delta_rule.triton_delta_rule import triton_delta_rule
+from tree_kernels.tree_gated_delta_rule.triton_kernels.autograd import triton_delta_rule
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Relative errors in norm: sums of a tile in 24 bits, and operands rounded to 11 bits a few times on the way.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tree_kernels.tree_attention.head_sections import SECTION, tile_at
+from tree_kernels.tree_attention.fa4.head_sections import SECTION, tile_at
 
 
 @pytest.mark.parametrize("heads", [1, 2, 7, SECTION, SECTION + 1, 14, 28, 32, 40])

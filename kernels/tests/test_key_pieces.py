@@ -8,7 +8,13 @@ from tree_shapes import SHAPES, subtree_end_of
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import block_lists
-from tree_kernels.tree_attention.key_pieces import PIECES_PER_PROGRAM, SHORTEST_PIECE, KeyPieces, cut, key_pieces
+from tree_kernels.tree_attention.triton_kernels.key_pieces import (
+    PIECES_PER_PROGRAM,
+    SHORTEST_PIECE,
+    KeyPieces,
+    cut,
+    key_pieces,
+)
 
 
 def check(items: list[int], most_cuts: int) -> KeyPieces:

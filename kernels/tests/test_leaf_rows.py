@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, paths_of, random_trie, rows, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention.leaf_rows import LeafRows, along_paths, leaf_rows
+from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths, leaf_rows
 
 
 def every_row(layout: TreeLayout) -> LeafRows | None:

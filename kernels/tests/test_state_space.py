@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, chain, paths_of, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_state_space
-from tree_kernels.tree_state_space.chunked import chunked_state_space
+from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 IMPLEMENTATIONS = ("reference", "chunked")

@@ -10,7 +10,7 @@ from row_by_row import row_by_row_attention
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention
-from tree_kernels.tree_attention.blocked import blocked_attention
+from tree_kernels.tree_attention.portable.blocked import blocked_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
 IMPLEMENTATIONS = ("reference", "sdpa")

@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from tree_kernels import TreeLayout, tree_attention
 from tree_kernels.tree_attention.block_lists import block_lists
-from tree_kernels.tree_attention.key_pieces import key_pieces
 from tree_kernels.tree_attention.score_rule import ScoreRule
-from tree_kernels.tree_attention.triton_attention import triton_attention
-from tree_kernels.tree_attention.triton_tiles import Tile, Tiles
+from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
+from tree_kernels.tree_attention.triton_kernels.key_pieces import key_pieces
+from tree_kernels.tree_attention.triton_kernels.sizes import Tile, Tiles
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton_on_cuda.py holds the compiled kernels")
 

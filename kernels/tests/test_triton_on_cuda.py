@@ -125,9 +125,9 @@ def test_the_same_bits_come_out_at_every_call() -> None:
 
 
 def test_new_lengths_compile_nothing() -> None:
-    from tree_kernels.tree_attention.triton_forward import forward_kernel
-    from tree_kernels.tree_attention.triton_key_gradient import key_gradient_kernel, sum_pieces_kernel
-    from tree_kernels.tree_attention.triton_query_gradient import query_gradient_kernel, row_term_kernel
+    from tree_kernels.tree_attention.triton_kernels.forward_kernel import forward_kernel
+    from tree_kernels.tree_attention.triton_kernels.key_gradient_kernels import key_gradient_kernel, sum_pieces_kernel
+    from tree_kernels.tree_attention.triton_kernels.query_gradient_kernels import query_gradient_kernel, row_term_kernel
 
     kernels = (forward_kernel, row_term_kernel, query_gradient_kernel, key_gradient_kernel, sum_pieces_kernel)
     compiled = []

@@ -9,22 +9,19 @@ ALIGNMENT = 256
 """Bytes; Triton compiles anew for pointers that are no multiples of 16, and an allocation's own are of 512."""
 
 
-def to_device(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """Copy an array, in stream order, while the host goes on.
+def moved(t: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """`t` on `device` (itself if it is there already), copied in stream order while the host goes on.
 
     A copy from pageable memory would wait for everything queued before it; from pinned memory it does not.
-
-    Args:
-        array: of any dtype that torch knows.
-        device: where it goes.
-
-    Returns:
-        The tensor; on the CPU it may share the array's memory.
     """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    if t.device.type == "cpu" and torch.device(device).type == "cuda":
+        return t.pin_memory().to(device, non_blocking=True)
+    return t.to(device)
+
+
+def to_device(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    """An array of any dtype that torch knows, as `moved` copies it; on the CPU it may share the array's memory."""
+    return moved(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[torch.Tensor]:

@@ -1,11 +1,44 @@
-"""Every op is a family of implementations; one that cannot run says why, nothing falls back silently."""
+"""Every operation is a family of implementations. One that cannot run says why; nothing is replaced silently."""
+
+from collections.abc import Callable
+from typing import Any
 
 
 class UnsupportedImplementation(ValueError):  # noqa: N818 - it names a state of the caller's choice, as NotImplemented does
-    """The implementation asked for by name cannot run this problem; the message says why and what can."""
+    """The implementation asked for by name cannot run this problem. The message says why, and what can."""
 
     def __init__(self, op: str, impl: str, reason: str) -> None:
         super().__init__(f'{op}: impl="{impl}" cannot run here: {reason}. Use impl="auto" or another implementation.')
         self.op = op
         self.impl = impl
         self.reason = reason
+
+
+def check_implementation(impl: str, implementations: tuple[str, ...]) -> None:
+    """Raise ValueError unless `impl` is one of `implementations`; "auto" is chosen before."""
+    if impl not in implementations:
+        raise ValueError(f"impl: expected one of {('auto', *implementations)}, received {impl!r}")
+
+
+def implementation_to_run(
+    op: str, impl: str, choose: Callable[..., str], refuse: Callable[..., str | None], **problem: Any
+) -> str:
+    """`impl`, or what "auto" stands for.
+
+    Args:
+        op: name of the operation, for the message.
+        impl: what the caller asked for.
+        choose: the operation's `chosen_implementation`.
+        refuse: the operation's `unavailable_reason`.
+        problem: what both ask about: device, dtype, sizes.
+
+    Raises:
+        ValueError: there is no implementation of that name.
+        UnsupportedImplementation: it cannot run this problem.
+    """
+    if impl == "auto":
+        impl = choose(**problem)
+    reason = refuse(impl, **problem)
+    if reason is not None:
+        raise UnsupportedImplementation(op, impl, reason)
+    return impl

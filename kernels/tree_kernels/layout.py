@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tree_kernels.host_copy import to_device
+from tree_kernels.host_copy import moved
 
 
 class TreeLayout:
@@ -112,7 +112,7 @@ class TreeLayout:
         target = torch.device(device)
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
-        subtree_end, position = (_copied(t, target) for t in (self.subtree_end, self.position))
+        subtree_end, position = (moved(t, target) for t in (self.subtree_end, self.position))
         return TreeLayout(subtree_end, position, self.past_length, self.partial_share, self.on_host)
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
@@ -123,10 +123,6 @@ class TreeLayout:
 
     def __repr__(self) -> str:
         return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
-
-
-def _copied(t: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return to_device(t.numpy(), device) if t.device.type == "cpu" else t.to(device)
 
 
 def _positions(end: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ from tree_kernels.layout import TreeLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Segments:
-    """Segments in DFS order."""
+class LayoutSegments:
+    """Segments of a layout in DFS order."""
 
     start: np.ndarray
     """int64 [S + 1], first token of each, then N"""
@@ -28,40 +28,31 @@ class Segments:
         return np.where(self.above >= 0, self.start[self.above + 1] - 1, -1)
 
 
-def segments_of(layout: TreeLayout) -> Segments:
+def segments_of(layout: TreeLayout) -> LayoutSegments:
     """The segments of a layout, found at the first call and kept with it."""
-    return layout.metadata("segments", lambda own: segments_from_ends(own.subtree_end_on_host()))
+    return layout.metadata("segments", _find_segments)
 
 
 def parents_of(layout: TreeLayout) -> np.ndarray:
     """int32 [N], the token before each token on its path, -1 at a root of the forest; built once per layout."""
-    return layout.metadata("parents", lambda own: _parents_of_tokens(segments_of(own)))
+
+    def build(own: TreeLayout) -> np.ndarray:
+        segments = segments_of(own)
+        parent = np.arange(-1, own.num_tokens - 1, dtype=np.int32)
+        parent[segments.start[:-1]] = segments.parent
+        return parent
+
+    return layout.metadata("parents", build)
 
 
-def parents_from_ends(end: np.ndarray) -> np.ndarray:
-    """Parents from subtree ends.
-
-    Args:
-        end: int32 [N], first DFS index past the subtree of each token.
-
-    Returns:
-        int32 [N], -1 at roots.
-    """
-    return _parents_of_tokens(segments_from_ends(end))
-
-
-def segments_from_ends(end: np.ndarray) -> Segments:
-    """Segments from subtree ends.
-
-    Args:
-        end: int32 [N], first DFS index past the subtree of each token.
-    """
+def _find_segments(layout: TreeLayout) -> LayoutSegments:
+    end = layout.subtree_end_on_host()
     is_start = np.ones(len(end), dtype=bool)
     # A token is the only child of the one before it iff their subtrees end together.
     np.not_equal(end[1:], end[:-1], out=is_start[1:])
     start = np.append(np.flatnonzero(is_start), len(end))
     past = np.searchsorted(start, end[start[:-1]])
-    return Segments(start=start, past=past, above=_above(past))
+    return LayoutSegments(start=start, past=past, above=_above(past))
 
 
 def _above(past: np.ndarray) -> np.ndarray:
@@ -82,9 +73,3 @@ def _above(past: np.ndarray) -> np.ndarray:
     nearest = np.searchsorted(level_then_node, (level[jumps] - 1) * nodes + jumps) - 1
     above[jumps] = np.where(level[jumps] > 0, by_level[nearest], -1)
     return above
-
-
-def _parents_of_tokens(segments: Segments) -> np.ndarray:
-    parent = np.arange(-1, segments.start[-1] - 1, dtype=np.int32)
-    parent[segments.start[:-1]] = segments.parent
-    return parent

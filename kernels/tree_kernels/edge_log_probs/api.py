@@ -3,16 +3,14 @@
 See kernels/README.md. Legend: N tokens, C hidden size, V vocabulary, E edges, R rows of logits.
 """
 
-from importlib.util import find_spec
-
 import torch
 
-from tree_kernels.edge_log_probs.chunked import chunked_edge_log_probs
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows, rows_of_edges
-from tree_kernels.edge_log_probs.edge_values import EdgeValues
-from tree_kernels.edge_log_probs.from_logits import chunked_logits_edge_log_probs
+from tree_kernels.edge_log_probs.edge_values import EdgeOptions, EdgeValues
+from tree_kernels.edge_log_probs.portable.chunked import chunked_edge_log_probs, chunked_logits_edge_log_probs
 from tree_kernels.edge_log_probs.reference import reference_edge_log_probs
-from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.implementation import UnsupportedImplementation, check_implementation, implementation_to_run
+from tree_kernels.triton_support import triton_unavailable_reason
 
 OP = "edge_log_probs"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
@@ -35,20 +33,13 @@ def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype) -
     Raises:
         ValueError: there is no implementation of that name.
     """
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"{OP}: expected impl in {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
-    if impl != "triton":
-        return None
-    if find_spec("triton") is None:
-        return "Triton is not installed (pip install triton)"
-    from tree_kernels.edge_log_probs.triton_edges import triton_unavailable_reason
-
-    return triton_unavailable_reason(device, dtype)
+    check_implementation(impl, IMPLEMENTATIONS)
+    return triton_unavailable_reason(device, dtype) if impl == "triton" else None
 
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype) -> str:
     """The implementation that `impl="auto"` runs: triton on CUDA where it can run, chunked elsewhere."""
-    runs_triton = device.type == "cuda" and unavailable_reason("triton", device=device, dtype=dtype) is None
+    runs_triton = device.type == "cuda" and triton_unavailable_reason(device, dtype) is None
     return "triton" if runs_triton else "chunked"
 
 
@@ -90,32 +81,19 @@ def edge_log_probs(
         UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
     _check_edges(edge_source, edge_target, temperature)
-    if impl == "reference":
-        hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
-        _check_head(hidden_NC, head_weight_VC, bias, softcap, chunk_rows)
-        with torch.autocast(hidden_NC.device.type, enabled=False):
-            return reference_edge_log_probs(
-                hidden_NC,
-                head_weight_VC,
-                edge_source,
-                edge_target,
-                bias_V=bias,
-                temperature=temperature,
-                entropy=entropy,
-                softcap=softcap,
-                sum_pi_squared=sum_pi_squared,
-            )
-    return edge_log_probs_of_rows(
-        hidden_NC,
-        head_weight_VC,
-        rows_of_edges(edge_source, edge_target, temperature),
-        bias=bias,
-        entropy=entropy,
-        softcap=softcap,
-        sum_pi_squared=sum_pi_squared,
-        impl=impl,
-        chunk_rows=chunk_rows,
-    )
+    if impl != "reference":
+        rows = rows_of_edges(edge_source, edge_target, temperature)
+        return edge_log_probs_of_rows(
+            hidden_NC, head_weight_VC, rows, bias=bias, entropy=entropy, softcap=softcap,
+            sum_pi_squared=sum_pi_squared, impl=impl, chunk_rows=chunk_rows,
+        )  # fmt: skip
+    hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
+    _check_head(hidden_NC, head_weight_VC, bias)
+    options = _options(hidden_NC.device, head_weight_VC.shape[0], entropy, softcap, sum_pi_squared, chunk_rows)
+    with torch.autocast(hidden_NC.device.type, enabled=False):
+        return reference_edge_log_probs(
+            hidden_NC, head_weight_VC, bias, edge_source, edge_target, temperature, options
+        )  # fmt: skip
 
 
 def edge_log_probs_of_rows(
@@ -130,31 +108,31 @@ def edge_log_probs_of_rows(
     impl: str = "auto",
     chunk_rows: int | None = None,
 ) -> EdgeValues:
-    """`edge_log_probs` of edges whose rows were found beforehand (`rows_of_edges`): no synchronisation with a GPU."""
+    """`edge_log_probs` of edges whose rows were found beforehand, without a synchronisation with a GPU.
+
+    Args:
+        hidden_NC: [N, C].
+        head_weight_VC: [V, C] in the dtype of `hidden_NC`.
+        rows: from `rows_of_edges`, on the device of `hidden_NC`; they hold the temperature.
+        bias: and the others: as in `edge_log_probs`; `impl` cannot be "reference".
+
+    Returns:
+        As `edge_log_probs`.
+
+    Raises:
+        ValueError: shapes, dtypes or options do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+    """
     hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
-    _check_head(hidden_NC, head_weight_VC, bias, softcap, chunk_rows)
-    device, dtype = hidden_NC.device, hidden_NC.dtype
-    if impl == "auto":
-        impl = chosen_implementation(device=device, dtype=dtype)
-    reason = unavailable_reason(impl, device=device, dtype=dtype)
-    if impl == "reference":
-        reason = "it wants edges, not rows"
-    if reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
-    run = chunked_edge_log_probs
-    if impl == "triton":
-        from tree_kernels.edge_log_probs.triton_edges import triton_edge_log_probs as run
+    _check_head(hidden_NC, head_weight_VC, bias)
+    device = hidden_NC.device
+    options = _options(device, head_weight_VC.shape[0], entropy, softcap, sum_pi_squared, chunk_rows)
+    if _is_triton(impl, hidden_NC, "it wants edges, not rows"):
+        from tree_kernels.edge_log_probs.triton_kernels.autograd import triton_edge_log_probs as run
+    else:
+        run = chunked_edge_log_probs
     with torch.autocast(device.type, enabled=False):
-        return run(
-            hidden_NC,
-            head_weight_VC,
-            bias,
-            rows,
-            entropy=entropy,
-            softcap=softcap,
-            sum_pi_squared=sum_pi_squared,
-            chunk_rows=chunk_rows or default_chunk_rows(device, head_weight_VC.shape[0]),
-        )
+        return run(hidden_NC, head_weight_VC, bias, rows, options)
 
 
 def logits_edge_log_probs(
@@ -192,14 +170,9 @@ def logits_edge_log_probs(
     _check_edges(row_of_edge, edge_target, temperature)
     rows = rows_of_edges(row_of_edge, edge_target, temperature)
     return logits_edge_log_probs_of_rows(
-        logits_RV,
-        rows,
-        entropy=entropy,
-        softcap=softcap,
-        sum_pi_squared=sum_pi_squared,
-        impl=impl,
+        logits_RV, rows, entropy=entropy, softcap=softcap, sum_pi_squared=sum_pi_squared, impl=impl,
         chunk_rows=chunk_rows,
-    )
+    )  # fmt: skip
 
 
 def logits_edge_log_probs_of_rows(
@@ -212,32 +185,38 @@ def logits_edge_log_probs_of_rows(
     impl: str = "auto",
     chunk_rows: int | None = None,
 ) -> EdgeValues:
-    """`logits_edge_log_probs` of edges whose rows were found beforehand (`rows_of_edges`)."""
-    _check_options(softcap, chunk_rows)
+    """`logits_edge_log_probs` of edges whose rows were found beforehand, without a synchronisation with a GPU.
+
+    Args:
+        logits_RV: [R, V].
+        rows: from `rows_of_edges`, on the device of the logits; they hold the temperature.
+        entropy: and the others: as in `logits_edge_log_probs`.
+
+    Returns:
+        As `edge_log_probs`.
+
+    Raises:
+        ValueError: shapes or options do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+    """
     if logits_RV.dim() != 2 or not logits_RV.is_floating_point():
         raise ValueError(
             f"{OP}: expected floating point logits [R, V], received {logits_RV.dtype} {tuple(logits_RV.shape)}"
         )
-    device, dtype = logits_RV.device, logits_RV.dtype
-    if impl == "auto":
-        impl = chosen_implementation(device=device, dtype=dtype)
-    reason = "logits are given" if impl == "reference" else unavailable_reason(impl, device=device, dtype=dtype)
-    if reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
-    if impl == "triton":
-        from tree_kernels.edge_log_probs.triton_edges import triton_logits_edge_log_probs
+    options = _options(logits_RV.device, logits_RV.shape[1], entropy, softcap, sum_pi_squared, chunk_rows)
+    if _is_triton(impl, logits_RV, "logits are given"):
+        from tree_kernels.edge_log_probs.triton_kernels.autograd import triton_logits_edge_log_probs as run
+    else:
+        run = chunked_logits_edge_log_probs
+    return run(logits_RV, rows, options)
 
-        return triton_logits_edge_log_probs(
-            logits_RV, rows, entropy=entropy, softcap=softcap, sum_pi_squared=sum_pi_squared
-        )
-    return chunked_logits_edge_log_probs(
-        logits_RV,
-        rows,
-        entropy=entropy,
-        softcap=softcap,
-        sum_pi_squared=sum_pi_squared,
-        chunk_rows=chunk_rows or default_chunk_rows(device, logits_RV.shape[1]),
-    )
+
+def _is_triton(impl: str, like: torch.Tensor, why_no_reference: str) -> bool:
+    """Whether triton runs rather than chunked, of the implementations that take rows."""
+    if impl == "reference":
+        raise UnsupportedImplementation(OP, impl, why_no_reference)
+    problem = {"device": like.device, "dtype": like.dtype}
+    return implementation_to_run(OP, impl, chosen_implementation, unavailable_reason, **problem) == "triton"
 
 
 def _in_autocast_dtype(
@@ -250,14 +229,23 @@ def _in_autocast_dtype(
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _check_head(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+def _options(
+    device: torch.device,
+    vocabulary: int,
+    entropy: bool,
     softcap: float | None,
+    sum_pi_squared: bool,
     chunk_rows: int | None,
-) -> None:
-    _check_options(softcap, chunk_rows)
+) -> EdgeOptions:
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"{OP}: expected softcap > 0, received {softcap}")
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"{OP}: expected chunk_rows >= 1, received {chunk_rows}")
+    rows = chunk_rows or default_chunk_rows(device, vocabulary)
+    return EdgeOptions(entropy=entropy, softcap=softcap, sum_pi_squared=sum_pi_squared, chunk_rows=rows)
+
+
+def _check_head(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
             f"{OP}: expected hidden [N, C] and head_weight [V, C], received {tuple(hidden.shape)} and "
@@ -286,10 +274,3 @@ def _check_edges(source: torch.Tensor, target: torch.Tensor, temperature: torch.
             raise ValueError(f"{OP}: expected a constant temperature, received one that requires grad; detach it")
     elif temperature is not None and temperature <= 0:
         raise ValueError(f"{OP}: expected temperature > 0, received {temperature}")
-
-
-def _check_options(softcap: float | None, chunk_rows: int | None) -> None:
-    if softcap is not None and softcap <= 0:
-        raise ValueError(f"{OP}: expected softcap > 0, received {softcap}")
-    if chunk_rows is not None and chunk_rows < 1:
-        raise ValueError(f"{OP}: expected chunk_rows >= 1, received {chunk_rows}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import moved
+
 MOST_MARKS_PER_VALUE = 64
 
 
@@ -55,21 +57,16 @@ class EdgeRows:
         return self.order.shape[0]
 
     def to(self, device: torch.device | str) -> "EdgeRows":
-        """The same rows on `device`; from pinned memory to CUDA, so that the host goes on."""
-
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            stays = torch.device(device).type != "cuda" or tensor.device.type != "cpu"
-            return tensor.to(device) if stays else tensor.pin_memory().to(device, non_blocking=True)
-
+        """The same rows on `device`, copied while the host goes on."""
         temperature = self.row_temperature
         return EdgeRows(
-            source=moved(self.source),
+            source=moved(self.source, device),
             sources_repeat=self.sources_repeat,
-            row_temperature=temperature if isinstance(temperature, float) else moved(temperature),
-            order=moved(self.order),
-            row=moved(self.row),
-            target=moved(self.target),
-            first_edge=moved(self.first_edge),
+            row_temperature=temperature if isinstance(temperature, float) else moved(temperature, device),
+            order=moved(self.order, device),
+            row=moved(self.row, device),
+            target=moved(self.target, device),
+            first_edge=moved(self.first_edge, device),
         )
 
     def chunks(self, chunk_rows: int) -> Iterator[Chunk]:

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.argument_checks import check_heads, check_one_device
+from tree_kernels.implementation import UnsupportedImplementation, check_implementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
-from tree_kernels.tree_attention.blocked import blocked_attention, explicit_blocked_attention
-from tree_kernels.tree_attention.fa4 import fa4_attention_of_tree, fa4_unavailable_reason
-from tree_kernels.tree_attention.fa4_plan import rows_worth_copying
-from tree_kernels.tree_attention.flex import flex_attention_of_tree, flex_unavailable_reason
+from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree, fa4_unavailable_reason
+from tree_kernels.tree_attention.fa4.plan import rows_worth_copying
+from tree_kernels.tree_attention.portable.blocked import blocked_attention, explicit_blocked_attention
+from tree_kernels.tree_attention.portable.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
-from tree_kernels.tree_attention.triton_tiles import measured_on, triton_unavailable_reason
+from tree_kernels.tree_attention.triton_kernels.sizes import measured_on, triton_unavailable_reason
 
 OP = "tree_attention"
 IMPLEMENTATIONS = ("reference", "sdpa", "flex", "triton", "fa4")
@@ -35,13 +36,19 @@ def unavailable_reason(
 ) -> str | None:
     """Why `impl` cannot run on this device, dtype and head size with these options, or None if it can.
 
-    `needs_lse`: sinks are given or the log-sum-exp is returned.
+    Args:
+        impl: one of `IMPLEMENTATIONS`.
+        device: of the tensors.
+        dtype: of the tensors.
+        head_size: D.
+        softcap: as in `tree_attention`.
+        needs_lse: sinks are given or the log-sum-exp is returned.
+        deterministic: as in `tree_attention`.
 
     Raises:
         ValueError: there is no implementation of that name.
     """
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    check_implementation(impl, IMPLEMENTATIONS)
     if impl == "fa4":
         return fa4_unavailable_reason(
             device, dtype, head_size, softcap=softcap, needs_lse=needs_lse, deterministic=deterministic
@@ -65,7 +72,8 @@ def chosen_implementation(
 ) -> str:
     """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere.
 
-    `partial_share` is that of the forest; None stands for large segments, the rule.
+    Arguments as in `unavailable_reason`; `partial_share` is that of the forest (see `TreeLayout`), and None stands for
+    large segments, the rule.
     """
     order: tuple[str, ...] = ()
     if device.type == "cuda":
@@ -73,14 +81,9 @@ def chosen_implementation(
         order = on_hopper if measured_on(device) else BEST_KNOWN_FIRST
     for impl in order:
         reason = unavailable_reason(
-            impl,
-            device=device,
-            dtype=dtype,
-            head_size=head_size,
-            softcap=softcap,
-            needs_lse=needs_lse,
+            impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, needs_lse=needs_lse,
             deterministic=deterministic,
-        )
+        )  # fmt: skip
         if reason is None:
             return impl
     return "sdpa"
@@ -134,11 +137,12 @@ def tree_attention(
     past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
-    partial_share = layout.partial_share
-    # Blocks are counted without a window, and rows of leaves visit none.
-    if partial_share is not None and (window is not None or rows_worth_copying(layout, window) is not None):
-        partial_share = None
-    impl = _usable(impl, q_NHD, softcap, return_lse or sinks is not None, deterministic, partial_share)
+    wanted: dict[str, Any] = {"device": q_NHD.device, "dtype": q_NHD.dtype, "head_size": q_NHD.shape[-1]}
+    wanted |= {"softcap": softcap, "needs_lse": return_lse or sinks is not None, "deterministic": deterministic}
+    if impl == "auto":
+        impl = chosen_implementation(**wanted, partial_share=_share_to_choose_by(layout, window))
+    elif reason := unavailable_reason(impl, **wanted):
+        raise UnsupportedImplementation(OP, impl, reason)
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
     rule = ScoreRule(scale=q_NHD.shape[-1] ** -0.5 if scale is None else float(scale), window=window, softcap=softcap)
@@ -151,7 +155,7 @@ def tree_attention(
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "triton":
             # Triton is optional, and the interpreter of the tests is chosen when it is imported.
-            from tree_kernels.tree_attention.triton_attention import triton_attention
+            from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
 
             out_NHD, lse_NH = triton_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif return_lse:
@@ -161,23 +165,12 @@ def tree_attention(
     return (out_NHD, lse_NH) if return_lse else out_NHD
 
 
-def _usable(
-    impl: str,
-    q: torch.Tensor,
-    softcap: float | None,
-    needs_lse: bool,
-    deterministic: bool,
-    partial_share: float | None,
-) -> str:
-    """The implementation that runs: `impl`, or what "auto" stands for."""
-    wanted: dict[str, Any] = {"device": q.device, "dtype": q.dtype, "head_size": q.shape[-1]}
-    wanted |= {"softcap": softcap, "needs_lse": needs_lse, "deterministic": deterministic}
-    if impl == "auto":
-        return chosen_implementation(**wanted, partial_share=partial_share)
-    reason = unavailable_reason(impl, **wanted)
-    if reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
-    return impl
+def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
+    """The layout's share of partly visible blocks. None for rows of leaves, and with a window: nobody counts that."""
+    share = layout.partial_share
+    if share is None or window is not None or rows_worth_copying(layout, window) is not None:
+        return None
+    return share
 
 
 def _in_autocast_dtype(t: torch.Tensor) -> torch.Tensor:
@@ -206,8 +199,7 @@ def _check(
             f"{OP}: expected N tokens and one head size everywhere, received q {tuple(q.shape)}, k {tuple(k.shape)}, "
             f"layout of {layout.num_tokens} tokens"
         )
-    if k.shape[1] == 0 or heads % k.shape[1]:
-        raise ValueError(f"{OP}: expected Hq to be a multiple of Hkv, received Hq={heads}, Hkv={k.shape[1]}")
+    check_heads(OP, heads, k.shape[1], ("Hq", "Hkv"))
     if (past_k is None) != (past_v is None):
         raise ValueError(f"{OP}: expected past_k and past_v together, received only one of them")
     past_length = 0
@@ -222,13 +214,10 @@ def _check(
         raise ValueError(
             f"{OP}: expected a past of {layout.past_length} tokens (the layout's past_length), received {past_length}"
         )
-    tensors = [t for t in (k, v, past_k, past_v) if t is not None]
-    if any(t.dtype != q.dtype or t.device != q.device for t in tensors) or layout.device != q.device:
-        received = ", ".join(f"{t.dtype} on {t.device}" for t in (q, *tensors))
-        raise ValueError(
-            f"{OP}: expected one dtype and one device, received {received}, layout on {layout.device}; "
-            "use layout.to(device)"
-        )
+    check_one_device(OP, layout, q=q, k=k, v=v, past_k=past_k, past_v=past_v)
+    dtypes = [t.dtype for t in (q, k, v, past_k, past_v) if t is not None]
+    if len(set(dtypes)) > 1:
+        raise ValueError(f"{OP}: expected one dtype, received {', '.join(map(str, dtypes))}")
 
 
 def _check_options(q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:

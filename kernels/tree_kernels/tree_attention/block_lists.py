@@ -1,4 +1,4 @@
-"""Which blocks of keys a block of queries reads, for kernels that skip what no query of a tile can see.
+"""Which blocks of keys a block of queries sees wholly, in part or not at all: the one place that decides it.
 
 Built with torch operations on the layout's device, without waiting for it: shapes depend on lengths only. A key of the
 past stands in front and never ends; query i has key coordinate P + i.
@@ -80,11 +80,14 @@ def _build(
 ) -> BlockLists:
     # Lists by query and by key of one block size share the matrices.
     key = ("block_relations", query_block, key_block, window)
-    full_TB, partial_TB = layout.metadata(key, lambda own: _relations(own, query_block, key_block, window))
-    if by == "key":
-        full_TB, partial_TB = full_TB.T, partial_TB.T
-    full_count, full_index = _packed(full_TB)
-    partial_count, partial_index = _packed(partial_TB)
+    relations = layout.metadata(key, lambda own: block_relations(own, query_block, key_block, window))
+    return listed(*(blocks_TB.T if by == "key" else blocks_TB for blocks_TB in relations))
+
+
+def listed(full_RC: torch.Tensor, partial_RC: torch.Tensor) -> BlockLists:
+    """The lists of two bool matrices [R, C]: fully and partly visible blocks."""
+    full_count, full_index = _packed(full_RC)
+    partial_count, partial_index = _packed(partial_RC)
     return BlockLists(
         full_count=full_count, full_index=full_index, partial_count=partial_count, partial_index=partial_index
     )
@@ -103,27 +106,30 @@ def _packed(blocks_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return count, index.scatter_(1, place.long(), column.expand(blocks_RC.shape))
 
 
-def _relations(
-    layout: TreeLayout, query_block: int, key_block: int, window: int | None
+def block_relations(
+    layout: TreeLayout, query_block: int, key_block: int, window: int | None, *, whole_queries: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool [T, B]: fully visible blocks, and partly visible ones.
+    """bool [T, B]: fully visible blocks, and partly visible ones. Arguments as in `block_lists`, not kept.
+
+    `whole_queries`: a block of queries that reaches past the last token sees no block fully.
 
     A key block has a visible pair iff its first key is no later than the last query and its largest end lies behind
     the first query: a query is its own key, so nesting leaves no gap. It is full iff its last key is no later than the
     first query and its smallest end lies behind the last.
     """
     device, past, num_tokens = layout.device, layout.past_length, layout.num_tokens
-    num_keys = past + num_tokens
     # Lists of several query blocks share the ends.
     smallest_end_B, largest_end_B = layout.metadata(("block_ends", key_block), lambda own: _block_ends(own, key_block))
     query_blocks, key_blocks = -(-num_tokens // query_block), smallest_end_B.shape[0]
     first_query_T1 = past + query_block * torch.arange(query_blocks, dtype=torch.int32, device=device)[:, None]
     first_key_B = key_block * torch.arange(key_blocks, dtype=torch.int32, device=device)
-    # The last query block may reach past the last token: no end lies behind it, so it is never full.
     last_query_T1 = first_query_T1 + query_block - 1
     last_key_B = first_key_B + key_block - 1
     visible_TB = (first_key_B <= last_query_T1) & (largest_end_B > first_query_T1)
-    full_TB = (last_key_B <= first_query_T1) & (smallest_end_B > last_query_T1) & (last_query_T1 < num_keys)
+    full_TB = (last_key_B <= first_query_T1) & (smallest_end_B > last_query_T1)
+    if whole_queries:
+        # Keys of the past end nowhere, so a last block of queries that is not whole must be told.
+        full_TB &= last_query_T1 < past + num_tokens
     if window is not None:
         nearest_TB, farthest_TB = _depth_distances(layout, query_block, key_block)
         visible_TB &= nearest_TB < window

@@ -7,24 +7,36 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from tree_kernels.argument_checks import check_one_device, check_tokens
 from tree_kernels.host_copy import to_device
-from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.implementation import check_implementation, implementation_to_run
 from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
+from tree_kernels.tree_causal_conv1d.portable.shifted import shifted_conv1d
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
-from tree_kernels.tree_causal_conv1d.shifted import shifted_conv1d
-from tree_kernels.tree_causal_conv1d.triton_conv1d import PROVEN_TAPS, triton_conv1d, triton_unavailable_reason
+from tree_kernels.tree_causal_conv1d.triton_kernels.sizes import PROVEN_TAPS
 from tree_kernels.tree_causal_conv1d.windows import host_windows_of, windows_of
+from tree_kernels.triton_support import triton_unavailable_reason
 
 OP = "tree_causal_conv1d"
 IMPLEMENTATIONS = ("reference", "shifted", "triton")
 ACTIVATIONS = (None, "silu", "swish")
 
 
+def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype, taps: int) -> str | None:
+    """Why `impl` cannot run on this device and dtype, or None if it can; any number of taps runs.
+
+    Raises:
+        ValueError: there is no implementation of that name.
+    """
+    check_implementation(impl, IMPLEMENTATIONS)
+    return triton_unavailable_reason(device, dtype, multiplies=False) if impl == "triton" else None
+
+
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, taps: int) -> str:
     """The implementation that `impl="auto"` runs: on CUDA at the proven number of taps triton, else shifted."""
     is_proven = device.type == "cuda" and taps == PROVEN_TAPS
-    return "triton" if is_proven and triton_unavailable_reason(device, dtype) is None else "shifted"
+    return "triton" if is_proven and triton_unavailable_reason(device, dtype, multiplies=False) is None else "shifted"
 
 
 def tree_causal_conv1d(
@@ -61,16 +73,18 @@ def tree_causal_conv1d(
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout)
     _check(x_NC, weight_CK, bias_C, layout, initial_context)
-    _check_options(x_NC, activation, return_contexts_at, impl)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{OP}: expected activation in {ACTIVATIONS}, received {activation!r}")
+    wanted = check_tokens(OP, "return_contexts_at", return_contexts_at, len(x_NC))
     taps = weight_CK.shape[1]
+    problem = {"device": x_NC.device, "dtype": x_NC.dtype, "taps": taps}
+    impl = implementation_to_run(OP, impl, chosen_implementation, unavailable_reason, **problem)
     context_KC = x_NC.new_zeros(taps - 1, x_NC.shape[1]) if initial_context is None else initial_context
-    if impl == "auto":
-        impl = chosen_implementation(device=x_NC.device, dtype=x_NC.dtype, taps=taps)
-    reason = triton_unavailable_reason(x_NC.device, x_NC.dtype)
-    if impl == "triton" and reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
     with torch.autocast(x_NC.device.type, enabled=False):
         if len(x_NC) and impl == "triton":
+            # Triton decides when kernels are defined whether to interpret them, so not before the first use.
+            from tree_kernels.tree_causal_conv1d.triton_kernels.autograd import triton_conv1d
+
             out_NC = triton_conv1d(x_NC, weight_CK, bias_C, layout, context_KC, activation is not None)
         else:
             if len(x_NC) and impl == "reference":
@@ -82,7 +96,7 @@ def tree_causal_conv1d(
     if return_contexts_at is not None:
         input_NK = host_windows_of(layout, taps).input_NK
         # Inputs of the window but its oldest; with one tap there are none.
-        index_SK = to_device(input_NK[list(return_contexts_at), 1:].astype(np.int64), x_NC.device)
+        index_SK = to_device(input_NK[list(wanted), 1:].astype(np.int64), x_NC.device)
         contexts_SKC = torch.cat([context_KC, x_NC])[index_SK]
     return out_NC.to(x_NC.dtype), contexts_SKC
 
@@ -94,6 +108,8 @@ def _check(
     layout: TreeLayout,
     initial_context: torch.Tensor | None,
 ) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"{OP}: expected a floating point dtype, received {x.dtype}")
     if x.dim() != 2 or weight.dim() != 2 or weight.shape[0] != x.shape[1] or weight.shape[1] < 1:
         raise ValueError(
             f"{OP}: expected x [N, C] and weight [C, K], received x {tuple(x.shape)}, weight {tuple(weight.shape)}"
@@ -108,20 +124,4 @@ def _check(
             f"{OP}: expected initial_context {expected} in {x.dtype}, received {tuple(initial_context.shape)} in "
             f"{initial_context.dtype}"
         )
-    if layout.device != x.device or weight.device != x.device:
-        raise ValueError(
-            f"{OP}: expected one device, received x on {x.device}, weight on {weight.device}, layout on "
-            f"{layout.device}; use layout.to(device)"
-        )
-
-
-def _check_options(x: torch.Tensor, activation: str | None, contexts_at: tuple[int, ...] | None, impl: str) -> None:
-    if not x.is_floating_point():
-        raise ValueError(f"{OP}: expected a floating point dtype, received {x.dtype}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{OP}: expected activation in {ACTIVATIONS}, received {activation!r}")
-    if impl not in ("auto", *IMPLEMENTATIONS):
-        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
-    for token in contexts_at or ():
-        if not 0 <= token < x.shape[0]:
-            raise ValueError(f"{OP}: return_contexts_at: expected tokens in [0, {x.shape[0]}), received {token}")
+    check_one_device(OP, layout, x=x, weight=weight)

@@ -6,13 +6,13 @@ Legend: N unique tokens, Hk key heads, Hv value heads, K and V state sizes, S st
 
 import torch
 
-from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.argument_checks import check_heads, check_one_device, check_tokens, initial_state_or_zeros
+from tree_kernels.implementation import check_implementation, implementation_to_run
 from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
-from tree_kernels.tree_gated_delta_rule.chunked import chunked_delta_rule
+from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
 from tree_kernels.tree_gated_delta_rule.reference import reference_delta_rule
-from tree_kernels.tree_gated_delta_rule.triton_sizes import PROVEN_SIZES, triton_unavailable_reason
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import PROVEN_SIZES, triton_unavailable_reason
 
 OP = "tree_gated_delta_rule"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
@@ -26,8 +26,7 @@ def unavailable_reason(
     Raises:
         ValueError: there is no implementation of that name.
     """
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    check_implementation(impl, IMPLEMENTATIONS)
     return triton_unavailable_reason(device, dtype, key_size, value_size) if impl == "triton" else None
 
 
@@ -79,18 +78,12 @@ def tree_gated_delta_rule(
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout)
     _check(q_NHK, k_NHK, v_NHV, g_NH, beta_NH, layout)
-    _check_states(k_NHK, v_NHV, initial_state, return_states_at)
-    sizes = {"key_size": k_NHK.shape[-1], "value_size": v_NHV.shape[-1]}
-    if impl == "auto":
-        impl = chosen_implementation(device=v_NHV.device, dtype=v_NHV.dtype, **sizes)
-    reason = unavailable_reason(impl, device=v_NHV.device, dtype=v_NHV.dtype, **sizes)
-    if reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
+    state_shape = (v_NHV.shape[1], k_NHK.shape[2], v_NHV.shape[2])
+    initial_state = initial_state_or_zeros(OP, initial_state, v_NHV, state_shape)
+    wanted = check_tokens(OP, "return_states_at", return_states_at, len(v_NHV))
+    problem = {"device": v_NHV.device, "dtype": v_NHV.dtype, "key_size": state_shape[1], "value_size": state_shape[2]}
+    impl = implementation_to_run(OP, impl, chosen_implementation, unavailable_reason, **problem)
     scale = k_NHK.shape[-1] ** -0.5 if scale is None else float(scale)
-    dtype = accumulation_dtype(v_NHV.dtype)
-    if initial_state is None:
-        initial_state = torch.zeros(v_NHV.shape[1], k_NHK.shape[2], v_NHV.shape[2], dtype=dtype, device=v_NHV.device)
-    wanted = return_states_at or ()
     with torch.autocast(v_NHV.device.type, enabled=False):
         inputs = (q_NHK, k_NHK, v_NHV, g_NH, beta_NH)
         if layout.num_tokens == 0:
@@ -101,7 +94,7 @@ def tree_gated_delta_rule(
             states = all_states[list(wanted)]
         elif impl == "triton":
             # Triton decides when kernels are defined whether to interpret them, so not before the first use.
-            from tree_kernels.tree_gated_delta_rule.triton_delta_rule import triton_delta_rule
+            from tree_kernels.tree_gated_delta_rule.triton_kernels.autograd import triton_delta_rule
 
             out_NHV, states = triton_delta_rule(*inputs, layout, scale, initial_state, wanted)
         else:
@@ -126,27 +119,8 @@ def _check(
             f"{OP}: expected N tokens everywhere, received k {tuple(k.shape)}, v {tuple(v.shape)}, layout of "
             f"{layout.num_tokens} tokens"
         )
-    if k.shape[1] == 0 or v.shape[1] % k.shape[1]:
-        raise ValueError(f"{OP}: expected Hv to be a multiple of Hk, received Hv={v.shape[1]}, Hk={k.shape[1]}")
+    check_heads(OP, v.shape[1], k.shape[1], ("Hv", "Hk"))
     if any(t.dtype != v.dtype for t in (q, k)) or not all(t.is_floating_point() for t in (v, g, beta)):
         received = ", ".join(str(t.dtype) for t in (q, k, v, g, beta))
         raise ValueError(f"{OP}: expected one floating point dtype of q, k, v, received {received} (q, k, v, g, beta)")
-    if any(t.device != v.device for t in (q, k, g, beta)) or layout.device != v.device:
-        raise ValueError(
-            f"{OP}: expected one device, received q on {q.device}, v on {v.device}, layout on {layout.device}; "
-            "use layout.to(device)"
-        )
-
-
-def _check_states(
-    k: torch.Tensor, v: torch.Tensor, initial_state: torch.Tensor | None, return_states_at: tuple[int, ...] | None
-) -> None:
-    shape, dtype = (v.shape[1], k.shape[2], v.shape[2]), accumulation_dtype(v.dtype)
-    if initial_state is not None and (initial_state.shape != shape or initial_state.dtype != dtype):
-        raise ValueError(
-            f"{OP}: expected initial_state {shape} in {dtype}, received {tuple(initial_state.shape)} in "
-            f"{initial_state.dtype}"
-        )
-    for token in return_states_at or ():
-        if not 0 <= token < v.shape[0]:
-            raise ValueError(f"{OP}: return_states_at: expected tokens in [0, {v.shape[0]}), received {token}")
+    check_one_device(OP, layout, q=q, k=k, v=v, g=g, beta=beta)

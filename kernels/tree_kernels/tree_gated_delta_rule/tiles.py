@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.parents import Segments, segments_of
+from tree_kernels.parents import LayoutSegments, segments_of
 
 START = -1
 """Entry of tiles at the roots of the forest: the initial state."""
@@ -64,7 +64,7 @@ def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: Sequence[int] = (
     return layout.metadata(key, lambda own: plan_tiles(segments_of(own), tile_tokens, tuple(wanted)))
 
 
-def plan_tiles(segments: Segments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
+def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
     """Cut a forest into tiles.
 
     Args:
@@ -99,7 +99,7 @@ def plan_tiles(segments: Segments, tile_tokens: int, wanted: Sequence[int]) -> T
     )
 
 
-def _fill(segments: Segments, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _fill(segments: LayoutSegments, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """First token [R] and tile [R] of each range in DFS order, entry token [T] of each tile; tiles above come first.
 
     From the leaves upwards, tokens join what is open below them until the tile is full. Where several open pieces do
@@ -113,6 +113,7 @@ def _fill(segments: Segments, most: int) -> tuple[np.ndarray, np.ndarray, np.nda
     open_below: list[list[Piece]] = [[] for _ in range(len(above) + 1)]
 
     def close(pieces: list[Piece], entry: int) -> None:
+        """Make tiles of pieces that share an entry token."""
         for ranges in _packed(pieces, most):
             for one in ranges:
                 tile[one] = len(entries)
@@ -196,7 +197,7 @@ def _depths(start_R: np.ndarray, tile_R: np.ndarray, entry_token: np.ndarray) ->
 
 
 def _places(
-    segments: Segments, start_R: np.ndarray, tile_R: np.ndarray, num_tiles: int
+    segments: LayoutSegments, start_R: np.ndarray, tile_R: np.ndarray, num_tiles: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """`token`, `row_end`, `tile_of_token` and `row_of_token` of a `TilePlan`."""
     num_tokens = int(segments.start[-1])

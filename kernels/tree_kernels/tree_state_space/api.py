@@ -6,10 +6,11 @@ Legend: N unique tokens, G groups of heads that share B and C, H heads, K state 
 
 import torch
 
-from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.argument_checks import check_heads, check_one_device, check_tokens, initial_state_or_zeros
+from tree_kernels.implementation import check_implementation
 from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
-from tree_kernels.tree_state_space.chunked import chunked_state_space
+from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
 from tree_kernels.tree_state_space.reference import reference_state_space
 
 OP = "tree_state_space"
@@ -52,27 +53,16 @@ def tree_state_space(
     """
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout)
-    if impl not in ("auto", *IMPLEMENTATIONS):
-        raise ValueError(f"impl: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
+    check_implementation("chunked" if impl == "auto" else impl, IMPLEMENTATIONS)
     _check(x_NHP, b_NGK, c_NGK, g_NH, dt_NH, layout)
-    dtype = accumulation_dtype(x_NHP.dtype)
-    shape = (x_NHP.shape[1], b_NGK.shape[2], x_NHP.shape[2])
-    if initial_state is None:
-        initial_state = torch.zeros(shape, dtype=dtype, device=x_NHP.device)
-    if initial_state.shape != shape or initial_state.dtype != dtype:
-        raise ValueError(
-            f"{OP}: expected initial_state {shape} in {dtype}, received {tuple(initial_state.shape)} in "
-            f"{initial_state.dtype}"
-        )
-    wanted = return_states_at or ()
-    for token in wanted:
-        if not 0 <= token < len(x_NHP):
-            raise ValueError(f"{OP}: return_states_at: expected tokens in [0, {len(x_NHP)}), received {token}")
+    state_shape = (x_NHP.shape[1], b_NGK.shape[2], x_NHP.shape[2])
+    initial_state = initial_state_or_zeros(OP, initial_state, x_NHP, state_shape)
+    wanted = check_tokens(OP, "return_states_at", return_states_at, len(x_NHP))
     inputs = (x_NHP, b_NGK, c_NGK, g_NH, dt_NH)
     with torch.autocast(x_NHP.device.type, enabled=False):
         if layout.num_tokens == 0:
             out_NHP = x_NHP + 0 * initial_state.sum().to(x_NHP.dtype)
-            states = initial_state.new_zeros(0, *shape)
+            states = initial_state.new_zeros(0, *state_shape)
         elif impl == "reference":
             out_NHP, all_states = reference_state_space(*inputs, parents_of(layout), initial_state)
             states = all_states[list(wanted)]
@@ -93,13 +83,8 @@ def _check(
             f"{OP}: expected x [N, H, P], b and c [N, G, K], g and dt [N, H], received {received} and a layout of "
             f"{layout.num_tokens} tokens"
         )
-    if b.shape[1] == 0 or x.shape[1] % b.shape[1]:
-        raise ValueError(f"{OP}: expected H to be a multiple of G, received H={x.shape[1]}, G={b.shape[1]}")
+    check_heads(OP, x.shape[1], b.shape[1], ("H", "G"))
     if b.dtype != x.dtype or c.dtype != x.dtype or not all(t.is_floating_point() for t in (x, g, dt)):
         received = ", ".join(str(t.dtype) for t in (x, b, c, g, dt))
         raise ValueError(f"{OP}: expected one floating point dtype of x, b, c, received {received} (x, b, c, g, dt)")
-    if any(t.device != x.device for t in (b, c, g, dt)) or layout.device != x.device:
-        raise ValueError(
-            f"{OP}: expected one device, received x on {x.device}, b on {b.device}, layout on {layout.device}; use "
-            "layout.to(device)"
-        )
+    check_one_device(OP, layout, x=x, b=b, c=c, g=g, dt=dt)

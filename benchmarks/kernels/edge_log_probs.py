@@ -1,0 +1,334 @@
+"""Fused head and log-probs: ours, torch's own ways and public kernels on one flat problem, each behind a gate.
+
+Every contender is first held against float64 on the leading `--gate-rows` rows. FLOPs counted are those of four
+products of 2 R V C, one forward and three backward (recomputed logits, both gradients), whatever a contender computes.
+Run: python benchmarks/kernels/edge_log_probs.py --commit $(git rev-parse --short HEAD) --output edge_log_probs.csv
+Legend: R rows, V vocabulary, C hidden size, E edges.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tree_kernels.edge_log_probs import EdgeRows, edge_log_probs, edge_log_probs_of_rows, rows_of_edges
+
+MODELS = {1024: "Qwen3-0.6B", 4096: "Qwen3-8B", 5120: "Qwen3-32B"}
+LOG_PROB_ERROR = 1e-4
+"""Largest error of a log-prob (absolute) that a policy ratio tolerates; contenders beyond it are marked."""
+GRADIENT_ERROR = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
+"""Largest error of a gradient (relative norm): some roundings of the dtype."""
+
+LogProbs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+"""(hidden [R, C], weight [V, C], target [R]) -> log-prob [R] and entropy [R] or None."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Result:
+    """One line of the CSV."""
+
+    gpu: str
+    torch: str
+    triton: str
+    liger: str
+    commit: str
+    model: str
+    dtype: str
+    rows: int
+    vocabulary: int
+    hidden: int
+    contender: str
+    chunk_rows: int
+    forward_ms: float
+    total_ms: float
+    forward_tflops: float
+    total_tflops: float
+    peak_extra_gib: float
+    log_prob_error: float
+    entropy_error: float | None
+    hidden_gradient_error: float
+    weight_gradient_error: float
+    is_exact: bool
+
+
+def flat_rows(rows: int, target_R: torch.Tensor, cache: dict[int, EdgeRows]) -> EdgeRows:
+    """One edge per row, found once as a training plan would."""
+    if rows not in cache:
+        found = rows_of_edges(torch.arange(rows), target_R.cpu(), None)
+        cache[rows] = found.to(target_R.device)
+    return cache[rows]
+
+
+def ours(impl: str, chunk_rows: int, *, entropy: bool) -> LogProbs:
+    """Our own op."""
+    cache: dict[int, EdgeRows] = {}
+
+    def run(
+        hidden_RC: torch.Tensor, weight_VC: torch.Tensor, target_R: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows = flat_rows(len(hidden_RC), target_R, cache)
+        values = edge_log_probs_of_rows(hidden_RC, weight_VC, rows, entropy=entropy, impl=impl, chunk_rows=chunk_rows)
+        return values.log_prob, values.entropy
+
+    return run
+
+
+def compiled(chunk_rows: int) -> LogProbs:
+    """torch.compile of the plain formula, a checkpointed chunk of rows at a time."""
+
+    @torch.compile
+    def piece(
+        hidden_rC: torch.Tensor, weight_VC: torch.Tensor, target_r: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_p_rV = (hidden_rC @ weight_VC.T).float().log_softmax(-1)
+        return log_p_rV.gather(1, target_r[:, None])[:, 0], -(log_p_rV.exp() * log_p_rV).sum(-1)
+
+    def run(
+        hidden_RC: torch.Tensor, weight_VC: torch.Tensor, target_R: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        chunks = zip(hidden_RC.split(chunk_rows), target_R.split(chunk_rows), strict=True)
+        pairs = [checkpoint(piece, hidden, weight_VC, target, use_reentrant=False) for hidden, target in chunks]
+        return torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
+
+    return run
+
+
+def liger(*, float32_sums: bool, chunk_factor: int) -> LogProbs:
+    """liger-kernel's fused linear cross-entropy, one loss per row; `chunk_factor` times its default chunk."""
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    def run(
+        hidden_RC: torch.Tensor, weight_VC: torch.Tensor, target_R: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        dtype = torch.float32 if float32_sums else None
+        options = (None, None, -100, 0.0, 0.0, "none", None, False, dtype, False, False, False, None, None)
+        loss, *_ = LigerFusedLinearCrossEntropyFunction.apply(hidden_RC, weight_VC, target_R, *options, chunk_factor)
+        return -loss, None
+
+    return run
+
+
+def contenders(chunk_sizes: list[int], baselines: list[str]) -> Iterator[tuple[str, int, LogProbs]]:
+    """Name, rows per chunk (0: its own choice) and function of everything to be timed."""
+    for chunk_rows in chunk_sizes:
+        yield "triton", chunk_rows, ours("triton", chunk_rows, entropy=True)
+    middle = chunk_sizes[(len(chunk_sizes) - 1) // 2]
+    yield "triton_without_entropy", middle, ours("triton", middle, entropy=False)
+    if "chunked" in baselines:
+        yield "chunked", middle, ours("chunked", middle, entropy=True)
+    if "compile" in baselines:
+        yield "torch_compile", middle, compiled(middle)
+    if "liger" in baselines:
+        yield "liger", 0, liger(float32_sums=False, chunk_factor=1)
+        yield "liger_float32_sums", 0, liger(float32_sums=True, chunk_factor=1)
+        yield "liger_float32_sums_8_times_the_chunk", 0, liger(float32_sums=True, chunk_factor=8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Hidden states of unit variance and a head whose logits have a spread of three."""
+
+    hidden_RC: torch.Tensor
+    weight_VC: torch.Tensor
+    target_R: torch.Tensor
+    grad_R: torch.Tensor
+
+    @classmethod
+    def draw(cls, rows: int, vocabulary: int, hidden: int, dtype: torch.dtype) -> "Problem":
+        """A seeded problem on the GPU."""
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device="cuda")
+
+        return cls(
+            hidden_RC=normal(rows, hidden).to(dtype).requires_grad_(),
+            weight_VC=(normal(vocabulary, hidden) * 3 / hidden**0.5).to(dtype).requires_grad_(),
+            target_R=torch.randint(vocabulary, (rows,), generator=generator, device="cuda"),
+            grad_R=normal(rows),
+        )
+
+    def head(self, rows: int) -> "Problem":
+        """The first rows."""
+        leaf = self.hidden_RC.detach()[:rows].clone().requires_grad_()
+        return Problem(
+            hidden_RC=leaf, weight_VC=self.weight_VC, target_R=self.target_R[:rows], grad_R=self.grad_R[:rows]
+        )
+
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]
+
+
+def evaluate(problem: Problem, log_probs: LogProbs, dtype: torch.dtype | None = None) -> Outputs:
+    """Log-probs, entropies, and gradients of a loss of both."""
+    leaves = [problem.hidden_RC, problem.weight_VC]
+    if dtype is not None:
+        leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+    log_prob, entropy = log_probs(leaves[0], leaves[1], problem.target_R)
+    loss = (log_prob * problem.grad_R).sum()
+    if entropy is not None:
+        loss = loss + (entropy * problem.grad_R.flip(0)).sum()
+    return log_prob.detach(), None if entropy is None else entropy.detach(), *torch.autograd.grad(loss, leaves)
+
+
+def reference(entropy: bool) -> LogProbs:
+    """float64, by our chunked implementation, itself held against the definition by the tests."""
+
+    def run(
+        hidden_RC: torch.Tensor, weight_VC: torch.Tensor, target_R: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        source_R = torch.arange(len(hidden_RC), device=hidden_RC.device)
+        values = edge_log_probs(
+            hidden_RC, weight_VC, source_R, target_R, entropy=entropy, impl="chunked", chunk_rows=512
+        )
+        return values.log_prob, values.entropy
+
+    return run
+
+
+def errors(actual: Outputs, expected: Outputs) -> tuple[float, float | None, float, float]:
+    """Largest absolute errors of the values, relative errors (norm) of the gradients."""
+
+    def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+        difference = sum(float((g - w).square().sum()) for g, w in zip(got.split(4096), want.split(4096), strict=True))
+        return (difference / float(want.square().sum())) ** 0.5
+
+    entropy = None
+    if actual[1] is not None and expected[1] is not None:
+        entropy = float((actual[1] - expected[1]).abs().max())
+    log_prob = float((actual[0] - expected[0]).abs().max())
+    return log_prob, entropy, relative(actual[2], expected[2]), relative(actual[3], expected[3])
+
+
+def median_ms(run: Callable[[], object], repeats: int) -> float:
+    """Median time on the device after two warm-ups, in milliseconds."""
+    times = []
+    for repeat in range(repeats + 2):
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        run()
+        ended.record()
+        torch.cuda.synchronize()
+        if repeat >= 2:
+            times.append(began.elapsed_time(ended))
+    return statistics.median(times)
+
+
+def measure(problem: Problem, log_probs: LogProbs, repeats: int) -> tuple[float, float, float]:
+    """Forward without graph and forward with backward, in milliseconds; GiB beyond the inputs at the peak."""
+
+    def forward() -> None:
+        with torch.no_grad():
+            log_probs(problem.hidden_RC.detach(), problem.weight_VC.detach(), problem.target_R)
+
+    forward_ms = median_ms(forward, repeats)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated()
+    total_ms = median_ms(lambda: evaluate(problem, log_probs), repeats)
+    return forward_ms, total_ms, (torch.cuda.max_memory_allocated() - base) / 2**30
+
+
+def gemm_ceiling(problem: Problem, repeats: int) -> None:
+    """Print TFLOP/s of the projection alone, in pieces of 2048 rows, for half and single precision outputs."""
+    hidden_RC, weight_VC = problem.hidden_RC.detach()[:2048], problem.weight_VC.detach()
+    flops = 2 * len(hidden_RC) * weight_VC.numel()
+    for dtype in {hidden_RC.dtype, torch.float32}:
+        out = torch.empty(len(hidden_RC), len(weight_VC), dtype=dtype, device="cuda")
+        if dtype == hidden_RC.dtype:
+            ms = median_ms(lambda out=out: torch.mm(hidden_RC, weight_VC.T, out=out), repeats)
+        else:
+            ms = median_ms(lambda out=out: torch.mm(hidden_RC, weight_VC.T, out_dtype=out.dtype, out=out), repeats)
+        print(f"# product alone, C={hidden_RC.shape[1]}, {dtype} out: {flops / ms / 1e9:.0f} TFLOP/s", flush=True)
+
+
+def installed(package: str) -> str:
+    """Version of a package, or none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def benchmark(arguments: argparse.Namespace, hidden: int, dtype: torch.dtype) -> Iterator[Result]:
+    """Gate and time every contender at one hidden size."""
+    problem = Problem.draw(arguments.rows, arguments.vocabulary, hidden, dtype)
+    gemm_ceiling(problem, arguments.repeats)
+    part = problem.head(arguments.gate_rows)
+    expected = {entropy: evaluate(part, reference(entropy), torch.float64) for entropy in (True, False)}
+    flops = 2 * arguments.rows * arguments.vocabulary * hidden
+    for name, chunk_rows, log_probs in contenders(arguments.chunk_rows, arguments.baselines):
+        got = evaluate(part, log_probs)
+        log_prob, entropy, hidden_error, weight_error = errors(got, expected[got[1] is not None])
+        del got
+        is_exact = log_prob <= LOG_PROB_ERROR and max(hidden_error, weight_error) <= GRADIENT_ERROR[dtype]
+        if name.startswith("triton") and not is_exact:
+            raise SystemExit(f"{name}: wrong by {log_prob:.1e}, {hidden_error:.1e}, {weight_error:.1e}; nothing timed")
+        forward_ms, total_ms, peak = measure(problem, log_probs, arguments.repeats)
+        torch.cuda.empty_cache()
+        yield Result(
+            gpu=torch.cuda.get_device_name(),
+            torch=torch.__version__,
+            triton=installed("triton"),
+            liger=installed("liger-kernel"),
+            commit=arguments.commit,
+            model=MODELS.get(hidden, ""),
+            dtype=str(dtype).removeprefix("torch."),
+            rows=arguments.rows,
+            vocabulary=arguments.vocabulary,
+            hidden=hidden,
+            contender=name,
+            chunk_rows=chunk_rows,
+            forward_ms=round(forward_ms, 2),
+            total_ms=round(total_ms, 2),
+            forward_tflops=round(flops / forward_ms / 1e9, 1),
+            total_tflops=round(4 * flops / total_ms / 1e9, 1),
+            peak_extra_gib=round(peak, 2),
+            log_prob_error=log_prob,
+            entropy_error=entropy,
+            hidden_gradient_error=hidden_error,
+            weight_gradient_error=weight_error,
+            is_exact=is_exact,
+        )
+
+
+def main() -> None:
+    """Write the CSV and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True, help="commit of this repository, for the CSV")
+    parser.add_argument("--rows", type=int, default=16384)
+    parser.add_argument("--vocabulary", type=int, default=151936)
+    parser.add_argument("--hidden", type=int, nargs="+", default=list(MODELS))
+    parser.add_argument("--chunk-rows", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--baselines", nargs="*", default=["chunked", "compile", "liger"])
+    parser.add_argument("--gate-rows", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    names = [field.name for field in fields(Result)]
+    with arguments.output.open("w", newline="") if arguments.output else sys.stdout as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        for hidden in arguments.hidden:
+            for result in benchmark(arguments, hidden, getattr(torch, arguments.dtype)):
+                writer.writerow(asdict(result))
+                file.flush()
+                print(
+                    f"C={hidden} {result.contender}@{result.chunk_rows}: forward {result.forward_tflops}, forward and "
+                    f"backward {result.total_tflops} TFLOP/s, {result.peak_extra_gib} GiB, "
+                    f"log-prob error {result.log_prob_error:.1e}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Edge log-probs by torch alone, on any device."""

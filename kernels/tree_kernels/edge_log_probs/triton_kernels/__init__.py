@@ -1,0 +1,1 @@
+"""Edge log-probs by our Triton kernels."""

@@ -1,0 +1,146 @@
+"""Tree attention by flash-attn-4's CuTe kernels: Hopper, bf16 and fp16, not deterministic.
+
+Blocks that no query of a tile sees are skipped and wholly visible ones need no mask. Where little or nothing is
+shared, FA4's own causal kernels run over the rows (`leaf_rows`). One set of kernels serves every length.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
+"""
+
+import functools
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths
+from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_worth_copying
+from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.triton_support import HOPPER
+
+PACKAGE = "flash-attn-4"
+VERSION = "4.0.0b36"
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def fa4_unavailable_reason(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    *,
+    softcap: float | None = None,
+    needs_lse: bool = False,
+    deterministic: bool = False,
+) -> str | None:
+    """Why flash-attn-4 cannot run, or None if it can."""
+    if device.type != "cuda":
+        return f"{PACKAGE} needs a CUDA device, received {device}"
+    if dtype not in DTYPES:
+        return f"{PACKAGE} needs one of {DTYPES}, received {dtype}"
+    if head_size not in FORWARD_BLOCKS:
+        return f"{PACKAGE} needs a head size of {tuple(FORWARD_BLOCKS)}, received {head_size}"
+    if deterministic:
+        return f"{PACKAGE} sums dQ in the order in which blocks finish, received deterministic=True"
+    if softcap is not None:
+        return f"{PACKAGE} approximates the soft cap's tanh to 11 bits, received softcap={softcap}"
+    if needs_lse:
+        return f"{PACKAGE}: gradients through the log-sum-exp are unproven, received sinks or return_lse=True"
+    return package_reason() or _device_reason(device)
+
+
+def fa4_attention_of_tree(
+    q_NHD: torch.Tensor,
+    k_MKD: torch.Tensor,
+    v_MKD: torch.Tensor,
+    layout: TreeLayout,
+    rule: ScoreRule,
+) -> torch.Tensor:
+    """Attention of any N and P; gradients of q, k and v in their dtype, accumulated in float32.
+
+    Of copied keys and values FA4 rounds each row's gradient before they are added.
+
+    Args:
+        q_NHD: [N, H, D].
+        k_MKD: [P + N, K, D], past first.
+        v_MKD: [P + N, K, D].
+        layout: the forest.
+        rule: scale and window; a soft cap is refused before.
+
+    Returns:
+        output [N, H, D] in q's dtype.
+    """
+    num_tokens, heads, head_size = q_NHD.shape
+    if num_tokens == 0:
+        return q_NHD.clone()
+    rows = rows_worth_copying(layout, rule.window)
+    if rows is not None:
+        if rows.copies is not None:
+            k_MKD, v_MKD = (along_paths(t, rows.copies) for t in (k_MKD, v_MKD))
+        out_of_rows_NHD: torch.Tensor = _Fa4Attention.apply(q_NHD, k_MKD, v_MKD, rows, rule.scale)
+        return out_of_rows_NHD
+    plan = fa4_plan(layout, head_size=head_size, heads=heads, window=rule.window)
+    inputs = [_padded(t, plan.padding) for t in (q_NHD, k_MKD, v_MKD)]
+    out_NHD: torch.Tensor = _Fa4Attention.apply(*inputs, plan, rule.scale)
+    # Only where there is padding: the gradient of a slice is a copy.
+    return out_NHD[:num_tokens] if plan.padding else out_NHD
+
+
+class _Fa4Attention(torch.autograd.Function):
+    """Forward and backward kernels of one plan, or of rows of leaves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
+    ) -> torch.Tensor:
+        """Output [N, H, D] in q's dtype."""
+        # The package is optional, and importing it takes seconds.
+        from tree_kernels.tree_attention.fa4 import calls
+
+        q_NHD, k_MKD, v_MKD = (_materialised(t) for t in (q_NHD, k_MKD, v_MKD))
+        out_NHD, lse_HN = calls.forward(q_NHD, k_MKD, v_MKD, plan, scale)
+        ctx.save_for_backward(q_NHD, k_MKD, v_MKD, out_NHD, lse_HN)
+        ctx.plan, ctx.scale = plan, scale
+        return out_NHD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out_NHD: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of q, k and v."""
+        from tree_kernels.tree_attention.fa4 import calls
+
+        q_NHD, k_MKD, v_MKD, out_NHD, lse_HN = ctx.saved_tensors
+        grad_out = grad_out_NHD.contiguous()
+        grads = calls.backward(q_NHD, k_MKD, v_MKD, out_NHD, lse_HN, grad_out, ctx.plan, ctx.scale)
+        return (*grads, None, None)
+
+
+def _padded(t: torch.Tensor, count: int) -> torch.Tensor:
+    """`t` with `count` rows of zeros behind."""
+    return t if count == 0 else torch.nn.functional.pad(t, (0, 0, 0, 0, 0, count))
+
+
+def _materialised(t: torch.Tensor) -> torch.Tensor:
+    """`t`, copied if it repeats memory: FA4 compiles by which strides are 0."""
+    return t.contiguous() if 0 in t.stride() else t
+
+
+@functools.cache
+def package_reason() -> str | None:
+    """Why the installed packages do not serve, or None if they do."""
+    try:
+        version = metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return f'{PACKAGE} is not installed; pip install -c constraints/fa4.txt "tree_rl[fa4]"'
+    if version != VERSION:
+        return f'{PACKAGE}=={VERSION} is needed, found {version}; pip install -c constraints/fa4.txt "tree_rl[fa4]"'
+    return None
+
+
+@functools.cache
+def _device_reason(device: torch.device) -> str | None:
+    if not torch.cuda.is_available():
+        return f"{PACKAGE} needs a CUDA device, and torch sees none"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major == HOPPER:
+        return None
+    return f"{PACKAGE} is used on Hopper (compute capability 9.x) only, received {major}.{minor}"

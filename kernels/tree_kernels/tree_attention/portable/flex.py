@@ -1,0 +1,143 @@
+"""Tree attention by torch's FlexAttention: CUDA only, block-sparse, compiled once per set of options.
+
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, flex_attention
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.block_lists import FOREVER, block_relations, key_depths, key_ends, listed
+from tree_kernels.tree_attention.score_rule import ScoreRule
+
+BLOCK = 128
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_SIZE = 256
+VARIANTS = 64
+
+
+def flex_unavailable_reason(
+    device: torch.device, dtype: torch.dtype, head_size: int, *, deterministic: bool = False
+) -> str | None:
+    """Why FlexAttention cannot run, or None if it can."""
+    if device.type != "cuda":
+        return f"FlexAttention needs a CUDA device, received {device}"
+    if dtype not in DTYPES:
+        return f"FlexAttention needs one of {DTYPES}, received {dtype}"
+    if head_size > MAX_HEAD_SIZE:
+        return f"FlexAttention needs a head size <= {MAX_HEAD_SIZE}, received {head_size}"
+    if deterministic:
+        return "torch does not promise FlexAttention's gradients to be deterministic, received deterministic=True"
+    return None
+
+
+def flex_attention_of_tree(
+    q_NHD: torch.Tensor,
+    k_MHD: torch.Tensor,
+    v_MHD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    layout: TreeLayout,
+    rule: ScoreRule,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [N, Hq, D] in q's dtype and log-sum-exp float32 [N, Hq]; arguments as in `reference_attention`.
+
+    N and P are padded to whole blocks, and padding queries are dropped.
+    """
+    num_tokens, _, size_D = q_NHD.shape
+    if num_tokens == 0:
+        return q_NHD.clone(), q_NHD.new_zeros(q_NHD.shape[:2], dtype=torch.float32)
+    out_1HND, aux = _compiled_flex()(
+        _padded(q_NHD),
+        _padded(k_MHD),
+        _padded(v_MHD),
+        score_mod=_softcap_mod(rule.softcap, q_NHD.device),
+        block_mask=tree_block_mask(layout, rule.window),
+        scale=rule.scale,
+        enable_gqa=q_NHD.shape[1] != k_MHD.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    out_NHD = out_1HND[0, :, :num_tokens, :size_D].transpose(0, 1)
+    lse_NH = aux.lse[0, :, :num_tokens].transpose(0, 1)
+    if sinks_H is not None:
+        plain_lse_NH, lse_NH = lse_NH, torch.logaddexp(lse_NH, sinks_H.float())
+        out_NHD = (out_NHD * torch.exp(plain_lse_NH - lse_NH)[..., None]).to(q_NHD.dtype)
+    return out_NHD, lse_NH
+
+
+def tree_block_mask(layout: TreeLayout, window: int | None = None) -> BlockMask:
+    """The BlockMask of a layout, built at the first call and kept with it.
+
+    Args:
+        layout: the forest and the length of its past.
+        window: attention window in tokens of depth, or None.
+    """
+    return layout.metadata(("flex_block_mask", window), lambda own: _build_block_mask(own, window))
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    """One compiled function for all lengths; each mix of dtype, head layout and options is one variant of it."""
+    # Past torch's limit of 8 variants a full graph raises, and without it the dense fallback would run unnoticed.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+@functools.cache
+def _softcap_mod(softcap: float | None, device: torch.device) -> Callable[..., torch.Tensor] | None:
+    if softcap is None:
+        return None
+    # A tensor, since torch 2.11 cannot compile a captured float with dynamic shapes.
+    cap = torch.tensor(softcap, dtype=torch.float32, device=device)
+
+    def capped(score: torch.Tensor, b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """The soft cap of one score."""
+        return cap * torch.tanh(score / cap)
+
+    return capped
+
+
+def _window_mod(depth_N: torch.Tensor, depth_M: torch.Tensor, window: int) -> Callable[..., torch.Tensor]:
+    def is_near(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """Whether a key is inside the window of a query."""
+        return depth_N[q] - depth_M[kv] < window
+
+    return is_near
+
+
+def _padded(t_NHD: torch.Tensor) -> torch.Tensor:
+    """[1, H, padded N, D] with D padded to a power of two of at least 16, zeros behind."""
+    length, _, size_D = t_NHD.shape
+    wide_D = max(16, 1 << (size_D - 1).bit_length())
+    t_1HND = t_NHD.transpose(0, 1)[None]
+    return torch.nn.functional.pad(t_1HND, (0, wide_D - size_D, 0, -length % BLOCK))
+
+
+def _build_block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
+    """The mask in whole blocks. A padding query sees the last real key only, so that no row is empty."""
+    num_keys = layout.past_length + layout.num_tokens
+    end_M, depth_M = key_ends(layout).clone(), key_depths(layout)
+    end_M[num_keys - 1] = FOREVER
+    # Padding queries count as deep as the last key, so the window hides it from none of them.
+    depth_N = torch.cat([layout.depth, layout.depth[-1].expand(-layout.num_tokens % BLOCK)])
+    # Padding queries are dropped, so it does no harm that they see all of a fully visible block.
+    lists = listed(*block_relations(layout, BLOCK, BLOCK, window, whole_queries=False))
+    # A tensor, since a captured int would be compiled in and every new past length would compile again.
+    offset = torch.tensor(layout.past_length, dtype=torch.int32, device=layout.device)
+
+    def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """Whether a key is the query or an ancestor of it."""
+        return (kv <= q + offset) & (q + offset < end_M[kv])
+
+    return BlockMask.from_kv_blocks(
+        lists.partial_count[None, None],
+        lists.partial_index[None, None],
+        lists.full_count[None, None],
+        lists.full_index[None, None],
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=sees if window is None else and_masks(sees, _window_mod(depth_N, depth_M, window)),
+        seq_lengths=(len(depth_N), len(end_M)),
+    )

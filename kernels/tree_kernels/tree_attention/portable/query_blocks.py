@@ -1,0 +1,133 @@
+"""Which keys a block of consecutive DFS tokens reads, built once per layout on the host.
+
+Keys visible to the first token of a block are its ancestors, in order of depth; their subtree ends fall with depth,
+so those seen by the whole block come first. Keys and queries are counted with the past in front.
+Legend: N unique tokens, P past tokens, B tokens of a block, M its keys, R keys that some of its queries do not see.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.block_lists import key_depths, key_ends
+
+MAX_RUNS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QueryBlock:
+    """Consecutive queries and the keys they read."""
+
+    start: int
+    """first token of the block"""
+    stop: int
+    """first token after the block"""
+    runs: tuple[tuple[int, int], ...]
+    """contiguous key ranges [first, last), together the M keys"""
+    key_index: torch.Tensor | None
+    """int64 [M], all keys where the runs are too many to slice; None: slice the runs"""
+    masked_from: int
+    """number of leading keys seen by every query of the block; the R others follow"""
+    query: torch.Tensor
+    """int32 [B, 1], the queries"""
+    masked_key: torch.Tensor
+    """int32 [R]"""
+    masked_end: torch.Tensor
+    """int32 [R], first query past those that see the key"""
+    depths: tuple[torch.Tensor, torch.Tensor] | None
+    """int32 [B, 1] depth of each query and int32 [R] of each key; None without a window"""
+    window: int | None
+    """a query at depth d sees keys of depth > d - window only"""
+
+    @property
+    def num_keys(self) -> int:
+        """Number M of keys."""
+        return self.masked_from + self.masked_key.shape[0]
+
+    def visible(self) -> torch.Tensor:
+        """bool [B, R]: which of the remaining keys each query sees."""
+        seen = (self.masked_key <= self.query) & (self.query < self.masked_end)
+        if self.depths is not None and self.window is not None:
+            seen &= self.depths[0] - self.depths[1] < self.window
+        return seen
+
+    def bias(self, dtype: torch.dtype) -> torch.Tensor:
+        """[B, M] of 0 and -inf, to be added to the scores."""
+        bias = torch.zeros(self.stop - self.start, self.num_keys, dtype=dtype, device=self.masked_key.device)
+        bias[:, self.masked_from :].masked_fill_(~self.visible(), float("-inf"))
+        return bias
+
+    def gather(self, t_MKD: torch.Tensor) -> torch.Tensor:
+        """Rows of the block's keys, a view where they are one range."""
+        if self.key_index is not None:
+            return t_MKD.index_select(0, self.key_index)
+        if len(self.runs) == 1:
+            return t_MKD[slice(*self.runs[0])]
+        return torch.cat([t_MKD[first:last] for first, last in self.runs])
+
+    def scatter_add(self, into_MKD: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add the block's rows to `into_MKD` in place: the transpose of `gather`."""
+        if self.key_index is not None:
+            into_MKD.index_add_(0, self.key_index, rows)
+            return
+        done = 0
+        for first, last in self.runs:
+            into_MKD[first:last] += rows[done : done + last - first]
+            done += last - first
+
+
+def query_blocks(layout: TreeLayout, block_tokens: int, window: int | None) -> tuple[QueryBlock, ...]:
+    """The blocks of a layout, built at the first call and kept with it.
+
+    Args:
+        layout: the forest and the length of its past.
+        block_tokens: tokens per block.
+        window: attention window in tokens of depth, or None.
+    """
+
+    def build(own: TreeLayout) -> tuple[QueryBlock, ...]:
+        end, depth = key_ends(own).cpu().numpy(), key_depths(own).cpu().numpy()
+        bounds = (
+            (start, min(start + block_tokens, own.num_tokens)) for start in range(0, own.num_tokens, block_tokens)
+        )
+        return tuple(_block(own, *bound, end, depth, window) for bound in bounds)
+
+    return layout.metadata(("query_blocks", block_tokens, window), build)
+
+
+def _block(
+    layout: TreeLayout, start: int, stop: int, end: np.ndarray, depth: np.ndarray, window: int | None
+) -> QueryBlock:
+    first, last = layout.past_length + start, layout.past_length + stop
+    queries, query_depth = np.arange(first, last), depth[first:last]
+    read = end[:first] > first
+    if window is not None:
+        read &= depth[:first] > query_depth.min() - window
+    keys = np.concatenate([np.flatnonzero(read), queries])
+    seen_by_all = (keys < first) & (end[keys] >= last)
+    if window is not None:
+        seen_by_all &= query_depth.max() - depth[keys] < window
+    masked_from = int(np.argmin(seen_by_all))
+    masked = keys[masked_from:]
+    breaks = np.flatnonzero(np.diff(keys) != 1) + 1
+    bounds = zip(keys[np.append(0, breaks)].tolist(), keys[np.append(breaks, len(keys)) - 1].tolist(), strict=True)
+    runs = tuple((a, b + 1) for a, b in bounds)
+
+    def on_device(values: np.ndarray) -> torch.Tensor:
+        """The array on the layout's device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(layout.device)
+
+    return QueryBlock(
+        start=start,
+        stop=stop,
+        runs=runs,
+        key_index=on_device(keys) if len(runs) > MAX_RUNS else None,
+        masked_from=masked_from,
+        query=on_device(queries.astype(np.int32))[:, None],
+        masked_key=on_device(masked.astype(np.int32)),
+        masked_end=on_device(end[masked]),
+        depths=None if window is None else (on_device(query_depth)[:, None], on_device(depth[masked])),
+        window=window,
+    )

@@ -1,0 +1,1 @@
+"""The convolution by torch alone, on any device."""

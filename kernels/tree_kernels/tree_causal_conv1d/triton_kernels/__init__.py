@@ -1,0 +1,1 @@
+"""The convolution by our Triton kernels."""

@@ -1,0 +1,33 @@
+"""Windows of a forest as the kernels read them. Legend: N unique tokens, K taps, M = K - 1 + N inputs."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tree_kernels.host_copy import to_device_together
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_causal_conv1d.windows import host_windows_of, readers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WindowLists:
+    """Windows both ways, int32 on the layout's device."""
+
+    input: torch.Tensor
+    """[N, K], inputs of each token's window"""
+    reader_start: torch.Tensor
+    """[M + 1], first reader of each input"""
+    reader: torch.Tensor
+    """[N * K], token * K + tap of every read, by input"""
+
+
+def window_lists(layout: TreeLayout, taps: int) -> WindowLists:
+    """The lists of a layout, built on the host at the first call and kept with it."""
+
+    def build(own: TreeLayout) -> WindowLists:
+        windows = host_windows_of(own, taps)
+        arrays = (windows.input_NK, *readers(windows))
+        inputs, reader_start, reader = to_device_together(arrays, own.device)
+        return WindowLists(input=inputs, reader_start=reader_start, reader=reader)
+
+    return layout.metadata(("conv_window_lists", taps), build)

@@ -1,0 +1,1 @@
+"""The gated delta rule by torch alone, on any device."""

@@ -1,0 +1,89 @@
+"""The gated delta rule by Triton kernels: tiles at once, states along heavy chains, gradients summed in a fixed order.
+
+Only the inputs, their decays and the inverses of the tiles wait for the backward; it walks the states again.
+Legend: N unique tokens, Hk key heads, H value heads, K and V state sizes.
+"""
+
+from typing import Any
+
+import torch
+
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import gradients, outputs, prepare, products, walk
+from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
+    TILE_TOKENS,
+    launches_for,
+    processors_of,
+    shared_memory_of,
+)
+
+
+def triton_delta_rule(
+    q_NHK: torch.Tensor,
+    k_NHK: torch.Tensor,
+    v_NHV: torch.Tensor,
+    g_NH: torch.Tensor,
+    beta_NH: torch.Tensor,
+    layout: TreeLayout,
+    scale: float,
+    initial_state_HKV: torch.Tensor,
+    wanted: tuple[int, ...],
+    *,
+    tile_tokens: int = TILE_TOKENS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs [N, Hv, V] in v's dtype and the float32 states after the wanted tokens.
+
+    Args:
+        q_NHK: and the others: as in `reference_delta_rule`.
+        wanted: tokens whose states are returned.
+        tile_tokens: tokens C of a tile.
+    """
+    plan = device_plan(layout, tile_tokens, wanted)
+    inputs = (q_NHK, k_NHK, v_NHV, g_NH.float(), beta_NH.float(), initial_state_HKV)
+    out_NHV, states = _TritonDeltaRule.apply(*inputs, plan, scale, tile_tokens)
+    return out_NHV, states
+
+
+class _TritonDeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and wanted states."""
+        problem = _problem(arguments)
+        decays, inverse = prepare(problem)
+        reads, written = products(problem, decays, inverse)
+        entry, slots = walk(problem, decays, reads, written, written)
+        out = outputs(problem, decays, written, entry)
+        tensors = (problem.q, problem.k, problem.v, problem.g, problem.beta, problem.initial_state)
+        ctx.save_for_backward(*tensors, decays.path, decays.from_entry, decays.to_exit, decays.kept, inverse)
+        ctx.rest = arguments[6:]
+        return out, slots[problem.plan.wanted_slot]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor, d_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of q, k, v, g, beta and the initial state."""
+        *tensors, path, from_entry, to_exit, kept, inverse = ctx.saved_tensors
+        problem = _problem((*tensors, *ctx.rest))
+        decays = Decays(path=path, from_entry=from_entry, to_exit=to_exit, kept=kept)
+        *of_tokens, d_source = gradients(problem, decays, inverse, d_out.contiguous(), d_states)
+        d_initial = d_source[problem.plan.root_sources].sum(0) if ctx.needs_input_grad[5] else None
+        return *of_tokens, d_initial, None, None, None
+
+
+def _problem(arguments: tuple[Any, ...]) -> Problem:
+    q, k, v, g, beta, initial_state, plan, scale, tile_tokens = arguments
+    return Problem(
+        q=q.contiguous(),
+        k=k.contiguous(),
+        v=v.contiguous(),
+        g=g.contiguous(),
+        beta=beta.contiguous(),
+        initial_state=initial_state.contiguous(),
+        plan=plan,
+        scale=scale,
+        tile_tokens=tile_tokens,
+        launches=launches_for(v.dtype, k.shape[2], v.shape[2], shared_memory_of(v.device)),
+        processors=processors_of(v.device),
+    )

@@ -1,0 +1,121 @@
+"""A chain plan on the device of the tensors, and what the launches of its levels need on the host.
+
+Legend: T tiles, C rows of a tile, L chains, X side exits, J joints.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tree_kernels.host_copy import to_device_together
+from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_gated_delta_rule.chains import NONE, ChainPlan, plan_chains
+from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """Chains that start at once."""
+
+    chains: range
+    """its chains"""
+    sides: range
+    """side exits of its tiles"""
+    joints: range
+    """its tiles that other chains branch from"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DevicePlan:
+    """Everything int32 on the device unless said otherwise; what has no docstring is as in `ChainPlan`."""
+
+    num_tiles: int
+    """T"""
+    num_chains: int
+    """L"""
+    num_slots: int
+    """slots of stored states, the first of them the initial state's"""
+    num_sides: int
+    """X"""
+    num_joints: int
+    """J"""
+    levels: tuple[Level, ...]
+    """from the roots down"""
+    token: torch.Tensor
+    row_end: torch.Tensor
+    main_row: torch.Tensor
+    entry_slot: torch.Tensor
+    chain_start: torch.Tensor
+    chain_slot: torch.Tensor
+    side_start: torch.Tensor
+    side_row: torch.Tensor
+    side_slot: torch.Tensor
+    source_start: torch.Tensor
+    source: torch.Tensor
+    stored_slot: torch.Tensor
+    """[T], slot that the walk writes on entering the tile, or NONE"""
+    side_tile: torch.Tensor
+    """[X], tile of each side exit"""
+    joint: torch.Tensor
+    """[T], joint of the tile or NONE"""
+    joint_tile: torch.Tensor
+    """[J]"""
+    joint_slot: torch.Tensor
+    """[J], slot of the state that enters the joint in the middle of its chain, or NONE"""
+    wanted_slot: torch.Tensor
+    """int64, slot of each state that the caller asked for"""
+    root_sources: torch.Tensor
+    """int64, chains that start from the initial state, and wanted states that are it (none)"""
+
+
+def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> DevicePlan:
+    """The chains of a layout on its device, built at the first call and kept with it."""
+
+    def build(own: TreeLayout) -> DevicePlan:
+        tiles = tile_plan(own, tile_tokens=tile_tokens, wanted=wanted)
+        return _on_device(plan_chains(tiles), tile_tokens, tiles.num_tokens, own.device)
+
+    return layout.metadata(("delta_device_plan", tile_tokens, wanted), build)
+
+
+def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch.device) -> DevicePlan:
+    padding = ((0, 0), (0, tile_tokens - plan.token.shape[1]))
+    side_tile = np.repeat(np.arange(plan.num_tiles), np.diff(plan.side_start))
+    joint_tile = np.flatnonzero((plan.stores_entry == 1) | (np.diff(plan.side_start) > 0))
+    joint = np.full(plan.num_tiles, NONE)
+    joint[joint_tile] = np.arange(len(joint_tile))
+    stored_slot = np.where(plan.stores_entry == 1, plan.entry_slot, NONE)
+    first_tile = plan.chain_start[plan.level_start]
+    levels = tuple(
+        Level(
+            chains=range(plan.level_start[level], plan.level_start[level + 1]),
+            sides=range(*np.searchsorted(side_tile, first_tile[level : level + 2]).tolist()),
+            joints=range(*np.searchsorted(joint_tile, first_tile[level : level + 2]).tolist()),
+        )
+        for level in range(len(plan.level_start) - 1)
+    )
+
+    same = ("main_row", "entry_slot", "chain_start", "chain_slot", "side_start", "side_row", "side_slot")
+    arrays = {name: getattr(plan, name) for name in (*same, "source_start", "source")} | {
+        "token": np.pad(plan.token, padding, constant_values=num_tokens),
+        "row_end": np.pad(plan.row_end, padding),
+        "stored_slot": stored_slot,
+        "side_tile": side_tile,
+        "joint": joint,
+        "joint_tile": joint_tile,
+        "joint_slot": stored_slot[joint_tile],
+    }
+    indices = {"wanted_slot": plan.wanted_slot, "root_sources": plan.source[: plan.source_start[1]]}
+    host = [array.astype(np.int32, copy=False) for array in arrays.values()]
+    host += [array.astype(np.int64) for array in indices.values()]
+    tensors = dict(zip((*arrays, *indices), to_device_together(host, device), strict=True))
+    return DevicePlan(
+        num_tiles=plan.num_tiles,
+        num_chains=plan.num_chains,
+        num_slots=plan.num_slots,
+        num_sides=len(plan.side_row),
+        num_joints=len(joint_tile),
+        levels=levels,
+        **tensors,
+    )

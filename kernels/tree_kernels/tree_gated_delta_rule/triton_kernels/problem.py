@@ -1,0 +1,95 @@
+"""Inputs of one call of the Triton kernels and the sizes that all of them share.
+
+Legend: N unique tokens, T tiles, C rows of a tile, Hk key heads, H value heads, K and V state sizes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import DevicePlan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, Launches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Problem:
+    """Inputs, contiguous, and how to launch."""
+
+    q: torch.Tensor
+    """[N, Hk, K]"""
+    k: torch.Tensor
+    """[N, Hk, K]"""
+    v: torch.Tensor
+    """[N, H, V]"""
+    g: torch.Tensor
+    """[N, H] float32"""
+    beta: torch.Tensor
+    """[N, H] float32"""
+    initial_state: torch.Tensor
+    """[H, K, V] float32"""
+    plan: DevicePlan
+    scale: float
+    tile_tokens: int
+    launches: Launches
+    processors: int
+    """programs of a walk that run at once"""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """N and T."""
+        return self.v.shape[0], self.plan.num_tiles
+
+    @property
+    def of_value_heads(self) -> tuple[int, int]:
+        """Grid of a program for each tile and value head."""
+        return self.plan.num_tiles, self.v.shape[1]
+
+    @property
+    def of_key_heads(self) -> tuple[int, int]:
+        """Grid of a program for each tile and key head."""
+        return self.plan.num_tiles, self.k.shape[1]
+
+    def of_tiles(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Unwritten [T, H, ...]."""
+        return self.v.new_empty(*self.of_value_heads, *shape, dtype=dtype)
+
+    def walk_launch(self, num_chains: int, few: Launch, many: Launch) -> Launch:
+        """The launch for few chains where all programs of a level then run at once, else the one for many."""
+        _, heads, values = self.v.shape
+        return few if num_chains * heads * (values // few.values) <= self.processors else many
+
+    def constants(self, launch: Launch) -> dict[str, Any]:
+        """Compile-time sizes and launch options."""
+        heads = self.v.shape[1]
+        return {
+            "HEADS": heads,
+            "GROUP": heads // self.k.shape[1],
+            "K": self.k.shape[2],
+            "V": self.v.shape[2],
+            "BK": launch.keys,
+            "BV": launch.values,
+            "C": self.tile_tokens,
+            "num_warps": launch.warps,
+            "num_stages": launch.stages,
+        }
+
+    def walk_constants(self, launch: Launch) -> dict[str, Any]:
+        """The same for kernels that hold all keys at once."""
+        constants = self.constants(launch)
+        del constants["BK"]
+        return constants
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Decays:
+    """Path sums of the gates in tiles, and what follows from them; all float32."""
+
+    path: torch.Tensor
+    """[2, T, H, C], high and low part"""
+    from_entry: torch.Tensor
+    """[T, H, C], from the state that enters the tile to each row"""
+    to_exit: torch.Tensor
+    """[T, H, C], from each row to the state with which the chain goes on; 0 where it does not"""
+    kept: torch.Tensor
+    """[T, H], from the state that enters to the one that goes on; 0 where the chain ends"""

@@ -1,0 +1,130 @@
+"""At which state sizes the Triton kernels run, and their block sizes. This file does not import Triton."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from tree_kernels import triton_support
+
+TILE_TOKENS = 64
+SIZES = (16, 32, 64, 128, 256)
+ON_CPU = 2
+"""Programs at once in the interpreter, where it only decides which launch a test runs."""
+KIBI = 1024
+HOPPERS_SHARED_MEMORY = frozenset({(9, 0), (10, 0)})
+"""Compute capabilities of 227 KiB of shared memory a program; all others that can run have 99 at least."""
+PROVEN_SIZES = frozenset({(64, 64), (128, 128)})
+"""State sizes (keys, values) at which compiled kernels were held against float64 on a GPU; see kernels/README.md."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Block and launch options of one kernel."""
+
+    keys: int
+    """columns of keys at a time"""
+    values: int
+    """columns of values at a time"""
+    warps: int
+    """warps per program"""
+    stages: int
+    """depth of the load pipeline"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launches:
+    """Options of all kernels."""
+
+    prepare: Launch
+    products: Launch
+    walk: Launch
+    walk_of_few: Launch
+    """of a level whose programs all run at once, so that the pace of one is all that counts"""
+    side_states: Launch
+    output: Launch
+    score_gradients: Launch
+    joint_gradients: Launch
+    walk_back: Launch
+    walk_back_of_few: Launch
+    query_gradients: Launch
+    inverse_gradients: Launch
+    exit_gradients: Launch
+    key_gradients: Launch
+    inverse_block_rows: int | None
+    """rows of the blocks that `prepare` solves at once and joins by products in tf32; None: row by row in float32"""
+
+
+def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str | None:
+    """Why the Triton kernels cannot run at these state sizes, or None if they can."""
+    reason = triton_support.triton_unavailable_reason(device, dtype)
+    if reason is None and (key_size not in SIZES or value_size not in SIZES):
+        return f"the Triton kernels need state sizes in {SIZES}, received {key_size} x {value_size}"
+    return reason
+
+
+AT_128 = Launches(
+    prepare=Launch(keys=64, values=64, warps=2, stages=1),
+    products=Launch(keys=128, values=128, warps=8, stages=2),
+    walk=Launch(keys=64, values=64, warps=4, stages=3),
+    walk_of_few=Launch(keys=64, values=32, warps=4, stages=5),
+    side_states=Launch(keys=64, values=32, warps=2, stages=3),
+    output=Launch(keys=64, values=128, warps=4, stages=2),
+    score_gradients=Launch(keys=128, values=64, warps=4, stages=3),
+    joint_gradients=Launch(keys=64, values=32, warps=2, stages=2),
+    walk_back=Launch(keys=64, values=64, warps=4, stages=5),
+    walk_back_of_few=Launch(keys=64, values=32, warps=4, stages=5),
+    query_gradients=Launch(keys=64, values=64, warps=4, stages=3),
+    inverse_gradients=Launch(keys=64, values=64, warps=4, stages=3),
+    exit_gradients=Launch(keys=64, values=64, warps=4, stages=3),
+    key_gradients=Launch(keys=128, values=64, warps=4, stages=1),
+    inverse_block_rows=8,
+)
+"""The fastest in bfloat16 at state size 128 x 128 on an H200 (docs/log.md); 202 KiB of shared memory at most."""
+SHALLOW_WALK_BACK = Launch(keys=64, values=32, warps=4, stages=2)
+
+
+def processors_of(device: torch.device) -> int:
+    """How many programs of a walk run at once."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else ON_CPU
+
+
+def shared_memory_of(device: torch.device) -> int:
+    """Bytes that a program can have at least."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) not in HOPPERS_SHARED_MEMORY:
+        return 99 * KIBI
+    return 227 * KIBI
+
+
+def launches_for(dtype: torch.dtype, key_size: int, value_size: int, shared_memory: int = 227 * KIBI) -> Launches:
+    """Options by dtype and state size: measured at 128 x 128 in half precision, merely sure to fit elsewhere."""
+    if dtype != torch.float32 and (key_size, value_size) == (128, 128):
+        launches = AT_128
+        if shared_memory < 227 * KIBI:
+            shallow = SHALLOW_WALK_BACK
+            launches = replace(AT_128, walk_of_few=AT_128.walk, walk_back=shallow, walk_back_of_few=shallow)
+        if dtype == torch.bfloat16:
+            return launches
+        # tf32 cuts operands to float16's bits without rounding them, and gradients of gates would show it.
+        return replace(launches, prepare=Launch(keys=128, values=64, warps=1, stages=1), inverse_block_rows=None)
+    widest = 32 if dtype == torch.float32 else 64
+    keys, values = min(widest, key_size), min(widest, value_size)
+    usual = Launch(keys=keys, values=values, warps=4, stages=2)
+    narrow = min(32 if key_size <= 128 and dtype != torch.float32 else 16, value_size)
+    of_states = replace(usual, values=narrow)
+    return Launches(
+        prepare=usual,
+        products=usual,
+        walk=of_states,
+        walk_of_few=of_states,
+        side_states=of_states,
+        output=usual,
+        score_gradients=usual,
+        joint_gradients=of_states,
+        walk_back=of_states,
+        walk_back_of_few=of_states,
+        query_gradients=usual,
+        inverse_gradients=usual,
+        exit_gradients=usual,
+        key_gradients=usual,
+        inverse_block_rows=None,
+    )
