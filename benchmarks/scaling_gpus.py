@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
 
+from tree_rl.benchmark.against_verl.verl_updates import UPDATE, Side, update
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UpdateTimes
@@ -38,7 +39,6 @@ from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
-from tree_rl.verl_plugin.bench.stock import UPDATE, Side, update
 from tree_rl.verl_plugin.engine.models import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.batch import recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.benchmark.models import CONFIGS
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
 from tree_rl.inspection.row import Row

@@ -1,10 +1,13 @@
-"""Rows of results in a CSV file, and repeated times as median and range."""
+"""Result files: a CSV that grows row by row, repeated measurements as median and range."""
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+Columns = dict[str, object]
+"""A row of results by column name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +24,27 @@ class Spread:
     def of(cls, values: Sequence[float]) -> "Spread":
         """Summarise at least one value."""
         return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+
+def collect_rows(measured: Iterable[Columns], about: Mapping[str, object], path: Path | None) -> list[Columns]:
+    """Take rows as they are measured, and write the CSV after each: a run that stops leaves what it measured.
+
+    Args:
+        measured: yields rows.
+        about: columns that every row gets: what ran, and where.
+        path: the CSV; None writes nothing.
+    """
+    rows: list[Columns] = []
+    for row in measured:
+        rows.append({**row, **about})
+        if path is not None:
+            write_csv(path, rows)
+    return rows
+
+
+def print_setting(about: Mapping[str, object], say: Callable[[str], None]) -> None:
+    """Print the columns that are not empty on one line."""
+    say(", ".join(f"{name} {value}" for name, value in about.items() if value != ""))
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -66,7 +66,7 @@ def pack_groups(forest: Forest, groups: Sequence[Sequence[int] | np.ndarray], *,
                 f"the group of row {rows.min()} has {size} unique tokens, expected at most max_tokens={max_tokens}; "
                 "run it in partitions (tree_rl.tree.partition.plan_partitions)"
             )
-    bins = _fill_bins(sizes, max_tokens)
+    bins = fill_bins(sizes, max_tokens)
     batches = [_joined([members[index] for index in content], order, rank_of_row) for content in bins]
     return Packing(
         micro_batches=tuple(sorted(batches, key=lambda batch: (-batch.unique_tokens, int(batch.rows[0])))),
@@ -83,8 +83,13 @@ def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
         raise ValueError(f"groups: expected each row once, but row {values[np.argmax(counts)]} appears again")
 
 
-def _fill_bins(sizes: list[int], capacity: int) -> list[list[int]]:
-    """Groups by index in few bins: as many as best fit decreasing needs, evened out where that fits."""
+def fill_bins(sizes: list[int], capacity: int) -> list[list[int]]:
+    """Items by index in few bins: as many as best fit decreasing needs, evened out where that fits.
+
+    Args:
+        sizes: of the items; one beyond the capacity gets a bin of its own.
+        capacity: of a bin.
+    """
     largest_first = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     tight = _best_fit(largest_first, sizes, capacity)
     even = _least_loaded(largest_first, sizes, len(tight))

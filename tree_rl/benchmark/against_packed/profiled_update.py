@@ -1,13 +1,11 @@
-"""One update under torch's profiler: is the device ever idle, does anything inside a layer wait for it, what runs."""
+"""One update under torch's profiler: does the device idle, do layers wait for it, what runs."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 LAYER = "tree_rl.layer"
@@ -16,7 +14,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
+class UpdateProfile:
     """What one update did."""
 
     waits_in_layers: int
@@ -40,7 +38,7 @@ class Trace:
         return "\n".join(lines[: at_most + 1])
 
 
-def trace(model: Any, run: Callable[[], object]) -> Trace:
+def profile_update(model: Any, run: Callable[[], object]) -> UpdateProfile:
     """Profile one call.
 
     Args:
@@ -51,23 +49,38 @@ def trace(model: Any, run: Callable[[], object]) -> Trace:
     with _marked_layers(model), profile(activities=activities) as profiler:
         run()
     events = list(profiler.events() or ())
-    layers = [_span(event) for event in events if event.name == LAYER and not _on_device(event)]
-    waits = [_span(event)[0] for event in events if event.name in WAITS]
-    kernels = [event for event in events if _on_device(event) and not event.name.startswith("tree_rl.")]
-    seconds: defaultdict[str, float] = defaultdict(float)
-    calls = Counter[str]()
-    for event in kernels:
-        start, end = _span(event)
-        seconds[event.name] += end - start
-        calls[event.name] += 1
-    length, idle = _idle(sorted(_span(event) for event in kernels))
-    return Trace(
+    layers = [span_of(event) for event in events if event.name == LAYER and not is_on_device(event)]
+    waits = [span_of(event)[0] for event in events if event.name in WAITS]
+    spans = [span_of(event) for event in events if is_on_device(event) and event.name != LAYER]
+    kernels = [kernel for kernel in profiler.key_averages() if is_on_device(kernel) and kernel.key != LAYER]
+    kernels.sort(key=lambda kernel: -kernel.self_device_time_total)
+    length = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
+    return UpdateProfile(
         waits_in_layers=sum(any(start <= at <= end for start, end in layers) for at in waits),
         waits=len(waits),
         device_seconds=length,
-        idle_share=idle / length if length else 0.0,
-        kernels=tuple((name, seconds[name], calls[name]) for name in sorted(seconds, key=lambda name: -seconds[name])),
+        idle_share=1 - covered_seconds(spans) / length if length else 0.0,
+        kernels=tuple((kernel.key, kernel.self_device_time_total / 1e6, kernel.count) for kernel in kernels),
     )
+
+
+def is_on_device(event: Any) -> bool:
+    """Whether a profiled event ran on the GPU."""
+    return event.device_type == torch.autograd.DeviceType.CUDA
+
+
+def span_of(event: Any) -> tuple[float, float]:
+    """Start and end of a profiled event in seconds."""
+    return event.time_range.start / 1e6, event.time_range.end / 1e6
+
+
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that at least one span covers."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 @contextmanager
@@ -90,23 +103,3 @@ def _marked_layers(model: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _on_device(event: FunctionEvent) -> bool:
-    return event.device_type == torch.autograd.DeviceType.CUDA
-
-
-def _span(event: FunctionEvent) -> tuple[float, float]:
-    """Start and end in seconds."""
-    return event.time_range.start / 1e6, event.time_range.end / 1e6
-
-
-def _idle(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds from first start to last end, and those of them that no span covers; spans sorted by start."""
-    if not spans:
-        return 0.0, 0.0
-    idle, reached = 0.0, spans[0][0]
-    for start, end in spans:
-        idle += max(0.0, start - reached)
-        reached = max(reached, end)
-    return reached - spans[0][0], idle
