@@ -33,7 +33,7 @@ def draw_speed_up(rows: Sequence[Mapping[str, object]], path: Path, *, over: str
     ticks = [1, 2, 4, 8, 16]
     axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
     axes.set(xlabel="potential overlap ratio", ylabel=f"speed-up over {over}", title=_title(rows))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_deviation(rows: Sequence[Mapping[str, object]], path: Path) -> None:
@@ -57,14 +57,15 @@ def draw_deviation(rows: Sequence[Mapping[str, object]], path: Path) -> None:
         lower.plot(steps, _column(rows, name), style, color=DEVIATION_COLOUR, label=label)
     lower.set_yscale("log")
     lower.set(xlabel="optimizer step", ylabel="relative deviation")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _title(rows: Sequence[Mapping[str, object]]) -> str:
     return f"{rows[0]['model']}, {rows[0]['layers']} layers, {rows[0]['device']}"
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
+def save_figure(figure: plt.Figure, path: Path) -> None:
+    """Give every panel a grid and a legend, write the PNG and close the figure."""
     for axes in figure.axes:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)

@@ -1,6 +1,7 @@
 """What `tree-rl bench` is asked for: the rows, the model, and how to measure."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -106,18 +107,9 @@ class BenchOptions:
         """
         rows, vocab = self.workload, self.model.size.shape.vocab
         if rows.recording is None:
-            return [
-                agent_batch(
-                    por=por,
-                    num_rows=rows.num_rows,
-                    row_tokens=rows.row_tokens,
-                    num_groups=rows.num_groups,
-                    trained_share=rows.trained_share,
-                    vocab=vocab,
-                    seed=seed,
-                )
-                for seed in range(count)
-            ]
+            sizes = {"num_rows": rows.num_rows, "row_tokens": rows.row_tokens, "num_groups": rows.num_groups}
+            draw = partial(agent_batch, por=por, trained_share=rows.trained_share, vocab=vocab, **sizes)
+            return [draw(seed=seed) for seed in range(count)]
         largest = max(int(row.token_ids.max()) for row in rows.recording)
         if largest >= vocab:
             raise RowFileError(

@@ -48,19 +48,26 @@ def print_setting(about: Mapping[str, object], say: Callable[[str], None]) -> No
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows that may differ in their columns; a column that a row lacks stays empty.
-
-    Args:
-        path: the file; its folder is made.
-        rows: at least one.
-    """
+    """Replace a file, whole, by rows that may differ in their columns; a column that a row lacks stays empty."""
+    if not rows:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=columns)
+    new = path.with_suffix(".new")
+    with new.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             writer.writerow({name: _written(value) for name, value in row.items()})
+    new.replace(path)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a file; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _written(value: object) -> object:

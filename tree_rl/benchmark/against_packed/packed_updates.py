@@ -104,7 +104,7 @@ def _times(
 
     def trace(batch: Batch) -> None:
         for side, planner in planners.items() if options.trace else ():
-            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text()}")
+            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
 
     for por in options.workload.pors:
         (batch,) = options.batches(por, count=1)
@@ -134,14 +134,13 @@ def _setting(options: BenchOptions) -> Columns:
         tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
     if packed == "auto":
         packed = packed_attention.chosen_implementation(*place, size.shape.head_dim)
-    state = size.more.get("linear_key_head_dim")
-    packed_linear = "" if state is None else packed_linear_attention.chosen_implementation(*place, state)
+    linear = "linear_key_head_dim" in size.more
     return {
         **options.setting(),
         "tree_attention": tree,
         "packed_attention": packed,
-        "tree_linear_attention": "" if state is None else delta_rule_implementation(size, *place),
-        "packed_linear_attention": packed_linear,
+        "tree_linear_attention": delta_rule_implementation(size, *place) if linear else "",
+        "packed_linear_attention": packed_linear_attention.NAME if linear else "",
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),
         "learning_rate": f"{options.learning_rate if options.steps else LEARNING_RATE:g}",

@@ -19,31 +19,17 @@ class UpdateProfile:
 
     waits_in_layers: int
     """Host calls inside a decoder layer, forward or recomputed, that wait for the device."""
-    waits: int
-    """All such calls."""
-    device_seconds: float
-    """From the first to the last operation on the device; 0 on the CPU."""
-    idle_share: float
-    """Share of that time in which nothing ran."""
-    kernels: tuple[tuple[str, float, int], ...]
-    """(name, seconds, calls), most time first."""
-
-    def text(self, at_most: int = 12) -> str:
-        """A few lines for a terminal."""
-        lines = [
-            f"waits inside layers {self.waits_in_layers}, elsewhere {self.waits - self.waits_in_layers}; "
-            f"device {self.device_seconds:.3f} s, idle {self.idle_share:.1%}"
-        ]
-        lines += [f"  {seconds * 1e3:9.1f} ms {calls:6d} x  {name[:90]}" for name, seconds, calls in self.kernels]
-        return "\n".join(lines[: at_most + 1])
+    text: str
+    """For a terminal: these and other waits, how long the device ran and idled, and its longest kernels."""
 
 
-def profile_update(model: Any, run: Callable[[], object]) -> UpdateProfile:
+def profile_update(model: Any, run: Callable[[], object], *, kernels: int = 12) -> UpdateProfile:
     """Profile one call.
 
     Args:
         model: its decoder layers are marked meanwhile.
         run: one update of the model.
+        kernels: lines of the text.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     with _marked_layers(model), profile(activities=activities) as profiler:
@@ -51,17 +37,15 @@ def profile_update(model: Any, run: Callable[[], object]) -> UpdateProfile:
     events = list(profiler.events() or ())
     layers = [span_of(event) for event in events if event.name == LAYER and not is_on_device(event)]
     waits = [span_of(event)[0] for event in events if event.name in WAITS]
+    inside = sum(any(start <= at <= end for start, end in layers) for at in waits)
     spans = [span_of(event) for event in events if is_on_device(event) and event.name != LAYER]
-    kernels = [kernel for kernel in profiler.key_averages() if is_on_device(kernel) and kernel.key != LAYER]
-    kernels.sort(key=lambda kernel: -kernel.self_device_time_total)
     length = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
-    return UpdateProfile(
-        waits_in_layers=sum(any(start <= at <= end for start, end in layers) for at in waits),
-        waits=len(waits),
-        device_seconds=length,
-        idle_share=1 - covered_seconds(spans) / length if length else 0.0,
-        kernels=tuple((kernel.key, kernel.self_device_time_total / 1e6, kernel.count) for kernel in kernels),
-    )
+    idle = 1 - covered_seconds(spans) / length if length else 0.0
+    head = f"waits inside layers {inside}, elsewhere {len(waits) - inside}; device {length:.3f} s, idle {idle:.1%}"
+    ran = [kernel for kernel in profiler.key_averages() if is_on_device(kernel) and kernel.key != LAYER]
+    ran.sort(key=lambda kernel: -kernel.self_device_time_total)
+    lines = [f"  {one.self_device_time_total / 1e3:9.1f} ms {one.count:6d} x  {one.key[:90]}" for one in ran[:kernels]]
+    return UpdateProfile(waits_in_layers=inside, text="\n".join([head, *lines]))
 
 
 def is_on_device(event: Any) -> bool:

@@ -47,11 +47,11 @@ def flat_attention(asked: str, device: torch.device) -> str:
     return chosen
 
 
-def save_random_model(size: ModelSize, folder: Path, device: torch.device) -> Path:
-    """A model with random float32 weights on disk, as verl loads it."""
+def save_random_model(size: ModelSize, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Path:
+    """A model with random weights on disk, as verl loads it."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()), dtype=dtype)
     model.save_pretrained(folder)
     return folder
 
