@@ -1,6 +1,6 @@
 """Gated DeltaNet layers over packed rows, by the tree's kernels on a forest whose rows share nothing.
 
-transformers' own functions would carry the state from row to row, and flash-linear-attention takes longer for forward and
+transformers' own functions would carry the state from row to row. flash-linear-attention takes longer for forward and
 backward together (docs/benchmarks/kernels.md).
 """
 
