@@ -8,7 +8,6 @@ trainer each may run side by side. Writes `async_trainers.csv` of the runs that 
 """
 
 import argparse
-import csv
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from quickstart.progress import read_steps, run_phase, say
 from quickstart.run import Settings, phases
 
 from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import write_csv
 
 SAMPLERS = {"tree_sync": "EagerReplayBuffer", "tree_colocate_async": "EagerReplayBufferAsync"}
 COLUMNS = {
@@ -80,12 +80,12 @@ def steps_of(metrics: Path) -> list[dict[str, float]]:
 
 def write(path: Path, runs: Runs, about: Mapping[str, str]) -> None:
     """One line per run and step."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["trainer", "seed", "step", *COLUMNS, *about])
-        for (trainer, seed), steps in runs.items():
-            for number, step in enumerate(steps, start=1):
-                writer.writerow([trainer, seed, number, *(f"{step[name]:.6g}" for name in COLUMNS), *about.values()])
+    rows = [
+        {"trainer": trainer, "seed": seed, "step": number, **step, **about}
+        for (trainer, seed), steps in runs.items()
+        for number, step in enumerate(steps, start=1)
+    ]
+    write_csv(path, rows)
 
 
 def rewards_of(runs: Runs) -> dict[str, dict[int, tuple[float, float]]]:

@@ -4,7 +4,6 @@ torchrun --nproc-per-node 4 benchmarks/lock_step_gpus.py --model 0.6b --out docs
 """
 
 import argparse
-import csv
 import os
 import time
 from functools import partial
@@ -15,32 +14,21 @@ import numpy as np
 import torch
 import torch.distributed
 from tensordict import TensorDict
-from transformers import AutoModelForCausalLM, Qwen3Config
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
 from verl.workers.utils.losses import sft_loss
 
+from tree_rl.benchmark.against_verl.engines import BFLOAT16, save_random_model
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import write_csv
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
-BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 MODELS = ("0.6b", "8b")
 VOCAB = MODEL_SIZES["8b"].shape.vocab
 CAPACITY = 6_000
-
-
-def save_model(name: str, path: Path) -> None:
-    """A random Qwen3 of the named size on disk."""
-    torch.manual_seed(0)
-    config = Qwen3Config(**MODEL_SIZES[name].config())
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(path)
-    del model
-    torch.cuda.empty_cache()
 
 
 def build_engine(path: Path) -> Any:
@@ -144,7 +132,8 @@ def main() -> None:
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
     path = args.scratch / f"random_qwen3_{args.model}"
     if rank == 0 and not (path / "config.json").exists():
-        save_model(args.model, path)
+        save_random_model(MODEL_SIZES[args.model], path, torch.device("cuda"), torch.bfloat16)
+        torch.cuda.empty_cache()
     torch.distributed.barrier()
     engine = build_engine(path)
     rows = rows_of_rank(rank, world)
@@ -171,11 +160,7 @@ def main() -> None:
     }
     if rank == 0:
         print(row, flush=True)
-        args.out.mkdir(parents=True, exist_ok=True)
-        with (args.out / f"lock_step_{args.model}_{world}gpu.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            writer.writeheader()
-            writer.writerow(row)
+        write_csv(args.out / f"lock_step_{args.model}_{world}gpu.csv", [row])
     torch.distributed.destroy_process_group()
 
 

@@ -5,7 +5,6 @@ python benchmarks/partition_gpu.py memory --model 0.6b --out docs/benchmarks
 """
 
 import argparse
-import csv
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import collect_rows
 from tree_rl.models import use_tree_attention
 from tree_rl.training.loss.edges import plan_edges
 from tree_rl.training.loss.outputs import EdgeOutputs
@@ -182,16 +182,15 @@ def main() -> None:
         "model": f"qwen3-{args.model} random bf16, gradient checkpointing",
         **provenance(commit=args.commit),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / f"partition_{args.benchmark}_{args.model}.csv").open("w", newline="") as file:
-        writer: csv.DictWriter[str] | None = None
-        for row in {"figure": figure, "memory": memory}[args.benchmark](args):
-            print(row, flush=True)
-            if writer is None:
-                writer = csv.DictWriter(file, fieldnames=[*row, *about])
-                writer.writeheader()
-            writer.writerow({**row, **about})
-            file.flush()
+    measured = {"figure": figure, "memory": memory}[args.benchmark](args)
+    collect_rows(printed(measured), about, args.out / f"partition_{args.benchmark}_{args.model}.csv")
+
+
+def printed(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rows, each printed as it comes."""
+    for row in rows:
+        print(row, flush=True)
+        yield row
 
 
 def _kv_bytes(name: str) -> int:

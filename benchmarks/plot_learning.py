@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from tree_rl.benchmark.figure import plt, save_figure
 
 LOOKS: dict[str, dict[str, Any]] = {
     "tree": {"color": "#0b6e4f", "linewidth": 4, "alpha": 0.5, "label": "full tree, tree engine"},
@@ -42,17 +40,14 @@ def draw(table: pd.DataFrame) -> plt.Figure:
                 panel.plot(curve["step"], curve["reward"], **look)
         named = f", {PRECISIONS[suffix]}" if len(suffixes) > 1 else ""
         panel.set(title=f"seed {seed}{named}", xlabel="step", ylim=(0, 1))
-        panel.grid(alpha=0.3)
-        panel.legend(loc="best", frameon=False)
     panels[0][0].set_ylabel("mean reward of a step's sessions")
-    figure.tight_layout()
     return figure
 
 
 def main() -> None:
     """Write a PNG beside each CSV."""
     for name in sys.argv[1:]:
-        draw(pd.read_csv(name)).savefig(Path(name).with_suffix(".png"), dpi=120)
+        save_figure(draw(pd.read_csv(name)), Path(name).with_suffix(".png"))
 
 
 if __name__ == "__main__":

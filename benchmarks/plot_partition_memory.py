@@ -3,14 +3,11 @@
 python benchmarks/plot_partition_memory.py docs/benchmarks/partition_memory_0.6b.csv
 """
 
-import csv
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from tree_rl.benchmark.figure import plt, save_figure
+from tree_rl.benchmark.results import read_csv
 
 STYLES = {
     ("bushy", "False"): ("bushy: 8k prompt, 4k branches", "#1f5fa8", "o-"),
@@ -22,8 +19,7 @@ STYLES = {
 def main() -> None:
     """Write the PNG beside the CSV."""
     source = Path(sys.argv[1])
-    with source.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(source)
     figure, axes = plt.subplots(figsize=(7, 4))
     for (shape, offload), (label, colour, style) in STYLES.items():
         points = [row for row in rows if (row["shape"], row["offload"]) == (shape, offload)]
@@ -34,10 +30,7 @@ def main() -> None:
     axes.set_xlabel("unique tokens (thousand)")
     axes.set_ylabel("peak allocated (GiB)")
     axes.set_title(f"Peak memory at C = {int(rows[0]['capacity']):,} tokens, {rows[0]['gpu']}")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(source.with_suffix(".png"), dpi=130)
+    save_figure(figure, source.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ order (`drawn`); the mean work per GPU is the same in all of them and on one GPU
 """
 
 import argparse
-import csv
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,28 +24,26 @@ import numpy as np
 import torch
 import torch.distributed
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, Qwen3Config
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
 
-from tree_rl.benchmark.batch import Batch, agent_batch
-from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
-from tree_rl.benchmark.phases import OLD_LOG_PROBS, UpdateTimes
+from tree_rl.benchmark.against_packed.profiled_update import covered_seconds, is_on_device, span_of
+from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, save_random_model
+from tree_rl.benchmark.against_verl.verl_updates import Side, update
+from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, UpdateTimes
 from tree_rl.benchmark.provenance import PACKAGES, provenance
-from tree_rl.benchmark.results import write_csv
+from tree_rl.benchmark.results import read_csv, write_csv
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
-from tree_rl.verl_plugin.bench.stock import UPDATE, Side, update
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups
 from tree_rl.verl_plugin.trainer.rows import measure_groups
 
-BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-"""verl's default, over float32 parameters."""
-FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 GRPO, RECORDED = "grpo", "recorded"
 EQUAL, BALANCED, DRAWN = "equal", "balanced", "drawn"
 POR, TRAINED, ROWS = 0.5, 0.3, 8
@@ -65,17 +62,6 @@ class Share:
     unique_tokens: int
     imbalance: float
     """Work of the busiest rank over the mean of all."""
-
-
-def save_model(size: ModelSize, path: Path) -> None:
-    """Random weights on disk, as verl loads them."""
-    torch.manual_seed(0)
-    with torch.device(DEVICE):
-        model = AutoModelForCausalLM.from_config(Qwen3Config(**size.config()), dtype=torch.bfloat16)
-    model.save_pretrained(path)
-    del model
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
 
 
 def build_engine(path: Path, *, attention: str, forward_prefetch: bool) -> Any:
@@ -120,16 +106,10 @@ def recorded_trees(rows: list[Row], tokens: int, vocab: int) -> Batch:
         if size <= left:
             left -= size
             chosen += groups[index]
-    trained = [rows[row].trained for row in chosen]
-    if not chosen or any(mask is None for mask in trained):
+    if not chosen or any(rows[row].trained is None for row in chosen):
         raise SystemExit(f"--data: expected rows with a mask and a tree of at most {tokens} tokens; raise --tokens")
-    return Batch(
-        name=RECORDED,
-        rows=tuple(rows[row].token_ids % vocab for row in chosen),
-        trained=tuple(np.concatenate([[False], mask[1:]]) for mask in trained if mask is not None),
-        groups=tuple(rows[row].group for row in chosen),
-        advantage_B=np.random.default_rng(0).standard_normal(len(chosen)).astype(np.float32),
-    )
+    batch = recorded_batch([rows[row] for row in chosen], name=RECORDED)
+    return replace(batch, rows=tuple(row % vocab for row in batch.rows))
 
 
 def share_of(one: Batch, arm: str, *, rank: int, world: int, vocab: int) -> Share:
@@ -189,31 +169,22 @@ def timed_steps(side: Side, batch: Batch, steps: int) -> tuple[list[float], list
     return seconds, times
 
 
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that at least one span covers."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
 def describe_step(step: Callable[[], object]) -> str:
     """Profile one step of this rank: what runs, how long it idles, and what of NCCL nothing else covers."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if DEVICE == "cuda" else [])
     with profile(activities=activities) as profiler:
         step()
         synchronized()
-    on_device = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [event for event in profiler.events() or () if is_on_device(event)]
     spans: dict[str, list[tuple[float, float]]] = {"everything": [], "computing": [], "NCCL": []}
     for event in on_device:
         # Ranges that were named on the host are no kernels.
         if event.is_user_annotation:
             continue
-        span = event.time_range.start / 1e6, event.time_range.end / 1e6
+        span = span_of(event)
         spans["everything"].append(span)
         spans["NCCL" if "nccl" in event.name.lower() else "computing"].append(span)
-    seconds = {name: covered(found) for name, found in spans.items()}
+    seconds = {name: covered_seconds(found) for name, found in spans.items()}
     length = max((end for _, end in spans["everything"]), default=0.0) - min(spans["everything"], default=(0.0,))[0]
     head = (
         f"device {length:.4f} s, idle {length - seconds['everything']:.4f} s; computing {seconds['computing']:.4f} s; "
@@ -228,7 +199,8 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
     size = MODEL_SIZES[model].with_layers(args.layers if model == "8b" else None)
     path = args.scratch / f"scaling_qwen3_{model}_{size.shape.layers}"
     if rank == 0 and not (path / "config.json").exists():
-        save_model(size, path)
+        save_random_model(size, path, torch.device(DEVICE), torch.bfloat16)
+        torch.cuda.empty_cache()
     torch.distributed.barrier()
     engine = build_engine(path, attention=args.attention, forward_prefetch=args.forward_prefetch)
     side = Side(engine=engine, max_tokens=args.max_tokens)
@@ -251,7 +223,7 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
             if rank == 0:
                 row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
                 print(f"{model} {world} GPUs", row, flush=True)
-                write_csv(args.out, [*read(args.out), row | about])
+                write_csv(args.out, [*read_csv(args.out), row | about])
         if args.profile is not None and shape == args.shapes[0]:
             batch = share_of(one, EQUAL, **place).batch
             text = describe_step(partial(update, side, batch))
@@ -276,14 +248,6 @@ def measure_arm(side: Side, share: Share, steps: int) -> dict[str, object]:
         "dummy_ops_rank0": side.engine.step.dummy_ops,
         "peak_gib": worst(max(spent.peak_bytes for spent in times)) / 2**30,
     }
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Rows that earlier runs have written."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def report(rows: Sequence[dict[str, str]]) -> str:
@@ -328,7 +292,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/scaling.csv"))
     args = parser.parse_args()
     if args.report is not None:
-        print(report(read(args.report)))
+        print(report(read_csv(args.report)))
         return
     if RECORDED in args.shapes and args.data is None:
         parser.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")

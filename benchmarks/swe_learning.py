@@ -24,12 +24,13 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import write_csv
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
 from quickstart.progress import Phase, PhaseFailedError, read_steps, reward_of_step, run_phase, say  # noqa: E402
-from swe_learning_figures import Drawn, measured, write  # noqa: E402
+from swe_learning_figures import Drawn, measured  # noqa: E402
 from swe_learning_overrides import ARMS, ROLLOUTS, environment_of_arm, overrides_of  # noqa: E402
 
 MARK = "TREE_RL_SWE_LEARNING"
@@ -339,8 +340,8 @@ def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_
         running = [threads.submit(run, number, arm) for number, arm in enumerate(arguments.arms)]
         while not all(one.done() for one in running):
             time.sleep(3.0)
-            write(arguments.csv, measured(arguments, made_by, used, drawn))
-    write(arguments.csv, measured(arguments, made_by, used, drawn))
+            write_csv(arguments.csv, measured(arguments, made_by, used, drawn))
+    write_csv(arguments.csv, measured(arguments, made_by, used, drawn))
     ended = [one.result() for one in running]
     return all(ended)
 

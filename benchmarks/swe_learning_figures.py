@@ -1,11 +1,10 @@
 """What the runs of swe_learning.py measured: one CSV row for every step of every arm."""
 
 import argparse
-import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +99,3 @@ def measured(
                 line[f"rows_as_in_{kind}_arm"] = "" if others is None else (mine & others).total()
             lines.append({**line, "rollout": rollout[arm], **made_by})
     return lines
-
-
-def write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the CSV, whole."""
-    if lines:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".new").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(lines[0]))
-            writer.writeheader()
-            writer.writerows(lines)
-        path.with_suffix(".new").replace(path)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tree_rl.benchmark.packed_attention import HALF, PackedLayout, packed_attention
-from tree_rl.verl_plugin.bench.log_probs import use_one_pass
+from tree_rl.benchmark.against_packed.packed_attention import HALF, PackedLayout, packed_attention
+from tree_rl.benchmark.against_verl.without_flash_attention_2 import use_one_pass
 
 NAME = "tree_rl_row_by_row"
 LAYOUT = "_tree_rl_layout"

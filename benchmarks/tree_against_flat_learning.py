@@ -25,6 +25,7 @@ from quickstart.task import StockEnvironment, draw_task, first_messages
 from quickstart.tokenizer import build_tokenizer
 
 from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import write_csv
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent
 from tree_rl.rollout.gateway.backend import Generation
@@ -269,7 +270,7 @@ def main() -> None:
                 }
                 (folder / f"{arm}.made_by.json").write_text(json.dumps(made_by))
         lines += measured(folder, seed)
-    pd.DataFrame(lines).to_csv(arguments.csv, index=False)
+    write_csv(arguments.csv, lines)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.text import format_report, format_run_plan
 
 if TYPE_CHECKING:
-    from tree_rl.benchmark.command import BenchOptions
+    from tree_rl.benchmark.options import BenchOptions
     from tree_rl.verl_plugin.checks.doctor import Finding
 
 INPUT_ERROR = 2
@@ -228,20 +228,21 @@ def bench_update(
     Nothing is timed before the gradients of both agree with those of the rows in higher precision.
     """
     # torch and transformers: some seconds that inspect and plan do not pay.
-    from tree_rl.benchmark.command import BenchOptions, run_bench
+    from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
+    from tree_rl.benchmark.options import BenchOptions, ModelChoice, Workload
 
     with _input_errors():
-        rows = None if data is None else _read(data, tokenizer, rows_per, group_by, None)
         options = BenchOptions(
-            model=model,
-            layers=layers,
-            pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
-            data=rows,
-            data_name="agents" if data is None else data.stem,
-            num_rows=num_rows,
-            row_tokens=row_tokens,
-            num_groups=groups,
-            trained_share=trained_share,
+            workload=Workload(
+                pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
+                recording=None if data is None else _read(data, tokenizer, rows_per, group_by, None),
+                name="agents" if data is None else data.stem,
+                num_rows=num_rows,
+                row_tokens=row_tokens,
+                num_groups=groups,
+                trained_share=trained_share,
+            ),
+            model=ModelChoice(name=model, layers=layers, dtype=dtype, checkpointing=checkpointing),
             max_tokens=max_tokens,
             repeats=repeats,
             steps=steps,
@@ -249,14 +250,12 @@ def bench_update(
             tree_attention=tree_attention,
             packed_attention=packed_attention,
             project_all=project_all,
-            checkpointing=checkpointing,
             trace=trace,
             out=out,
             commit=commit,
-            dtype=dtype,
         )
         if against == "packed":
-            run_bench(options, typer.echo)
+            run_against_packed(options, typer.echo)
         elif against == "verl":
             _run_against_verl(options)
         else:
@@ -267,9 +266,9 @@ def _run_against_verl(options: "BenchOptions") -> None:
     """Import what needs verl, if it is there."""
     if importlib.util.find_spec("verl") is None:
         raise RowFileError('--against verl: verl is not installed; pip install "verl>=0.9.1,<0.10"')
-    from tree_rl.verl_plugin.bench.stock import run_stock_bench
+    from tree_rl.benchmark.against_verl.verl_updates import run_against_verl
 
-    run_stock_bench(options, typer.echo)
+    run_against_verl(options, typer.echo)
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """`tree-rl bench` on a tiny model: real updates, the gate passed, a table, a CSV and a figure. Times are not judged."""
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.batch import recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.benchmark.models import CONFIGS
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
 from tree_rl.inspection.row import Row
@@ -49,6 +51,16 @@ def test_updates_are_timed_and_written_with_their_provenance(tmp_path: Path) -> 
     assert 1.5 < float(rows[1]["flop_bound"]) < float(rows[1]["token_bound"]) == pytest.approx(2.5, rel=0.02)
     assert output.count("waits inside layers 0") == 4
     assert (tmp_path / "update_tiny_agents.png").stat().st_size > 5_000
+
+
+def test_packed_rows_are_compared_where_verl_is_absent() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('verl', 'ray', 'vllm', 'tensordict')));"
+        "from tree_rl.cli import app; app()"
+    )
+    arguments = [*TINY, "--row-tokens", "64", "--por", "0.5", "--repeats", "1"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0 and "speed-up" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("model, layers", (("tiny-qwen3.5", "4"), ("tiny-a3b", "1")))

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tree_rl.benchmark.against_packed.packed_updates import compare
+from tree_rl.benchmark.against_packed.random_model import build_model, build_optimizer
+from tree_rl.benchmark.against_packed.update import PACKED, ForwardPlan, packed_planner, tree_planner
 from tree_rl.benchmark.batch import Batch, agent_batch
-from tree_rl.benchmark.compare import PACKED, TREE, compare
-from tree_rl.benchmark.gate import GateError
+from tree_rl.benchmark.comparison import TREE
+from tree_rl.benchmark.gradient_gate import GateError
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.benchmark.models import build_model, build_optimizer
-from tree_rl.benchmark.update import ForwardPlan, packed_planner, tree_planner
 from tree_rl.models.tree_inputs import TreeInputs
 
 CPU = torch.device("cpu")
@@ -43,8 +44,8 @@ def test_synthetic_agents_have_the_overlap_asked_for(por: float) -> None:
     assert overlap.flat_head_tokens == pytest.approx(0.3 * overlap.flat_tokens, rel=0.05)
     branch_points = int((batch.forest().segments.num_children >= 2).sum())
     assert branch_points == 0 or branch_points > 8
-    thinned = batch.thinned(10).overlap()
-    assert thinned.flat_tokens == 6_400 and thinned.por == pytest.approx(por, abs=0.02)
+    thinned = batch.for_gate().overlap()
+    assert thinned.flat_tokens == 4_288 and thinned.por == pytest.approx(por, abs=0.02)
 
 
 def test_overlap_beyond_the_number_of_rows_is_refused() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tree_rl.verl_plugin.bench import log_probs
+from tree_rl.benchmark.against_verl import without_flash_attention_2 as without
 from tree_rl.verl_plugin.compat import torch_functional, transformer_impl
 
 
@@ -15,7 +15,7 @@ def test_log_probs_and_gradients_are_those_of_verl_s_loop(dtype: torch.dtype, sh
     labels = torch.randint(50, shape, generator=draw)
     weight = torch.randn(*shape, generator=draw)
     results = []
-    for function in (torch_functional.logprobs_from_logits_v2, log_probs.fused_log_probs):
+    for function in (torch_functional.logprobs_from_logits_v2, without.fused_log_probs):
         leaf = logits.clone().requires_grad_()
         values = function(leaf, labels)
         results.append((values.float(), *torch.autograd.grad((values.float() * weight).sum(), leaf)))
@@ -29,12 +29,12 @@ def test_log_probs_and_gradients_are_those_of_verl_s_loop(dtype: torch.dtype, sh
 def test_flash_attn_s_own_kernel_stays_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     before = transformer_impl.logprobs_from_logits
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
-    with log_probs.log_probs_in_one_pass() as what:
+    with without.log_probs_in_one_pass() as what:
         assert (what, transformer_impl.logprobs_from_logits) == ("flash-attn", before)
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
-    with log_probs.log_probs_in_one_pass() as what:
+    with without.log_probs_in_one_pass() as what:
         assert (what, transformer_impl.logprobs_from_logits) == (
             "tree_kernels, from logits",
-            log_probs.fused_log_probs,
+            without.fused_log_probs,
         )
     assert transformer_impl.logprobs_from_logits is before

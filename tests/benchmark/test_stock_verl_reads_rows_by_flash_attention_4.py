@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
 from transformers.modeling_utils import PreTrainedModel
 
-from tree_rl.verl_plugin.bench.flash_attention_4 import NAME, let_flash_attention_4_read_rows
+from tree_rl.benchmark.against_verl.without_flash_attention_2 import NAME, let_flash_attention_4_read_rows
 
 ROWS = ((5, 9, 3, 8, 1), (5, 9, 3, 7, 2, 4))
 CALLS: list[list[int]] = []

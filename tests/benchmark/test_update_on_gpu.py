@@ -5,13 +5,14 @@ many tokens, and its bf16 gradient is no further from float32 than theirs.
 import pytest
 import torch
 
+from tree_rl.benchmark.against_packed.gradient_check import check_gradients
+from tree_rl.benchmark.against_packed.packed_updates import compare
+from tree_rl.benchmark.against_packed.profiled_update import profile_update
+from tree_rl.benchmark.against_packed.random_model import build_model, build_optimizer
+from tree_rl.benchmark.against_packed.update import PACKED, packed_planner, tree_planner, update
 from tree_rl.benchmark.batch import agent_batch
-from tree_rl.benchmark.compare import PACKED, TREE, compare
-from tree_rl.benchmark.gate import check_gradients
+from tree_rl.benchmark.comparison import TREE
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.benchmark.models import build_model, build_optimizer
-from tree_rl.benchmark.trace import trace
-from tree_rl.benchmark.update import packed_planner, tree_planner, update
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,7 +44,7 @@ def test_update_is_exact_asynchronous_and_no_larger(por: float) -> None:
     # Several forwards per update: what one still computes must not stop the planning of the next.
     planners = {TREE: tree_planner(MAX_TOKENS, cuda), PACKED: packed_planner(MAX_TOKENS, cuda)}
     comparison = compare(model, optimizer, batch, planners, repeats=2)
-    assert comparison.gradients.tree <= comparison.gradients.limit < 0.1
+    assert comparison.errors.tree <= comparison.errors.limit < 0.1
     peak = {side: max(times.peak_bytes for times in comparison.times[side]) for side in planners}
     assert peak[TREE] <= 1.02 * peak[PACKED]
-    assert trace(model, lambda: update(model, optimizer, batch, planners[TREE])).waits_in_layers == 0
+    assert profile_update(model, lambda: update(model, optimizer, batch, planners[TREE])).waits_in_layers == 0

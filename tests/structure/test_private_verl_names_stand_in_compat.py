@@ -9,7 +9,8 @@ import pytest
 from tree_rl.verl_plugin import compat
 
 PLUGIN = Path(compat.__file__).parent
-MODULES = sorted(path for path in PLUGIN.rglob("*.py") if path.name != "compat.py")
+FOLDERS = (PLUGIN, PLUGIN.parent / "benchmark" / "against_verl")
+MODULES = sorted(path for folder in FOLDERS for path in folder.rglob("*.py") if path.name != "compat.py")
 
 
 def foreign_imports(tree: ast.Module) -> set[tuple[str, str]]:

@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
-from tree_rl.verl_plugin.bench.engines import join_process_group
+from tree_rl.benchmark.against_verl.engines import join_process_group
 from tree_rl.verl_plugin.engine.build import build_value_module
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead, TreeFSDPEngineWithValueHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig

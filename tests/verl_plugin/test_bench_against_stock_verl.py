@@ -8,13 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tree_rl.benchmark.against_verl import verl_updates
+from tree_rl.benchmark.against_verl.engines import build_engine, save_random_model
+from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch, agent_batch
-from tree_rl.benchmark.gate import GateError
+from tree_rl.benchmark.gradient_gate import GateError
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.cli import app
-from tree_rl.verl_plugin.bench import stock as stock_bench
-from tree_rl.verl_plugin.bench.engines import build_engine, save_random_model
-from tree_rl.verl_plugin.bench.rows import rows_as_received, rows_to_update
 from tree_rl.verl_plugin.options import TreeConfig
 
 TINY = ["bench", "--against", "verl", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
@@ -47,15 +47,15 @@ def test_a_wrong_gradient_is_not_timed(tmp_path: Path) -> None:
     path = save_random_model(MODEL_SIZES["tiny"].with_layers(1), tmp_path, torch.device("cpu"))
     batch = small_batch()
     settings = {"dtype": torch.float32, "attention": "sdpa"}
-    stock = stock_bench.Side(engine=build_engine(path, tree=None, **settings), max_tokens=None)
+    stock = verl_updates.Side(engine=build_engine(path, tree=None, **settings), max_tokens=None)
     # A weight per unique token is another objective.
     config = TreeConfig(mode="tree", path_weighting="token_unique", self_check=False)
-    wrong = stock_bench.Side(engine=build_engine(path, tree=config, **settings), max_tokens=None)
-    truth = stock_bench._gradients(stock, batch)
-    sides = {stock_bench.TREE: stock, stock_bench.STOCK: stock}
-    assert stock_bench.check_engine_gradients(sides, batch, truth).tree == 0
-    with pytest.raises(GateError, match="gradient of the tree engine"):
-        stock_bench.check_engine_gradients({**sides, stock_bench.TREE: wrong}, batch, truth)
+    wrong = verl_updates.Side(engine=build_engine(path, tree=config, **settings), max_tokens=None)
+    truth = verl_updates.gradients_of(stock, batch)
+    sides = {verl_updates.TREE: stock, verl_updates.STOCK: stock}
+    assert verl_updates.check_engine_gradients(sides, batch, truth).tree == 0
+    with pytest.raises(GateError, match=r"gradient of the tree.*stock verl"):
+        verl_updates.check_engine_gradients({**sides, verl_updates.TREE: wrong}, batch, truth)
 
 
 def test_rows_reach_the_engine_with_their_masks_and_advantages() -> None:

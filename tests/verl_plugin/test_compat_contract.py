@@ -267,7 +267,8 @@ def test_the_adapter_and_the_replica_take_verls_arguments() -> None:
 def test_functions_of_private_modules_are_in_the_contract() -> None:
     alias = {"tu": "tensordict_utils", "tq": "transfer_queue"}
     used = set()
-    for path in Path(tree_rl.verl_plugin.__file__).parent.rglob("*.py"):
+    plugin = Path(tree_rl.verl_plugin.__file__).parent
+    for path in [*plugin.rglob("*.py"), *(plugin.parent / "benchmark" / "against_verl").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in alias:
                 used.add(f"{alias[node.value.id]}.{node.attr}")

@@ -12,7 +12,7 @@ from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
 from transformers import LlamaConfig
 
-from tree_rl.verl_plugin.bench.log_probs import fused_log_probs
+from tree_rl.benchmark.against_verl.without_flash_attention_2 import fused_log_probs
 from tree_rl.verl_plugin.compat import transformer_impl
 
 

@@ -1,1 +1,1 @@
-"""One whole update over a tree against the same rows packed end to end: times, memory, bounds, deviation curves."""
+"""What `tree-rl bench` runs: whole updates over trees against the same rows packed, or against stock verl."""

@@ -1,9 +1,10 @@
-"""Rows to update on, with groups, trained tokens and advantages; synthetic agents of any overlap, or a recording.
+"""Rows to update on, with groups, trained tokens and advantages: drawn agents of any overlap, or a recording.
 
 Legend: B rows, L tokens of a row.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +16,8 @@ TURN_TOKENS = 400
 """Tokens of an observation and the reply to it."""
 JITTER = 0.8
 """How far branching depths scatter, as a share of the way to the nearer end of the row."""
+GATE_TOKENS = 4096
+"""Flat tokens, about, of the batch whose gradients are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,7 +31,7 @@ class Batch:
     trained: tuple[np.ndarray, ...]
     """B of bool [L], tokens with a loss; a row's first token has none."""
     groups: tuple[str, ...]
-    """[B], rows merge inside a group only."""
+    """[B]; only rows of one group merge."""
     advantage_B: np.ndarray
     """float32 [B]."""
 
@@ -36,6 +39,13 @@ class Batch:
     def num_trained(self) -> int:
         """Row tokens with a loss: the normaliser of the loss."""
         return sum(int(trained.sum()) for trained in self.trained)
+
+    def rows_of_groups(self) -> list[list[int]]:
+        """Indices of the rows of each group, groups in order of first appearance."""
+        members: dict[str, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            members.setdefault(group, []).append(index)
+        return list(members.values())
 
     def forest(self) -> Forest:
         """The rows as trees."""
@@ -47,19 +57,14 @@ class Batch:
 
     def reversed(self) -> "Batch":
         """The same rows, last first."""
-        return Batch(
-            name=self.name,
-            rows=self.rows[::-1],
-            trained=self.trained[::-1],
-            groups=self.groups[::-1],
-            advantage_B=self.advantage_B[::-1].copy(),
-        )
+        turned = {name: getattr(self, name)[::-1] for name in ("rows", "trained", "groups")}
+        return replace(self, **turned, advantage_B=self.advantage_B[::-1].copy())
 
-    def thinned(self, every: int) -> "Batch":
-        """Every so-many-th token of each row: a smaller batch of the same shape of tree."""
+    def for_gate(self) -> "Batch":
+        """A batch of about `GATE_TOKENS` with the same shape of tree: every so-many-th token of each row."""
+        every = max(1, sum(len(row) for row in self.rows) // GATE_TOKENS)
         trained = tuple(_without_first(trained[::every]) for trained in self.trained)
-        rows = tuple(row[::every] for row in self.rows)
-        return Batch(name=self.name, rows=rows, trained=trained, groups=self.groups, advantage_B=self.advantage_B)
+        return replace(self, rows=tuple(row[::every] for row in self.rows), trained=trained)
 
 
 def agent_batch(
@@ -67,7 +72,7 @@ def agent_batch(
 ) -> Batch:
     """Groups of rows of equal length; each row but the first leaves an earlier one at a random depth.
 
-    The number of rows and of their tokens does not depend on the overlap, as in the paper's figure.
+    Whatever the overlap, there are as many rows and row tokens, as in the paper's figure.
 
     Args:
         por: potential overlap ratio, from 0 to just below 1 - 1 / num_rows.
@@ -79,7 +84,7 @@ def agent_batch(
         seed: of everything drawn.
 
     Raises:
-        RowFileError: so much overlap is not possible with so few rows.
+        RowFileError: so few rows cannot overlap that much.
     """
     draw = np.random.default_rng(seed)
     depth = por * row_tokens * num_rows / max(num_rows - 1, 1)
@@ -106,16 +111,16 @@ def agent_batch(
 
 
 def recorded_batches(
-    rows: list[Row], *, name: str, por: float, flat_tokens: int, max_tokens: int, count: int
+    rows: Sequence[Row], *, name: str, por: float, flat_tokens: int, max_tokens: int, count: int
 ) -> list[Batch]:
     """Whole groups of a recording, those whose overlap is nearest to `por` first, each in one batch only.
 
     Args:
-        rows: from `read_row_file`; a row without a mask is trained everywhere.
+        rows: from `read_row_file`.
         name: of the recording.
         por: overlap to look for.
         flat_tokens: a batch ends with the group that reaches it.
-        max_tokens: groups of more unique tokens are left out.
+        max_tokens: skips groups of more unique tokens.
         count: most batches.
 
     Returns:
@@ -125,7 +130,7 @@ def recorded_batches(
         RowFileError: no group is small enough.
     """
     candidates = []
-    for members in rows_by_group(rows).values():
+    for members in rows_by_group(list(rows)).values():
         forest = Forest.from_rows([rows[index].token_ids for index in members])
         if forest.num_unique <= max_tokens:
             candidates.append((abs(forest.por - por), members))
@@ -136,10 +141,11 @@ def recorded_batches(
         if sum(len(row.token_ids) for row in batches[-1]) >= flat_tokens:
             batches.append([])
         batches[-1] += [rows[index] for index in members]
-    return [_of_recorded(chosen, name, seed) for seed, chosen in enumerate(batches[:count])]
+    return [recorded_batch(chosen, name=name, seed=seed) for seed, chosen in enumerate(batches[:count])]
 
 
-def _of_recorded(rows: list[Row], name: str, seed: int) -> Batch:
+def recorded_batch(rows: Sequence[Row], *, name: str, seed: int = 0) -> Batch:
+    """One batch of recorded rows with drawn advantages; a row without a mask is trained everywhere."""
     everywhere = (np.ones(len(row.token_ids), dtype=bool) if row.trained is None else row.trained for row in rows)
     return Batch(
         name=name,

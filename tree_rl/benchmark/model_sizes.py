@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from tree_rl.tree.cost import ModelShape
@@ -46,55 +47,36 @@ class ModelSize:
         }
 
 
-def _size(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> ModelSize:
-    shape = ModelShape(
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        vocab=151_936,
-    )
-    return ModelSize(shape=shape, tied=tied)
-
-
 def _hybrid(shape: ModelShape, *, key_heads: int, value_heads: int, state: int) -> ModelSize:
     """Qwen3.5: every fourth layer has attention."""
-    more = {
-        "linear_num_key_heads": key_heads,
-        "linear_num_value_heads": value_heads,
-        "linear_key_head_dim": state,
-        "linear_value_head_dim": state,
-    }
+    more = {"linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads}
+    more |= {"linear_key_head_dim": state, "linear_value_head_dim": state}
     size = ModelSize(shape=shape, tied=True, family="qwen3_5", attention_every=4, more=more)
     return size.with_layers(shape.layers)
 
 
 def _sparse(shape: ModelShape, *, experts: int, per_token: int) -> ModelSize:
     """Qwen3-MoE; `shape.intermediate` is the width of all experts that a token visits."""
-    more = {
-        "num_experts": experts,
-        "num_experts_per_tok": per_token,
-        "moe_intermediate_size": shape.intermediate // per_token,
-        "norm_topk_prob": True,
-    }
+    more = {"num_experts": experts, "num_experts_per_tok": per_token, "norm_topk_prob": True}
+    more["moe_intermediate_size"] = shape.intermediate // per_token
     return ModelSize(shape=shape, tied=False, family="qwen3_moe", more=more)
 
 
+QWEN3 = partial(ModelShape, head_dim=128, vocab=151_936)
 TINY = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
-QWEN3_5_4B = ModelShape(hidden=2560, layers=32, intermediate=9216, heads=16, kv_heads=4, head_dim=256, vocab=248_320)
-QWEN3_30B_A3B = ModelShape(
-    hidden=2048, layers=48, intermediate=8 * 768, heads=32, kv_heads=4, head_dim=128, vocab=151_936
-)
+SMALL = QWEN3(hidden=1024, intermediate=3072, layers=28, heads=16, kv_heads=8)
+MEDIUM = QWEN3(hidden=4096, intermediate=12_288, layers=36, heads=32, kv_heads=8)
+LARGE = QWEN3(hidden=5120, intermediate=25_600, layers=64, heads=64, kv_heads=8)
+A3B = QWEN3(hidden=2048, intermediate=8 * 768, layers=48, heads=32, kv_heads=4)
+HYBRID = ModelShape(hidden=2560, layers=32, intermediate=9216, heads=16, kv_heads=4, head_dim=256, vocab=248_320)
 
 MODEL_SIZES = {
     "tiny": ModelSize(shape=TINY, tied=True),
-    "0.6b": _size(1024, 3072, 28, 16, tied=True),
-    "8b": _size(4096, 12288, 36, 32, tied=False),
-    "32b": _size(5120, 25600, 64, 64, tied=False),
-    "qwen3.5-4b": _hybrid(QWEN3_5_4B, key_heads=16, value_heads=32, state=128),
-    "qwen3-30b-a3b": _sparse(QWEN3_30B_A3B, experts=128, per_token=8),
+    "0.6b": ModelSize(shape=SMALL, tied=True),
+    "8b": ModelSize(shape=MEDIUM, tied=False),
+    "32b": ModelSize(shape=LARGE, tied=False),
+    "qwen3.5-4b": _hybrid(HYBRID, key_heads=16, value_heads=32, state=128),
+    "qwen3-30b-a3b": _sparse(A3B, experts=128, per_token=8),
     "tiny-qwen3.5": _hybrid(replace(TINY, layers=4), key_heads=2, value_heads=4, state=16),
     "tiny-a3b": _sparse(TINY, experts=8, per_token=2),
 }

@@ -1,7 +1,6 @@
-"""Where the time of an update goes: phases on the device's own clock, and the host's time to plan."""
+"""Where the time of an update goes: its phases on the device's own clock, and the host's time to plan."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,9 @@ import torch
 
 PLAN, OLD_LOG_PROBS, FORWARD, BACKWARD, OPTIMIZER = "plan", "old_log_probs", "forward", "backward", "optimizer"
 PHASES = (PLAN, OLD_LOG_PROBS, FORWARD, BACKWARD, OPTIMIZER)
+"""Of an update over packed rows or trees."""
+UPDATE = "update"
+"""Forward, backward and optimizer together, as a verl worker runs them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,9 +21,7 @@ class UpdateTimes:
     seconds: float
     """From the start until the device is done."""
     phases: dict[str, float]
-    """Seconds of each phase on the device's clock; `plan` is the time that the device waited for a plan."""
-    host_plan: float
-    """Seconds that the host spent on plans before their forwards; edges and advantages are planned behind them."""
+    """Seconds of each phase on the device's clock; `PLAN` is the time in which the device waited for a plan."""
     peak_bytes: int
     """Most memory allocated; 0 on the CPU."""
 
@@ -36,32 +36,25 @@ class Stopwatch:
             torch.cuda.reset_peak_memory_stats(device)
         self._device = device
         self._spans: list[tuple[str, float | torch.cuda.Event, float | torch.cuda.Event]] = []
-        self._host_plan = 0.0
         self._started = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count what is queued inside towards a phase; a name may come again."""
-        host_start, start = time.perf_counter(), self._mark()
+        start = self._mark()
         yield
         self._spans.append((name, start, self._mark()))
-        if name == PLAN:
-            self._host_plan += time.perf_counter() - host_start
 
     def stop(self) -> UpdateTimes:
         """Wait for the device and add up."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - self._started
-        phases: dict[str, float] = defaultdict(float)
+        phases: dict[str, float] = {}
         for name, start, end in self._spans:
-            phases[name] += _between(start, end)
-        return UpdateTimes(
-            seconds=seconds,
-            phases=dict.fromkeys(PHASES, 0.0) | phases,
-            host_plan=self._host_plan,
-            peak_bytes=torch.cuda.max_memory_allocated(self._device) if self._cuda else 0,
-        )
+            phases[name] = phases.get(name, 0.0) + _between(start, end)
+        peak_bytes = torch.cuda.max_memory_allocated(self._device) if self._cuda else 0
+        return UpdateTimes(seconds=seconds, phases=dict(phases), peak_bytes=peak_bytes)
 
     def _mark(self) -> "float | torch.cuda.Event":
         if not self._cuda:

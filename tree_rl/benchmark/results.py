@@ -1,10 +1,13 @@
-"""Rows of results in a CSV file, and repeated times as median and range."""
+"""Result files: a CSV that grows row by row, repeated measurements as median and range."""
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+Columns = dict[str, object]
+"""A row of results by column name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,20 +26,48 @@ class Spread:
         return cls(median=statistics.median(values), low=min(values), high=max(values))
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows that may differ in their columns; a column that a row lacks stays empty.
+def collect_rows(measured: Iterable[Columns], about: Mapping[str, object], path: Path | None) -> list[Columns]:
+    """Take rows as they are measured, and write the CSV after each: a run that stops leaves what it measured.
 
     Args:
-        path: the file; its folder is made.
-        rows: at least one.
+        measured: yields rows.
+        about: columns that every row gets: what ran, and where.
+        path: the CSV; None writes nothing.
     """
+    rows: list[Columns] = []
+    for row in measured:
+        rows.append({**row, **about})
+        if path is not None:
+            write_csv(path, rows)
+    return rows
+
+
+def print_setting(about: Mapping[str, object], say: Callable[[str], None]) -> None:
+    """Print the columns that are not empty on one line."""
+    say(", ".join(f"{name} {value}" for name, value in about.items() if value != ""))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Replace a file, whole, by rows that may differ in their columns; a column that a row lacks stays empty."""
+    if not rows:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=columns)
+    new = path.with_suffix(".new")
+    with new.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             writer.writerow({name: _written(value) for name, value in row.items()})
+    new.replace(path)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a file; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _written(value: object) -> object:

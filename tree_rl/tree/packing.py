@@ -56,7 +56,7 @@ def pack_groups(
                 f"the group of row {rows.min()} has {size} unique tokens, expected at most max_tokens={max_tokens}; "
                 "run it in partitions (tree_rl.tree.partition.plan_partitions)"
             )
-    bins = _fill_bins(sizes, max_tokens)
+    bins = fill_bins(sizes, max_tokens)
     packed = [_joined([members[index] for index in content], order, rank_of_row) for content in bins]
     return tuple(sorted(packed, key=lambda one: (-one.unique_tokens, int(one.rows[0]))))
 
@@ -71,8 +71,13 @@ def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
         raise ValueError(f"groups: expected each row once, but row {values[np.argmax(counts)]} appears again")
 
 
-def _fill_bins(sizes: list[int], capacity: int) -> Bins:
-    """As many bins as best fit needs, evened out where that fits."""
+def fill_bins(sizes: list[int], capacity: int) -> Bins:
+    """As many bins as best fit needs, evened out where that fits.
+
+    Args:
+        sizes: of the items; one beyond the capacity gets a bin of its own.
+        capacity: of a bin.
+    """
     tight = best_fit(sizes, capacity)
     even = least_loaded(sizes, len(tight))
     fits = all(sum(sizes[index] for index in content) <= capacity for content in even)

@@ -14,8 +14,8 @@ from shapes import HeadLayout
 
 from tree_kernels import TreeLayout, tree_attention
 from tree_kernels.tree_attention.api import unavailable_reason
-from tree_rl.benchmark import packed_attention
-from tree_rl.benchmark.packed_attention import PackedLayout
+from tree_rl.benchmark.against_packed import packed_attention
+from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.tree import Forest
 
 DEFAULT = {

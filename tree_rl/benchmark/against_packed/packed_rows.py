@@ -1,4 +1,4 @@
-"""Rows laid end to end without padding: what a flat run reads, each row seeing only itself.
+"""Rows laid end to end without padding; each row sees only itself.
 
 Legend: F flat tokens, B rows, E edges.
 """
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_rl.benchmark.packed_attention import PackedLayout
+from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.training.loss.edges import EdgePlan
+from tree_rl.tree.packing import fill_bins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +49,7 @@ class PackedRows:
 
 
 def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: torch.device) -> EdgePlan:
-    """The edges of packed rows: every wanted position is a row of logits with one target, its next token.
-
-    Args:
-        rows: B of int64 [L].
-        wanted_F: bool [F], positions that predict their next token; the last of a row is never wanted.
-        device: where the model runs.
-    """
+    """The edges of packed rows: wanted positions (bool [F], no row's last) predict their next token."""
     source = np.flatnonzero(wanted_F)
     edges = np.arange(len(source))
     return EdgePlan.of(
@@ -70,23 +65,5 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
 
 
 def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Rows in few forwards of similar size: longest first, each to the least loaded forward that has room.
-
-    Args:
-        lengths: tokens of each row.
-        max_tokens: of a forward; a longer row runs alone.
-
-    Returns:
-        Row indices of each forward, ascending.
-    """
-    bins: list[list[int]] = [[] for _ in range(-(-sum(lengths) // max_tokens))]
-    load = [0] * len(bins)
-    for row in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        chosen = load.index(min(load))
-        if load[chosen] and load[chosen] + lengths[row] > max_tokens:
-            bins.append([])
-            load.append(0)
-            chosen = len(bins) - 1
-        bins[chosen].append(row)
-        load[chosen] += lengths[row]
-    return [sorted(content) for content in bins if content]
+    """Ascending indices of the rows of each forward, in few forwards; a row beyond `max_tokens` runs alone."""
+    return [sorted(content) for content in fill_bins(list(lengths), max_tokens)]

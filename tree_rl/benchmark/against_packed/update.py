@@ -1,4 +1,4 @@
-"""A whole PPO update: old log-probs, forward, backward, optimizer; over trees or packed rows, all else equal.
+"""A whole PPO update over trees or packed rows: old log-probs, forward, backward, optimizer.
 
 Legend: F flat tokens of a forward, B rows.
 """
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
+from tree_rl.benchmark.against_packed.packed_rows import PackedRows, pack_rows, plan_packed_edges
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.packed_rows import PackedRows, pack_rows, plan_packed_edges
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
 from tree_rl.training.loss.edges import EdgePlan, plan_edges
@@ -21,25 +21,29 @@ from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.whole import tree_log_probs
 from tree_rl.tree import Forest, pack_groups
 
+PACKED = "packed"
 CLIP = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardPlan:
-    """One forward and what its loss needs, on the device."""
+    """One forward and what its loss needs, on the device.
+
+    The host calls `edges` and `advantages` while the device computes the layers.
+    """
 
     rows: tuple[int, ...]
     """Rows of the batch, in the order of the flat tokens."""
     inputs: ModelInputs
     """What the model reads."""
     edges: Callable[[], EdgePlan]
-    """Plans the log-probs to compute, once; the head asks while the device computes the layers."""
+    """Plans the log-probs to compute, once."""
     advantages: Callable[[], torch.Tensor]
-    """Makes float32 [F], of the row; 0 where the next token is not trained. For the loss, so nothing waits for it."""
+    """Makes float32 [F]: the row's advantage where the next token is trained, else 0."""
 
 
 Planner = Callable[[Batch], Iterator[ForwardPlan]]
-"""Plans the forwards of a batch, each when it is asked for: the device computes the one before meanwhile."""
+"""Plans the forwards of a batch, each while the device computes the one before."""
 
 
 def tree_planner(max_tokens: int, device: torch.device) -> Planner:
@@ -47,8 +51,7 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
         forest = batch.forest()
-        members = list(_members(batch.groups).values())
-        for micro_batch in pack_groups(forest, members, max_tokens=max_tokens):
+        for micro_batch in pack_groups(forest, batch.rows_of_groups(), max_tokens=max_tokens):
             rows = micro_batch.rows.tolist()
             part = forest.select_rows(rows)
             yield ForwardPlan(
@@ -67,8 +70,8 @@ def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool =
     Args:
         max_tokens: of a forward.
         device: where plans go.
-        project_all: compute the log-prob of every token, prompts and observations included, as a trainer does that
-            knows only rows; otherwise of trained tokens alone, as the tree does.
+        project_all: compute the log-prob of every token, prompts and observations included; otherwise of trained tokens
+            alone, as the tree does.
     """
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
@@ -91,9 +94,6 @@ def update(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, planner: 
         optimizer: over its parameters; gradients are cleared at the end.
         batch: the rows.
         planner: trees or packed rows.
-
-    Returns:
-        Times of the phases and peak memory.
     """
     clock = Stopwatch(next(model.parameters()).device)
     forwards: list[tuple[ForwardPlan, torch.Tensor]] = []
@@ -130,21 +130,9 @@ def clipped_loss(
     return -gain_F.sum() / num_trained
 
 
-def _members(groups: Sequence[str]) -> dict[str, list[int]]:
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    return members
-
-
 def _predicts_trained(batch: Batch, rows: Sequence[int]) -> np.ndarray:
     """bool [F], positions whose next token is trained."""
     return np.concatenate([np.append(batch.trained[row][1:], False) for row in rows])
-
-
-def _predicts_anything(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """bool [F], positions that have a next token."""
-    return np.concatenate([np.arange(len(row)) < len(row) - 1 for row in rows])
 
 
 def _tree_edges(batch: Batch, rows: Sequence[int], forest: Forest, device: torch.device) -> EdgePlan:
@@ -153,7 +141,8 @@ def _tree_edges(batch: Batch, rows: Sequence[int], forest: Forest, device: torch
 
 def _packed_edges(batch: Batch, chosen: Sequence[int], device: torch.device, project_all: bool) -> EdgePlan:
     rows = [batch.rows[index] for index in chosen]
-    wanted_F = _predicts_anything(rows) if project_all else _predicts_trained(batch, chosen)
+    has_next_F = np.concatenate([np.arange(len(row)) < len(row) - 1 for row in rows])
+    wanted_F = has_next_F if project_all else _predicts_trained(batch, chosen)
     return plan_packed_edges(rows, wanted_F, device)
 
 

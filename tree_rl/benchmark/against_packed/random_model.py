@@ -1,7 +1,4 @@
-"""A random model that reads trees and packed rows, and its optimizer: the same objects for both sides.
-
-Legend: F packed tokens, H heads, D head size.
-"""
+"""A random model that reads both trees and packed rows. Legend: F packed tokens, H heads, D head size."""
 
 import copy
 from functools import partial
@@ -13,9 +10,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
+from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
+from tree_rl.benchmark.against_packed.packed_linear_attention import use_packed_linear_attention
 from tree_rl.benchmark.model_sizes import ModelSize
-from tree_rl.benchmark.packed_attention import PackedLayout, packed_attention
-from tree_rl.benchmark.packed_linear_attention import use_packed_linear_attention
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.routers.trace import RouterHooks
 
@@ -26,6 +23,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
 }
 """By `ModelSize.family`."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+"""Type of the model -> the higher precision it is compared with."""
 
 
 def build_model(
@@ -36,24 +34,22 @@ def build_model(
     tree_impl: str = "auto",
     packed_impl: str = "auto",
     checkpointing: bool = True,
-    seed: int = 0,
 ) -> Any:
-    """A model with random weights in train mode.
+    """A model with random weights, always the same, in train mode.
 
     Args:
         size: of the model.
         device: where it is made.
         dtype: of parameters and activations.
-        tree_impl: implementation of `tree_kernels.tree_attention` for calls with a tree.
-        packed_impl: implementation of `packed_attention` for calls with packed rows.
+        tree_impl: implementation of `tree_kernels.tree_attention`.
+        packed_impl: implementation of `packed_attention`.
         checkpointing: recompute every layer in the backward.
-        seed: of the weights.
     """
-    torch.manual_seed(seed)
-    name = register_packed_attention(packed_impl)
+    torch.manual_seed(0)
     config = CONFIGS[size.family](**size.config())
+    attention = register_packed_attention(packed_impl)
     with device:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=name, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))
@@ -65,7 +61,7 @@ def build_model(
 
 
 def delta_rule_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
-    """What trees run in Gated DeltaNet layers: Triton wherever it can, for the gate comes before every figure."""
+    """What trees run in Gated DeltaNet layers: Triton wherever it can."""
     state = size.more.get("linear_key_head_dim", 0)
     reason = unavailable_reason("triton", device=device, dtype=dtype, key_size=state, value_size=state)
     return "chunked" if reason else "triton"
@@ -77,7 +73,7 @@ def has_experts(model: Any) -> bool:
 
 
 def in_higher_precision(model: Any) -> Any:
-    """A copy that reads packed rows alone, by torch's own attention, in float32 (float64 for a float32 model)."""
+    """A copy in float32 (float64 of a float32 model), which reads packed rows by torch's own attention."""
     wide = copy.deepcopy(model).to(YARDSTICK[next(model.parameters()).dtype])
     wide.set_attn_implementation(register_packed_attention("sdpa"))
     if has_experts(wide):
@@ -92,24 +88,15 @@ def build_optimizer(model: Any, *, lr: float) -> torch.optim.Optimizer:
 
 
 def register_packed_attention(impl: str) -> str:
-    """Make an implementation of `packed_attention` known to transformers; returns the name to load a model with."""
+    """Register an implementation of `packed_attention` with transformers and return the name it has there."""
     name = f"tree_rl_packed_{impl}"
     ALL_ATTENTION_FUNCTIONS.register(name, partial(_attention_forward, impl=impl))
     return name
 
 
 def _attention_forward(
-    module: Any,
-    query_1HFD: torch.Tensor,
-    key_1HFD: torch.Tensor,
-    value_1HFD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    packed_layout: PackedLayout,
-    impl: str,
-    scaling: float | None = None,
-    **kwargs: object,
+    module: Any, *tensors_1HFD: torch.Tensor | None, packed_layout: PackedLayout, impl: str, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """Signature of transformers' attention interface; the result is [1, F, H, D]."""
-    q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in (query_1HFD, key_1HFD, value_1HFD))
-    return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=scaling, impl=impl)[None], None
+    """What transformers calls with queries, keys, values and a mask; the result is [1, F, H, D]."""
+    q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in tensors_1HFD[:3] if t is not None)
+    return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=kwargs.get("scaling"), impl=impl)[None], None

@@ -1,4 +1,4 @@
-"""Stock verl's engine as its example scripts configure it, and ours beside it, on one random model, in one process."""
+"""Stock verl's engine as its example script sets it up, and ours beside it, on one random model in one process."""
 
 import socket
 from functools import partial
@@ -12,8 +12,8 @@ from transformers.utils import is_flash_attn_2_available
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
+from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.model_sizes import ModelSize
-from tree_rl.benchmark.models import CONFIGS
 from tree_rl.inspection.row import RowFileError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
@@ -47,11 +47,11 @@ def flat_attention(asked: str, device: torch.device) -> str:
     return chosen
 
 
-def save_random_model(size: ModelSize, folder: Path, device: torch.device) -> Path:
-    """A model with random float32 weights on disk, as verl loads it."""
+def save_random_model(size: ModelSize, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Path:
+    """A model with random weights on disk, as verl loads it."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()), dtype=dtype)
     model.save_pretrained(folder)
     return folder
 
@@ -75,17 +75,17 @@ def build_engine(
         "use_torch_compile": torch.cuda.is_available(),
     }
     engine_class = FSDPEngineWithLMHead if tree is None else TreeFSDPEngineWithLMHead
-    config = FSDPEngineConfig(**settings) if tree is None else TreeFSDPEngineConfig(**settings, tree=tree)
+    model = HFModelConfig(
+        path=str(path),
+        load_tokenizer=False,
+        model_type="language_model",
+        use_remove_padding=True,
+        enable_gradient_checkpointing=checkpointing,
+        override_config={"attn_implementation": attention},
+    )
     engine = engine_class(
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            model_type="language_model",
-            use_remove_padding=True,
-            enable_gradient_checkpointing=checkpointing,
-            override_config={"attn_implementation": attention},
-        ),
-        engine_config=config,
+        model_config=model,
+        engine_config=FSDPEngineConfig(**settings) if tree is None else TreeFSDPEngineConfig(**settings, tree=tree),
         optimizer_config=FSDPOptimizerConfig(lr=LEARNING_RATE, total_training_steps=1000),
         checkpoint_config=CheckpointConfig(),
     )
@@ -95,21 +95,13 @@ def build_engine(
 
 def actor_loss() -> Any:
     """verl's PPO loss with the script's KL term."""
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        clip_ratio=CLIP,
-        entropy_coeff=0.0,
-        use_kl_loss=True,
-        kl_loss_coef=KL_COEF,
-        kl_loss_type=KL_TYPE,
-    )
-    return partial(ppo_loss, config=config)
+    coefficients = {"clip_ratio": CLIP, "entropy_coeff": 0.0, "kl_loss_coef": KL_COEF, "kl_loss_type": KL_TYPE}
+    actor = {"strategy": "fsdp2", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, "use_kl_loss": True}
+    return partial(ppo_loss, config=FSDPActorConfig(**actor, **coefficients))
 
 
 def join_process_group() -> None:
-    """A group of one process, as verl's engines expect, unless there is a group already."""
+    """Make a group of this process, as verl's engines expect, unless there is a group."""
     if torch.distributed.is_initialized():
         return
     with socket.socket() as sock:

@@ -1,4 +1,4 @@
-"""Causal attention of rows laid end to end: the strongest kernels that a flat run can have here.
+"""Causal attention of rows laid end to end, by the fastest kernel there is for them.
 
 Legend: B rows, F packed tokens, H heads, D head size, L tokens of a row.
 """
@@ -20,21 +20,18 @@ from tree_rl.tree.forest.jagged import offsets_of
 
 OP = "packed_attention"
 IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
-"""In the order in which "auto" tries them: flash-attn-4 over all rows at once; torch's cuDNN or FlashAttention-2 kernel
-row by row; FlexAttention with a document mask; whatever torch picks, row by row."""
+"""In the order in which "auto" tries them. `fa4` and `flex` run all rows at once, the others row by row."""
+BACKENDS = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}
 HALF = (torch.bfloat16, torch.float16)
-BLOCK = 128
 LARGEST_FLASH4_HEAD = 128
 BEYOND_ONE_TILE = 193
-"""An upper bound on the row length is enough, and for rows of a single tile flash-attn-4 compiles other kernels."""
+"""Least row length that flash-attn-4 is told: for rows of a single tile it would compile other kernels."""
 
 
 class PackedLayout:
-    """Where rows begin and end. Opaque, so that checkpointing passes it on by reference.
+    """Where rows begin and end: `lengths` in tokens, `offsets` as int32 [B + 1] on the device.
 
-    Attributes:
-        lengths: tokens of each row.
-        offsets: int32 [B + 1] on the device.
+    It is no dataclass: checkpointing passes an opaque object on by reference.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -61,13 +58,13 @@ def unavailable_reason(
         return f"it needs a CUDA device, received {device}"
     if impl != "flex" and dtype not in HALF:
         return f"it needs one of {HALF}, received {dtype}"
-    if impl == "fa4":
-        if head_size > LARGEST_FLASH4_HEAD:
-            return f"it was run with heads of up to {LARGEST_FLASH4_HEAD}, received {head_size}"
-        if torch.cuda.get_device_capability(device)[0] < 9:
-            return f"it needs Hopper or later, received {torch.cuda.get_device_name(device)}"
-        return _flash4_import_error()
-    return None
+    if impl != "fa4":
+        return None
+    if head_size > LARGEST_FLASH4_HEAD:
+        return f"it was run with heads of up to {LARGEST_FLASH4_HEAD}, received {head_size}"
+    if torch.cuda.get_device_capability(device)[0] < 9:
+        return f"it needs Hopper or later, received {torch.cuda.get_device_name(device)}"
+    return _flash4_import_error()
 
 
 def chosen_implementation(device: torch.device, dtype: torch.dtype, head_size: int = LARGEST_FLASH4_HEAD) -> str:
@@ -84,33 +81,31 @@ def packed_attention(
     scale: float | None = None,
     impl: str = "auto",
 ) -> torch.Tensor:
-    """Causal attention inside each row.
+    """Causal attention inside each row: [F, Hq, D] from queries [F, Hq, D], keys and values [F, Hkv, D].
 
     Args:
-        q_FHD: [F, Hq, D].
-        k_FHD: [F, Hkv, D].
-        v_FHD: [F, Hkv, D].
+        q_FHD: queries.
+        k_FHD: keys.
+        v_FHD: values.
         layout: row boundaries.
         scale: factor on the scores; None: D ** -0.5.
         impl: "auto" or one of `IMPLEMENTATIONS`.
 
-    Returns:
-        [F, Hq, D].
-
     Raises:
         UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
-    if impl == "auto":
-        impl = chosen_implementation(q_FHD.device, q_FHD.dtype, q_FHD.shape[-1])
-    reason = unavailable_reason(impl, q_FHD.device, q_FHD.dtype, q_FHD.shape[-1])
+    place = (q_FHD.device, q_FHD.dtype, q_FHD.shape[-1])
+    impl = chosen_implementation(*place) if impl == "auto" else impl
+    reason = unavailable_reason(impl, *place)
     if reason is not None:
         raise UnsupportedImplementation(OP, impl, reason)
     if impl == "fa4":
         return _flash4(q_FHD, k_FHD, v_FHD, layout, scale)
     if impl == "flex":
         return _flex(q_FHD, k_FHD, v_FHD, layout, scale)
-    backends = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}.get(impl)
-    return _row_by_row(q_FHD, k_FHD, v_FHD, layout, scale, backends)
+    with sdpa_kernel(BACKENDS[impl]) if impl in BACKENDS else nullcontext():
+        rows = zip(*(t.split(layout.lengths) for t in (q_FHD, k_FHD, v_FHD)), strict=True)
+        return torch.cat([_causal_row(q, k, v, scale) for q, k, v in rows])
 
 
 @functools.cache
@@ -126,38 +121,16 @@ def _flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLay
     from flash_attn.cute import flash_attn_varlen_func
 
     longest = max(*layout.lengths, BEYOND_ONE_TILE)
-    out = flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q=layout.offsets,
-        cu_seqlens_k=layout.offsets,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
-        causal=True,
-    )
+    rows: dict[str, Any] = {"cu_seqlens_q": layout.offsets, "cu_seqlens_k": layout.offsets}
+    rows |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    out = flash_attn_varlen_func(q, k, v, **rows, softmax_scale=scale, causal=True)
     return out[0] if isinstance(out, tuple) else out
 
 
-def _row_by_row(
-    q_FHD: torch.Tensor,
-    k_FHD: torch.Tensor,
-    v_FHD: torch.Tensor,
-    layout: PackedLayout,
-    scale: float | None,
-    backends: list[SDPBackend] | None,
-) -> torch.Tensor:
-    outputs = []
-    for q, k, v in zip(*(t.split(layout.lengths) for t in (q_FHD, k_FHD, v_FHD)), strict=True):
-        q_1HLD, k_1HLD, v_1HLD = (t.transpose(0, 1)[None] for t in (q, k, v))
-        is_grouped = q.shape[1] != k.shape[1]
-        with nullcontext() if backends is None else sdpa_kernel(backends):
-            out_1HLD = scaled_dot_product_attention(
-                q_1HLD, k_1HLD, v_1HLD, is_causal=True, scale=scale, enable_gqa=is_grouped
-            )
-        outputs.append(out_1HLD.squeeze(0).transpose(0, 1))
-    return torch.cat(outputs)
+def _causal_row(q_LHD: torch.Tensor, k_LHD: torch.Tensor, v_LHD: torch.Tensor, scale: float | None) -> torch.Tensor:
+    q, k, v = (t.transpose(0, 1)[None] for t in (q_LHD, k_LHD, v_LHD))
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out.squeeze(0).transpose(0, 1)
 
 
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
@@ -173,11 +146,10 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def _document_mask(layout: PackedLayout) -> BlockMask:
-    total = sum(layout.lengths)
-    device = layout.offsets.device
+    total, device = sum(layout.lengths), layout.offsets.device
     row_of_token = torch.bucketize(torch.arange(total, device=device), layout.offsets[1:], right=True)
 
     def same_row(b: Any, h: Any, query: Any, key: Any) -> Any:
         return (key <= query) & (row_of_token[query] == row_of_token[key])
 
-    return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=BLOCK)
+    return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=128)

@@ -1,0 +1,66 @@
+"""Gradients of trees and packed rows against packed rows in higher precision."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tree_rl.benchmark.against_packed.random_model import has_experts, in_higher_precision
+from tree_rl.benchmark.against_packed.update import Planner, clipped_loss, log_probs
+from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.gradient_gate import GradientErrors, relative_error
+from tree_rl.models.routers.trace import KEYWORD, RouterTrace
+
+
+def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) -> GradientErrors:
+    """Measure both errors on one batch and require the tree's to be small.
+
+    Args:
+        model: from `build_model`; its gradients are cleared.
+        batch: small: a copy of the model in higher precision must fit beside it.
+        tree: plans trees.
+        packed: plans packed rows.
+
+    Raises:
+        GateError: the tree is further off than the packed rows.
+    """
+    truth = _gradients(in_higher_precision(model), batch, packed)
+    tree_error = relative_error(_gradients(model, batch, tree), truth)
+    packed_error = relative_error(_gradients(model, batch, packed), truth)
+    return GradientErrors(tree=tree_error, rows=packed_error).require_exact("packed rows")
+
+
+def _gradients(model: Any, batch: Batch, planner: Planner) -> list[torch.Tensor]:
+    model.zero_grad()
+    with _routed_by_token(model):
+        for forward in planner(batch):
+            log_probs_F = log_probs(model, forward)
+            clipped_loss(log_probs_F, log_probs_F.detach(), forward.advantages(), batch.num_trained).backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    return gradients
+
+
+@contextmanager
+def _routed_by_token(model: Any) -> Iterator[None]:
+    """Experts chosen by token id where a model has experts.
+
+    Near a tie any two kernels choose other experts, and so do two precisions. That would say nothing about trees.
+    """
+    if not has_experts(model):
+        yield
+        return
+    config = model.config
+    draw = torch.Generator().manual_seed(0)
+    order = torch.rand(config.vocab_size, config.num_hidden_layers, config.num_experts, generator=draw)
+    table = order.topk(config.num_experts_per_tok).indices.to(torch.int16).to(model.device)
+
+    def route(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, KEYWORD: RouterTrace(table[kwargs["input_ids"][0]])}
+
+    handle = model.register_forward_pre_hook(route, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

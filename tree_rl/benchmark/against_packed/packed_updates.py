@@ -1,0 +1,147 @@
+"""`tree-rl bench --against packed`: time updates of trees and packed rows, or train both and compare their losses."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+import tree_kernels
+from tree_rl.benchmark.against_packed import packed_attention, packed_linear_attention
+from tree_rl.benchmark.against_packed.deviation import deviation_curves, format_curves
+from tree_rl.benchmark.against_packed.gradient_check import check_gradients
+from tree_rl.benchmark.against_packed.profiled_update import profile_update
+from tree_rl.benchmark.against_packed.random_model import build_model, build_optimizer, delta_rule_implementation
+from tree_rl.benchmark.against_packed.update import PACKED, Planner, packed_planner, tree_planner, update
+from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.comparison import TREE, Comparison, format_comparisons, format_phases, time_in_turns
+from tree_rl.benchmark.figure import draw_deviation, draw_speed_up
+from tree_rl.benchmark.options import MAX_TOKENS, BenchOptions
+from tree_rl.benchmark.phases import PHASES
+from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import Columns, collect_rows, print_setting
+
+LEARNING_RATE = 1e-6
+"""Learning rate of timed updates."""
+CURVE_BATCHES = 4
+"""Batches of drawn rows that loss curves take in turns."""
+
+
+def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
+    """Run the benchmark and return the rows of the CSV.
+
+    Args:
+        options: of the command.
+        say: prints a piece of text.
+
+    Raises:
+        GateError: the tree's gradient is wrong.
+        RowFileError: options or data that cannot be used.
+    """
+    device, max_tokens = options.device, options.max_tokens or MAX_TOKENS
+    about = _setting(options) | provenance(commit=options.commit)
+    print_setting(about, say)
+    model = build_model(
+        options.model.size,
+        device=device,
+        dtype=options.dtype,
+        tree_impl=options.tree_attention,
+        packed_impl=options.packed_attention,
+        checkpointing=options.model.checkpointing,
+    )
+    planners = {
+        TREE: tree_planner(max_tokens, device),
+        PACKED: packed_planner(max_tokens, device, project_all=options.project_all),
+    }
+    path = options.csv("deviation" if options.steps else "update")
+    measured = _curves(options, model, planners) if options.steps else _times(options, model, planners, say)
+    rows = collect_rows(measured, about, path)
+    say(format_curves(rows) if options.steps else format_comparisons(rows, PACKED))
+    if path is not None:
+        draw = draw_deviation if options.steps else draw_speed_up
+        draw(rows, path.with_suffix(".png"))
+        say(f"Written to {path} and .png")
+    return rows
+
+
+def compare(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    planners: Mapping[str, Planner],
+    *,
+    repeats: int,
+    before_timing: Callable[[], None] = lambda: None,
+) -> Comparison:
+    """Compare gradients, warm both sides up, then time them in turns: same model, optimizer and process.
+
+    Args:
+        model: from `build_model`.
+        optimizer: over its parameters.
+        batch: the rows.
+        planners: of `TREE` and `PACKED`.
+        repeats: timed updates of each side.
+        before_timing: called behind the warm-up, such as to trace both sides.
+
+    Raises:
+        GateError: the tree's gradient is wrong.
+    """
+    updates = {side: partial(update, model, optimizer, batch, planner) for side, planner in planners.items()}
+    errors = check_gradients(model, batch.for_gate(), planners[TREE], planners[PACKED])
+    time_in_turns(updates, repeats=1)
+    before_timing()
+    # Garbage of a trace is not collected in the middle of a plan.
+    gc.collect()
+    times = time_in_turns(updates, repeats=repeats)
+    return Comparison(batch=batch, overlap=batch.overlap(), errors=errors, times=times)
+
+
+def _times(
+    options: BenchOptions, model: Any, planners: Mapping[str, Planner], say: Callable[[str], None]
+) -> Iterator[Columns]:
+    optimizer = build_optimizer(model, lr=LEARNING_RATE)
+
+    def trace(batch: Batch) -> None:
+        for side, planner in planners.items() if options.trace else ():
+            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
+
+    for por in options.workload.pors:
+        (batch,) = options.batches(por, count=1)
+        before = partial(trace, batch)
+        found = compare(model, optimizer, batch, planners, repeats=options.repeats, before_timing=before)
+        found = found.with_all_projected() if options.project_all else found
+        columns = found.columns(options.model.size.shape)
+        say(format_phases(columns, PACKED, PHASES))
+        yield columns
+
+
+def _curves(options: BenchOptions, model: Any, planners: Mapping[str, Planner]) -> Iterator[Columns]:
+    # A long recording is seen once; drawn tokens can only be learnt by heart.
+    count = CURVE_BATCHES if options.workload.recording is None else options.steps
+    batches = options.batches(options.workload.pors[0], count=count)
+    return deviation_curves(model, batches, planners, steps=options.steps, lr=options.learning_rate)
+
+
+def _setting(options: BenchOptions) -> Columns:
+    """Columns that say what ran; "auto" is written as what it chose."""
+    size, place = options.model.size, (options.device, options.dtype)
+    tree, packed = options.tree_attention, options.packed_attention
+    if tree == "auto":
+        tree = tree_kernels.chosen_implementation(
+            device=options.device, dtype=options.dtype, head_size=size.shape.head_dim
+        )
+        tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
+    if packed == "auto":
+        packed = packed_attention.chosen_implementation(*place, size.shape.head_dim)
+    linear = "linear_key_head_dim" in size.more
+    return {
+        **options.setting(),
+        "tree_attention": tree,
+        "packed_attention": packed,
+        "tree_linear_attention": delta_rule_implementation(size, *place) if linear else "",
+        "packed_linear_attention": packed_linear_attention.NAME if linear else "",
+        "packed_head": "all tokens" if options.project_all else "trained tokens",
+        "max_tokens": str(options.max_tokens or MAX_TOKENS),
+        "learning_rate": f"{options.learning_rate if options.steps else LEARNING_RATE:g}",
+    }

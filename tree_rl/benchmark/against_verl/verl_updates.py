@@ -1,0 +1,166 @@
+"""`tree-rl bench --against verl`: whole updates by our engine and by stock verl's, as its example script sets it up.
+
+An update is what the trainer asks of a worker: log-probs and entropy of all rows, then forward, backward and optimizer.
+"""
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from tree_rl.benchmark.against_verl import engines
+from tree_rl.benchmark.against_verl import without_flash_attention_2 as without
+from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
+from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.comparison import TREE, Comparison, format_comparisons, time_in_turns
+from tree_rl.benchmark.figure import draw_speed_up
+from tree_rl.benchmark.gradient_gate import GradientErrors, relative_error
+from tree_rl.benchmark.options import BenchOptions
+from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
+from tree_rl.benchmark.provenance import PACKAGES, provenance
+from tree_rl.benchmark.results import Columns, collect_rows, print_setting
+from tree_rl.inspection.row import RowFileError
+from tree_rl.verl_plugin.options import TreeConfig
+
+STOCK, DENSE = "verl", "qwen3"
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One engine."""
+
+    engine: Any
+    """Initialised."""
+    max_tokens: int | None
+    """Token budget of a micro-batch; None takes the script's, or the longest row where that is more."""
+
+    def budget(self, batch: Batch) -> int:
+        """Most tokens of a micro-batch of these rows: stock verl refuses a longer row."""
+        return max(self.max_tokens or engines.MAX_TOKENS, *(len(row) for row in batch.rows))
+
+
+def run_against_verl(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
+    """Run the benchmark and return the rows of the CSV.
+
+    Args:
+        options: of the command.
+        say: prints a piece of text.
+
+    Raises:
+        GateError: our engine's gradient is wrong.
+        RowFileError: options or data that cannot be used.
+    """
+    refuse_options(options)
+    attention = engines.flat_attention(options.packed_attention, options.device)
+    if attention == without.NAME:
+        without.let_flash_attention_4_read_rows()
+    about = {
+        **options.setting(),
+        "against": f"verl, {engines.EXAMPLE}",
+        "tree_attention": options.tree_attention,
+        "verl_attention": attention,
+        "max_tokens": str(options.max_tokens or f"{engines.MAX_TOKENS} or the longest row"),
+        **provenance(commit=options.commit, packages=(*PACKAGES, "verl", "flash-attn")),
+    }
+    path = options.csv("verl")
+    with tempfile.TemporaryDirectory() as folder, without.log_probs_in_one_pass() as log_probs:
+        about["verl_log_probs"] = log_probs
+        print_setting(about, say)
+        model = engines.save_random_model(options.model.size, Path(folder), options.device)
+        rows = collect_rows(_measured(options, model, attention), about, path)
+    say(format_comparisons(rows, STOCK))
+    if path is not None:
+        draw_speed_up(rows, path.with_suffix(".png"), over="stock verl")
+        say(f"Written to {path} and .png")
+    return rows
+
+
+def refuse_options(options: BenchOptions) -> None:
+    """Name what this comparison does not do.
+
+    Raises:
+        RowFileError: names the flag.
+    """
+    asked = {
+        "--steps": options.steps > 0,
+        "--project-all (stock verl projects every token)": options.project_all,
+        "--trace": options.trace,
+        f"--dtype {options.model.dtype}": options.dtype not in PRECISIONS,
+        # Stock verl carries the state of linear attention from row to row, and rounding chooses experts near a tie.
+        # The gate could tell neither from an error.
+        f"--model {options.model.name} (no dense Qwen3)": options.model.size.family != DENSE,
+    }
+    for flag, is_asked in asked.items():
+        if is_asked:
+            raise RowFileError(f"--against verl: {flag} is not for this comparison; leave it out")
+
+
+def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Columns]:
+    batches = [options.batches(por, count=1)[0] for por in options.workload.pors]
+    thinned = [batch.for_gate() for batch in batches]
+    shape, checkpointing = options.model.size.shape, options.model.checkpointing
+    # The yardstick comes first and goes: three engines would not fit.
+    exact = engines.build_engine(path, tree=None, dtype=torch.float32, attention="sdpa", checkpointing=checkpointing)
+    truths = [gradients_of(Side(engine=exact, max_tokens=options.max_tokens), batch) for batch in thinned]
+    del exact
+    gc.collect()
+    config = TreeConfig(max_tokens=options.max_tokens, attention=options.tree_attention, self_check=False)
+    settings: dict[str, Any] = {"dtype": options.dtype, "attention": attention, "checkpointing": checkpointing}
+    sides = {
+        name: Side(engine=engines.build_engine(path, tree=tree, **settings), max_tokens=options.max_tokens)
+        for name, tree in ((TREE, config), (STOCK, None))
+    }
+    # All gates come before the first update, which moves the weights.
+    found = [check_engine_gradients(sides, small, truth) for small, truth in zip(thinned, truths, strict=True)]
+    for batch, errors in zip(batches, found, strict=True):
+        updates = {name: partial(update, side, batch) for name, side in sides.items()}
+        # The first update of each side compiles and warms up.
+        times = {name: spent[1:] for name, spent in time_in_turns(updates, repeats=options.repeats + 1).items()}
+        comparison = Comparison(batch=batch, overlap=batch.overlap(), errors=errors, times=times)
+        projected = comparison.with_all_projected().overlap.flop_bound(shape)
+        yield comparison.columns(shape) | {"flop_bound_all_projected": projected}
+
+
+def check_engine_gradients(sides: Mapping[str, Side], batch: Batch, truth: list[torch.Tensor]) -> GradientErrors:
+    """Compare the engines' gradients with the truth, those of stock verl in float32.
+
+    Raises:
+        GateError: the tree is further off than stock verl.
+    """
+    errors = {name: relative_error(gradients_of(side, batch), truth) for name, side in sides.items()}
+    return GradientErrors(tree=errors[TREE], rows=errors[STOCK]).require_exact("stock verl")
+
+
+def update(side: Side, batch: Batch) -> UpdateTimes:
+    """One timed update of all rows: one optimizer step."""
+    data = rows_as_received(batch, max_tokens=side.budget(batch))
+    clock = Stopwatch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with clock.phase(OLD_LOG_PROBS):
+        log_probs = _log_probs(side, data)
+    with clock.phase(UPDATE), side.engine.train_mode(disable_auto_offload=True):
+        side.engine.train_batch(rows_to_update(data, batch, log_probs), engines.actor_loss())
+    return clock.stop()
+
+
+def gradients_of(side: Side, batch: Batch) -> list[torch.Tensor]:
+    """Gradients of all parameters, on the CPU, where they wait for those of the other side."""
+    data = rows_as_received(batch, max_tokens=side.budget(batch))
+    data = rows_to_update(data, batch, _log_probs(side, data))
+    side.engine.optimizer_zero_grad()
+    with side.engine.train_mode(disable_auto_offload=True):
+        side.engine.forward_backward_batch(data, engines.actor_loss())
+        gradients = [parameter.grad.full_tensor().cpu() for parameter in side.engine.module.parameters()]
+    side.engine.optimizer_zero_grad()
+    return gradients
+
+
+def _log_probs(side: Side, data: TensorDict) -> Any:
+    with side.engine.eval_mode(disable_auto_offload=True):
+        return side.engine.infer_batch(data)["model_output"]["log_probs"]

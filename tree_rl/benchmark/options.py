@@ -1,0 +1,137 @@
+"""What `tree-rl bench` is asked for: the rows, the model, and how to measure."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
+from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.inspection.row import Row, RowFileError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MAX_TOKENS = 262_144
+"""Default budget of one forward. The whole batch of the paper's figure fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """The rows of a batch: drawn agents or groups of a recording."""
+
+    pors: tuple[float, ...]
+    """Overlaps to draw, or to look for in the recording."""
+    recording: list[Row] | None
+    """Recorded rows; None draws agents."""
+    name: str
+    """Part of the result files' names."""
+    num_rows: int
+    """Rows of a group."""
+    row_tokens: int
+    """Tokens of a row. A recording fills `num_groups * num_rows * row_tokens` flat tokens."""
+    num_groups: int
+    """Groups of a batch."""
+    trained_share: float
+    """Share of trained tokens in drawn rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelChoice:
+    """The random model that both sides train."""
+
+    name: str
+    """Key of `MODEL_SIZES`."""
+    layers: int | None
+    """Decoder layers; None keeps the model's."""
+    dtype: str | None
+    """Key of `DTYPES`; None is bfloat16 on a GPU and float32 on a CPU."""
+    checkpointing: bool
+    """Recompute every layer in the backward."""
+
+    def __post_init__(self) -> None:
+        for flag, value, choices in (("--model", self.name, MODEL_SIZES), ("--dtype", self.dtype, DTYPES)):
+            if value is not None and value not in choices:
+                raise RowFileError(f"{flag} {value}: expected one of {', '.join(choices)}")
+
+    @property
+    def size(self) -> ModelSize:
+        """Sizes of the model."""
+        return MODEL_SIZES[self.name].with_layers(self.layers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """The options of the command."""
+
+    workload: Workload
+    """The rows."""
+    model: ModelChoice
+    """What computes them."""
+    max_tokens: int | None
+    """Most tokens of one forward, on both sides; None takes the default of the comparison."""
+    repeats: int
+    """Timed updates of each side."""
+    steps: int
+    """Optimizer steps of the loss curves; 0 times updates instead."""
+    learning_rate: float
+    """Learning rate of the loss curves."""
+    tree_attention: str
+    """Implementation of `tree_kernels.tree_attention`."""
+    packed_attention: str
+    """Implementation of `packed_attention`; against verl, an attention of transformers."""
+    project_all: bool
+    """Packed rows project every token to the vocabulary, not only the trained ones."""
+    trace: bool
+    """Profile one update of each side."""
+    out: Path | None
+    """Folder of CSV and PNG; None writes nothing."""
+    commit: str | None
+    """Commit to write beside the figures; None asks git."""
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU, or the CPU where there is none."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of parameters and activations."""
+        return DTYPES[self.model.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")]
+
+    def batches(self, por: float, *, count: int) -> list[Batch]:
+        """Up to `count` batches with about this overlap.
+
+        Raises:
+            RowFileError: the rows cannot overlap that much, every recorded group is too large, or the model lacks
+                tokens of the recording.
+        """
+        rows, vocab = self.workload, self.model.size.shape.vocab
+        if rows.recording is None:
+            sizes = {"num_rows": rows.num_rows, "row_tokens": rows.row_tokens, "num_groups": rows.num_groups}
+            draw = partial(agent_batch, por=por, trained_share=rows.trained_share, vocab=vocab, **sizes)
+            return [draw(seed=seed) for seed in range(count)]
+        largest = max(int(row.token_ids.max()) for row in rows.recording)
+        if largest >= vocab:
+            raise RowFileError(
+                f"--model {self.model.name}: expected token ids below its vocabulary of {vocab}, "
+                f"{rows.name} has {largest}; choose a model of that vocabulary (a small machine: --layers 1)"
+            )
+        flat_tokens = rows.num_groups * rows.num_rows * rows.row_tokens
+        max_tokens = self.max_tokens or MAX_TOKENS
+        return recorded_batches(
+            rows.recording, name=rows.name, por=por, flat_tokens=flat_tokens, max_tokens=max_tokens, count=count
+        )
+
+    def setting(self) -> dict[str, str]:
+        """Columns about the model that every comparison writes."""
+        name = self.model.name
+        return {
+            "model": name if "qwen" in name else f"qwen3-{name}",
+            "layers": str(self.model.size.shape.layers),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "checkpointing": "every layer" if self.model.checkpointing else "none",
+        }
+
+    def csv(self, kind: str) -> Path | None:
+        """Where the results go, if anywhere."""
+        return None if self.out is None else self.out / f"{kind}_{self.model.name}_{self.workload.name}.csv"
