@@ -21,8 +21,8 @@ import job
 import pytest
 import torch
 
-from tree_rl.verl_plugin.trainer.checkpoint_commit import RECORD, why_not_whole
-from tree_rl.verl_plugin.trainer.update_ledger import read_ledger
+from tree_rl.verl_plugin.resume.checkpoint_commit import RECORD, why_not_whole
+from tree_rl.verl_plugin.resume.update_ledger import read_ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 

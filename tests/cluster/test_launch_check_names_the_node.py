@@ -2,7 +2,6 @@
 
 import pytest
 
-from tree_rl.verl_plugin.carried_environment import carry
 from tree_rl.verl_plugin.checks.cluster_check import (
     ClusterError,
     Environment,
@@ -12,6 +11,7 @@ from tree_rl.verl_plugin.checks.cluster_check import (
     judge_cluster,
 )
 from tree_rl.verl_plugin.checks.doctor import Status
+from tree_rl.verl_plugin.launch.carried_environment import carry
 
 HERE = Environment(
     versions={"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"},

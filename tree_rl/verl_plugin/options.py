@@ -1,4 +1,4 @@
-"""The `tree:` block of an engine config: our only options inside verl, checked before a GPU is taken."""
+"""The `tree:` block of an engine config, and the model types that choose the tree engines."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +8,10 @@ from verl.workers.config import FSDPEngineConfig
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS
 
+TREE_LANGUAGE_MODEL = "tree_language_model"
+"""`model_type` of the actor."""
+TREE_VALUE_MODEL = "tree_value_model"
+"""`model_type` of the critic."""
 MODES = ("auto", "tree", "flat")
 SCOPES = ("uid", "rank")
 AUTO = "auto"
@@ -19,7 +23,7 @@ class TreeConfig(BaseConfig):
     """How rows become trees inside the engine.
 
     Raises:
-        ValueError: a value is not one of the choices; the message names the key.
+        ValueError: a value is not one of the choices; names the key.
     """
 
     mode: str = "auto"
@@ -33,24 +37,23 @@ class TreeConfig(BaseConfig):
     """uid: rows share prefixes inside one prompt's group, which stays whole; rank: among all rows of the rank."""
 
     path_weighting: str = "verl"
-    """verl: as verl weighs rows; sep_avg: rows of a tree weigh 1/K (paper, eq. 1); token_unique: a unique
-    token weighs one, however many rows train it."""
+    """verl: verl's weights of rows; sep_avg: each of a tree's K rows weighs 1/K (paper, eq. 1); token_unique: each
+    unique token weighs one, however many rows train it."""
 
     attention: str = AUTO
-    """Implementation of tree attention: auto takes the fastest that is installed and can run; fa4, triton, flex, sdpa
-    and reference are taken by name or refused. With verl's full_determinism auto takes a deterministic one."""
+    """Implementation of tree attention: auto takes the fastest one that runs here; fa4, triton, flex, sdpa and
+    reference run or are refused. With verl's full_determinism auto takes a deterministic one."""
 
     router_aux_loss_coef: float | None = None
     """Mixture of Experts: factor on transformers' router auxiliary loss over all rows of an update, on all ranks; 0
-    reports the experts' load only. None as in stock verl, whose FSDP engine has neither. With it every group runs as a
-    tree."""
+    only reports the experts' load. None: neither, as in verl's FSDP engine. A number makes all groups run as trees."""
 
     self_check: bool = True
-    """Before the first batch, compare log-probs (values) of one group as a tree with its rows through stock verl."""
+    """Before the first batch, compare the log-probs (values) of one group as a tree with those of stock verl."""
 
     offload: bool = False
-    """Keep keys and values that wait for other partitions in pinned host memory: for trees whose longest path of
-    partitions does not fit the GPU; slower."""
+    """Keep keys and values that wait for other partitions in pinned host memory. Slower; for trees whose longest path
+    of partitions does not fit the GPU."""
 
     def __post_init__(self) -> None:
         choices_of = {
@@ -79,8 +82,8 @@ class TreeConfig(BaseConfig):
 class TreeFSDPEngineConfig(FSDPEngineConfig):
     """verl's FSDP options plus the `tree:` block.
 
-    Select it with `fsdp_config._target_=tree_rl.verl_plugin.options.TreeFSDPEngineConfig`; without it the tree engine
-    runs on `TreeConfig()`.
+    Select it with `fsdp_config._target_=tree_rl.verl_plugin.options.TreeFSDPEngineConfig`. Without it the tree engine
+    uses the defaults of `TreeConfig`.
     """
 
     strategy: str = "fsdp2"
@@ -91,7 +94,7 @@ class TreeFSDPEngineConfig(FSDPEngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A mapping, as Hydra hands over nested nodes without a _target_, becomes the dataclass that checks its keys.
+        # Hydra passes nested nodes without a _target_ as mappings.
         object.__setattr__(self, "tree", as_tree_config(self.tree))
 
 

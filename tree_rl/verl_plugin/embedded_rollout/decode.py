@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tree_rl.verl_plugin.embedded_rollout.cache import SlotCache, num_slots_within
-from tree_rl.verl_plugin.embedded_rollout.forward import forward_logits
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
+from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache, num_slots_within
+from tree_rl.verl_plugin.embedded_rollout.slot_forward import forward_logits
 
 MAX_SLOTS = 256
 PADDING_FACTOR = 1.5

@@ -14,9 +14,9 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica
 
-from tree_rl.verl_plugin.embedded_rollout.options import HFRolloutOptions
+from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
-from tree_rl.verl_plugin.embedded_rollout.weights import pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import pack
 
 
 class HFReplica(RolloutReplica):

@@ -14,11 +14,11 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
-from tree_rl.verl_plugin.embedded_rollout.attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
-from tree_rl.verl_plugin.embedded_rollout.options import HFRolloutOptions
+from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
+from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.embedded_rollout.sampling import parse_sampling
-from tree_rl.verl_plugin.embedded_rollout.weights import PackedTensor, load
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, load
 
 
 class HFServer:

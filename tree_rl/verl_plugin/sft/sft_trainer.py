@@ -27,11 +27,11 @@ from tree_rl.verl_plugin.compat import (
     sft_loss,
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.engine.models import LANGUAGE_MODEL
-from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
-from tree_rl.verl_plugin.trainer.metrics import reduce_tree_metrics
-from tree_rl.verl_plugin.trainer.worker import TreeTrainingWorker
+from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
+from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """verl's checkpoint backend `gloo`: weights from the trainer to separate rollout servers through host memory.
 
-verl's own backends need GPUs, so this is what `tree_separate_async` runs on without any. Choose it with
-`rollout.checkpoint_engine.backend=gloo` and `.custom_backend_module=tree_rl.verl_plugin.gloo_checkpoint_engine`.
+verl's own backends need GPUs; `tree_separate_async` uses this one without them. Choose it with
+`rollout.checkpoint_engine.backend=gloo` and `.custom_backend_module=<this module>`.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ import torch
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from tree_rl.verl_plugin.embedded_rollout.weights import PackedTensor, pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, pack
 
 BACKEND = "gloo"
 SENDER = 0
 OUTSIDE = -1
-"""Rank of a trainer process that sends nothing: it only takes part in gathering the weights."""
+"""Rank of a trainer process that helps to gather the weights and sends nothing."""
 TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Where the processes of one synchronisation find each other."""
+    """Address at which the processes of one synchronisation meet."""
 
     host: str
     port: int
@@ -62,7 +62,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Meeting | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Number the processes: the trainer's first is the sender, its others stay outside, then rollout workers."""
+        """Number the processes: the trainer's first sends, its others stay outside, the rollout workers receive."""
         world_size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -87,7 +87,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:
-        """Leave; the next synchronisation meets anew, so servers may come and go between."""
+        """Leave; the next synchronisation meets anew, so servers may come and go in between."""
         self._group = None
         self._store = None
 
@@ -99,7 +99,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
         Args:
             weights: (name, full tensor) pairs by Hugging Face names.
-            global_steps: unused; the receivers are told the version by verl.
+            global_steps: unused; verl tells the receivers the version.
         """
         for bucket in pack(weights, self.bucket_bytes):
             if self._rank == SENDER:
@@ -129,7 +129,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return tensor
 
     def _send(self, bucket: list[PackedTensor]) -> None:
-        """One bucket: two lengths, names with shapes, and the bytes of all tensors; an empty one ends the weights."""
+        """Send two lengths, names with shapes, and the bytes of all tensors; an empty bucket ends the weights."""
         labels = pickle.dumps([(packed.name, packed.dtype, packed.shape, packed.data.nbytes) for packed in bucket])
         data = np.concatenate([packed.data for packed in bucket]) if bucket else np.zeros(0, dtype=np.uint8)
         self._broadcast(torch.tensor([len(labels), len(data)]))

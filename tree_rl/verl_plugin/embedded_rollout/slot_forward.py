@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from tree_rl.verl_plugin.embedded_rollout.cache import SlotCache
+from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
