@@ -1,6 +1,6 @@
 """A trainer that a restart continues as if nothing had happened, and that ends when a process of its job dies.
 
-Only whole checkpoints count, step and place name a prompt, the rows of an update are sorted, a ledger says what trained.
+Only whole checkpoints count, step and place name a prompt, an update sorts its rows, a ledger says what trained.
 """
 
 import functools
