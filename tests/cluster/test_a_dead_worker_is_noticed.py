@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from tree_rl.verl_plugin.resume.liveness import Watch, WorkerDiedError
 from tree_rl.verl_plugin.resume import liveness
+from tree_rl.verl_plugin.resume.liveness import Watch, WorkerDiedError
 
 pytestmark = pytest.mark.ray
 
