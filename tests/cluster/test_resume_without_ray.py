@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from job import read_ledger
 from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
@@ -25,7 +26,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
 )
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
-from tree_rl.verl_plugin.resume.update_ledger import LEDGER, append_groups, cut_ledger, read_ledger, trained_groups
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER, append_groups, cut_ledger, trained_groups
 
 
 def save(root: Path, step: int, *, until: str = "committed") -> Path:

@@ -99,7 +99,7 @@ def test_separate_rollouts_receive_the_weights_that_the_old_log_probs_come_from(
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=1",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
-        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.embedded_rollout.gloo_checkpoint_engine",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.embedded_rollout.gloo_weights",
         "+ray_kwargs.ray_init.num_gpus=2",
         updates=2,
     )

@@ -118,12 +118,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class TreeAgentLoopManager(compat.AgentLoopManagerTQ):
-    """Starts `TreeAgentLoopWorker`s.
-
-    Args:
-        args: verl's.
-        kwargs: verl's.
-    """
+    """Starts `TreeAgentLoopWorker`s; the arguments are verl's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -91,15 +91,7 @@ def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: flo
 
 
 def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Iterator[Finding]:
-    """Compare every node with the process that launches.
-
-    Args:
-        reports: the nodes.
-        expected: the environment of the launching process.
-
-    Yields:
-        One finding per node; a failed one says what differs.
-    """
+    """Yield one finding per node: what differs from `expected`, the environment of the launching process."""
     for report in reports:
         problem = _problem(report, expected)
         gpus = f", {report.gpus} GPUs" if report.gpus else ""

@@ -56,11 +56,7 @@ class HFReplica(RolloutReplica):
 class HFServerAdapter(BaseRollout):
     """The trainer's side of a server: all ranks gather the weights, and each sends them to its own server.
 
-    Args:
-        config: verl's rollout config.
-        model_config: verl's model config.
-        device_mesh: unused; a replica is one process.
-        replica_rank: -1 takes the rank of the worker.
+    All arguments are verl's; `replica_rank=-1` takes the rank of the worker.
     """
 
     def __init__(

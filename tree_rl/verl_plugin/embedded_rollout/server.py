@@ -25,9 +25,9 @@ class HFServer:
     """Token-in, token-out generation for verl's `LLMServerClient`.
 
     Args:
-        config: verl's rollout config.
-        model_config: verl's model config.
-        replica_rank: index of this server; seeds its random stream.
+        config: verl's.
+        model_config: verl's.
+        replica_rank: index of this server, part of its seed.
         num_threads: CPU threads of the model.
         weights_follow: whether the trainer sends weights before the first request; then none are read from disk.
     """
@@ -200,13 +200,9 @@ class HFServer:
 
 
 def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_follow: bool) -> PreTrainedModel:
-    """Build the rollout's copy of the model.
+    """Build the rollout's copy of the model, with random weights if the trainer sends the real ones.
 
-    Args:
-        config: `dtype`.
-        model_config: path and overrides. Attention is SDPA; eager if `override_config.attn_implementation=eager` or if
-            SDPA lacks what the model needs.
-        weights_follow: build random weights; the trainer sends the real ones.
+    Attention is SDPA; eager if `override_config.attn_implementation=eager` or if SDPA lacks what the model needs.
     """
     hf_config: PretrainedConfig = AutoConfig.from_pretrained(
         model_config.local_hf_config_path, trust_remote_code=model_config.trust_remote_code

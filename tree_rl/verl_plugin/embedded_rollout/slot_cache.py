@@ -89,10 +89,8 @@ class SlotCache(Cache):
         if a == b:
             return
         length = int(max(self.length_S[a], self.length_S[b]))
-        for store in (self._keys, self._values):
-            for kept in store:
-                if kept is not None:
-                    kept[[a, b], :, :length] = kept[[b, a], :, :length]
+        for kept in self._allocated():
+            kept[[a, b], :, :length] = kept[[b, a], :, :length]
         self.tokens_ST[[a, b], :length] = self.tokens_ST[[b, a], :length]
         self.length_S[[a, b]] = self.length_S[[b, a]]
         self.last_used_S[[a, b]] = self.last_used_S[[b, a]]
@@ -100,12 +98,13 @@ class SlotCache(Cache):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Make `target` hold the first `length` tokens of `source`, and nothing else."""
         if source != target:
-            for store in (self._keys, self._values):
-                for kept in store:
-                    if kept is not None:
-                        kept[target, :, :length] = kept[source, :, :length]
+            for kept in self._allocated():
+                kept[target, :, :length] = kept[source, :, :length]
             self.tokens_ST[target, :length] = self.tokens_ST[source, :length]
         self.length_S[target] = length
+
+    def _allocated(self) -> list[torch.Tensor]:
+        return [kept for kept in (*self._keys, *self._values) if kept is not None]
 
     def append_token_ids(self, slot: int, token_ids: np.ndarray) -> None:
         """Record the tokens whose keys and values a forward has just appended to a slot."""

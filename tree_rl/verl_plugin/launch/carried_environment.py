@@ -18,11 +18,7 @@ SECRETS = ("HF_TOKEN", "HF_HUB_TOKEN", "WANDB_API_KEY")
 
 
 def carry(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add this process's variables to a runtime environment; variables already in it win.
-
-    Args:
-        runtime_env: what `ray.init` was given, merged with the job's own.
-    """
+    """Add this process's variables to the runtime environment of `ray.init`; variables already in it win."""
     carried = {name: value for name, value in os.environ.items() if is_carried(name)}
     given = dict(runtime_env or {})
     return {**given, "env_vars": {**carried, **(given.get("env_vars") or {})}}

@@ -35,11 +35,7 @@ def asks_for_trees(config: Any) -> bool:
 
 
 def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for the job's processes.
-
-    Args:
-        own: environment of the driver; modules in its `VERL_USE_EXTERNAL_MODULES` stay.
-    """
+    """Variables for the job's processes; modules in the driver's own `VERL_USE_EXTERNAL_MODULES` stay."""
     modules = [name for name in own.get(MODULES, "").split(",") if name]
     wanted = {MODULES: ",".join(modules if PLUGIN in modules else [*modules, PLUGIN]), JOB_VERSION: __version__}
     submitted = json.loads(own.get(SUBMITTED, "{}")).get("runtime_env") or {}

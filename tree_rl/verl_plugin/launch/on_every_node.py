@@ -15,11 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 def run_on_every_node(nodes: int, command: list[str]) -> int:
-    """Run a command once on each of `nodes` nodes, this one first, and wait.
-
-    Args:
-        nodes: number of nodes.
-        command: program and arguments. It runs in this process's working folder, which must exist on every node.
+    """Run a command once on each of `nodes` nodes, this one first, in the working folder of this process.
 
     Returns:
         0, or the exit code of the first node that failed.

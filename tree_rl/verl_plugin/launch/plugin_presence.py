@@ -49,10 +49,7 @@ def check_job_version(environ: Mapping[str, str]) -> None:
 
 
 def require_plugin_everywhere(more_workers: Sequence[Any] | None = None) -> None:
-    """Ask every worker of this job which plugin it runs.
-
-    Args:
-        more_workers: actor handles to ask besides the job's named actors; Ray no longer lists the names of dead ones.
+    """Ask the named actors of this job and `more_workers` which plugin they run; Ray does not list names of dead ones.
 
     Raises:
         PluginNotLiveError: names each worker that lacks the plugin, has other versions, died or does not answer.

@@ -29,15 +29,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def begin_checkpoint(root: Path, step: int) -> Path:
-    """Mark a checkpoint as unfinished before it is written, or overwritten.
-
-    Args:
-        root: `trainer.default_local_dir`.
-        step: global step.
-
-    Returns:
-        Its folder.
-    """
+    """Mark a checkpoint in `root`, `trainer.default_local_dir`, as unfinished; return its folder."""
     folder = root / f"global_step_{step}"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECORD, json.dumps({"is_whole": False}))
@@ -89,10 +81,7 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def repair_tracker(root: Path) -> int | None:
-    """Make verl's tracker name a whole checkpoint: the one it names if that is whole, else the newest whole one.
-
-    Args:
-        root: `trainer.default_local_dir`.
+    """Make verl's tracker in `root` name a whole checkpoint: the one it names if that is whole, else the newest.
 
     Returns:
         The step to resume from; None, and no tracker, if no checkpoint is whole.
@@ -107,13 +96,13 @@ def repair_tracker(root: Path) -> int | None:
         if reason is None:
             return int(text)
         problem = f"it names step {text}, but {reason}"
-    whole = [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
+    whole = _whole_steps(root)
     if not whole:
         if tracker.exists():
             logger.warning("%s: %s, and no checkpoint is whole; training starts from the beginning", tracker, problem)
             tracker.unlink()
         return None
-    step = max(whole)
+    step = whole[-1]
     logger.warning("%s: %s; resuming from step %d, the newest whole checkpoint", tracker, problem, step)
     write_atomically(tracker, str(step))
     return step
@@ -126,13 +115,11 @@ def recorded_steps(root: Path) -> list[int]:
 
 
 def remove_old_checkpoints(root: Path, keep: int) -> None:
-    """Keep the newest whole checkpoints. Unlike verl, count those of earlier starts of this run too.
+    """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too."""
+    for step in _whole_steps(root)[:-keep]:
+        shutil.rmtree(begin_checkpoint(root, step))
 
-    Args:
-        root: `trainer.default_local_dir`.
-        keep: number of whole checkpoints to keep.
-    """
-    whole = [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
-    for step in whole[:-keep]:
-        folder = begin_checkpoint(root, step)
-        shutil.rmtree(folder)
+
+def _whole_steps(root: Path) -> list[int]:
+    """Steps of whole checkpoints with a record, in rising order."""
+    return [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]

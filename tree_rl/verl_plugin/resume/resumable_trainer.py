@@ -137,7 +137,9 @@ class ResumableTrainer(PPOTrainer):
         folder = begin_checkpoint(self._root, self.global_steps)
         with self._previous_checkpoint_kept() as keep:
             super()._save_checkpoint()
-        write_atomically(folder / STATE, json.dumps(self._state()))
+        penalised = self.config.algorithm.use_kl_in_reward
+        state = {"kl_coefficient": self.kl_ctrl_in_reward.value} if penalised else {}
+        write_atomically(folder / STATE, json.dumps(state))
         commit_checkpoint(self._root, self.global_steps)
         if keep:
             remove_old_checkpoints(self._root, keep)
@@ -171,22 +173,12 @@ class ResumableTrainer(PPOTrainer):
         dumps = (self.config.actor_rollout_ref.rollout.get("custom") or {}).get("tree_dump_dir")
         if dumps:
             set_aside_later_trees(Path(dumps), self.global_steps)
-        state = self._checkpoint_folder() / STATE
-        if self.global_steps and state.exists():
-            self._restore(json.loads(state.read_text()))
-
-    def _checkpoint_folder(self) -> Path:
-        if self.config.trainer.resume_mode == "resume_path":
-            return Path(self.config.trainer.resume_from_path).absolute()
-        return self._root / f"global_step_{self.global_steps}"
-
-    def _state(self) -> dict[str, Any]:
-        """What the driver has learnt: the coefficient of an adaptive KL penalty."""
-        return {"kl_coefficient": self.kl_ctrl_in_reward.value} if self.config.algorithm.use_kl_in_reward else {}
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        if self.config.algorithm.use_kl_in_reward and "kl_coefficient" in state:
-            self.kl_ctrl_in_reward.value = state["kl_coefficient"]
+        folder = self._root / f"global_step_{self.global_steps}"
+        if mode == "resume_path":
+            folder = Path(self.config.trainer.resume_from_path).absolute()
+        if self.global_steps and self.config.algorithm.use_kl_in_reward and (folder / STATE).exists():
+            state = json.loads((folder / STATE).read_text())
+            self.kl_ctrl_in_reward.value = state.get("kl_coefficient", self.kl_ctrl_in_reward.value)
 
 
 def _actors_of(agent_loop_manager: Any) -> list[Any]:

@@ -56,12 +56,7 @@ def trained_groups(
             digest.update(key.encode() + np.ascontiguousarray(row_tokens[key], dtype=np.int64).tobytes())
         groups.append(
             TrainedGroup(
-                step=step,
-                update=update,
-                uid=uid,
-                index=index_of_uid[uid],
-                rows=len(keys),
-                digest=digest.hexdigest(),
+                step=step, update=update, uid=uid, index=index_of_uid[uid], rows=len(keys), digest=digest.hexdigest()
             )
         )
     return groups
@@ -75,20 +70,9 @@ def append_groups(root: Path, groups: Sequence[TrainedGroup]) -> None:
 
 
 def cut_ledger(root: Path, step: int) -> None:
-    """Remove the updates after a step, and a line that a kill left unfinished.
-
-    Args:
-        root: `trainer.default_local_dir`.
-        step: of the checkpoint that training continues from; 0 without one.
-    """
+    """Remove the updates after the step that training continues from, and a line that a kill left unfinished."""
     path = root / LEDGER
     if not path.exists():
         return
     lines = path.read_text().splitlines(keepends=True)
     write_atomically(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
-
-
-def read_ledger(root: Path) -> list[TrainedGroup]:
-    """Read the ledger in `trainer.default_local_dir`, in the order of the updates."""
-    path = root / LEDGER
-    return [TrainedGroup(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

@@ -12,10 +12,7 @@ SHARED_PART = 0.5
 
 
 def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """Number the conversations of rows by the prefixes that the rows share.
-
-    Args:
-        row_tokens: B arrays of token ids.
+    """Number the conversations of B rows of token ids.
 
     Returns:
         int64 [B], equal for rows of one conversation: a chain of neighbours in token order links them.

@@ -95,14 +95,11 @@ class TreeSFTTrainer(SFTTrainer):
 
 
 def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
-    """Conversation of every row of a dataset.
+    """Conversation of every row of a dataset, int64 [rows]; None without a column and without token ids.
 
     Args:
         dataset: an SFT dataset; verl's has its table in `dataframe`.
         group_key: column that names the conversation, or None.
-
-    Returns:
-        int64 [rows]; None if there is neither a column nor a dataset of token ids.
 
     Raises:
         ValueError: the dataset has no such column; names the config key.

@@ -87,9 +87,11 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> KVBatchMeta:
         """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
-        num_ranks = max(self._dp_ranks("actor")) + 1
-        uids = [uid_of_row(key) for key in batch.keys]
-        group_of_row = number_groups(uids)
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        num_ranks = max(workers._dispatch_info["actor"]) + 1
+        group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
         self._row_tokens = fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
         overlaps = measure_groups(group_of_row, tokens, self.model_shape)
@@ -124,16 +126,8 @@ class TreeTrainerMixin(ResumableTrainer):
             tq.kv_clear(keys=[batch.keys[row] for row in dropped], partition_id=batch.partition_id)
         return batch.select_keys([batch.keys[row] for row in kept])
 
-    def _dp_ranks(self, role: str) -> list[int]:
-        """Data-parallel rank of each actor worker; asks the workers once."""
-        group = self.actor_rollout_wg
-        if role not in group._dispatch_info:
-            group._dispatch_info[role] = group._query_dispatch_info(role)
-        return group._dispatch_info[role]
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        wanted = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
-        batch.extra_info["calculate_sum_pi_squared"] = wanted
+        batch.extra_info["calculate_sum_pi_squared"] = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
         return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

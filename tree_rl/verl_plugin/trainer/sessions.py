@@ -81,8 +81,8 @@ def trained_token_weights(
     Args:
         sessions: the batch's sessions.
         row_tokens: B arrays of token ids, prompt and response.
-        response_mask_BT: nonzero where the response token is trained.
-        response_lengths: int [B]; the last tokens of a row are its response.
+        response_mask_BT: nonzero where trained.
+        response_lengths: int [B], tokens at a row's end that are its response.
 
     Returns:
         float32 [B, T]: 1 / (rows of the session that train the token) where trained, else 0.

@@ -19,10 +19,7 @@ ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds
 def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions, imbalance: float) -> dict[str, float]:
     """Metrics of the batch before it trains.
 
-    Args:
-        groups: one entry per prompt.
-        sessions: sessions of the real rows.
-        imbalance: of the layout: slowest rank over the mean.
+    `imbalance` is that of the layout; `sessions` are those of the real rows.
     """
     unique, flat = sum(group.unique_tokens for group in groups), sum(group.flat_tokens for group in groups)
     paths = [len(rows) for rows in sessions.rows_of_session]
@@ -73,14 +70,14 @@ def staleness_metrics(
     newest_G = np.full(len(groups), np.iinfo(np.int64).min)
     np.minimum.at(oldest_G, group_B, oldest_B)
     np.maximum.at(newest_G, group_B, newest_B)
-    return {
-        "tree/staleness/oldest/mean": float((trainer_version - oldest_B).mean()),
-        "tree/staleness/oldest/max": float((trainer_version - oldest_B).max()),
-        "tree/staleness/newest/mean": float((trainer_version - newest_B).mean()),
-        "tree/staleness/newest/max": float((trainer_version - newest_B).max()),
+    metrics = {
         "tree/mixed_version_rows": float((newest_B > oldest_B).mean()),
         "tree/mixed_version_trees": float((newest_G > oldest_G).mean()),
     }
+    for name, version_B in (("oldest", oldest_B), ("newest", newest_B)):
+        metrics[f"tree/staleness/{name}/mean"] = float((trainer_version - version_B).mean())
+        metrics[f"tree/staleness/{name}/max"] = float((trainer_version - version_B).max())
+    return metrics
 
 
 def reduce_tree_metrics(metrics: dict[str, Any]) -> None:

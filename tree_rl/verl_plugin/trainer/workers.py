@@ -49,13 +49,8 @@ class TreeTrainingWorker(TrainingWorker):
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
         """Train on `num_mini_batch` equal runs of rows; without that key exactly as verl does.
 
-        `shuffle` reorders whole mini-batches, anew in every epoch and alike on all ranks.
-
-        Args:
-            data: this rank's rows, cell after cell, with verl's meta keys and optionally `num_mini_batch`.
-
-        Returns:
-            verl's metrics.
+        `data` holds this rank's rows, cell after cell. `shuffle` reorders whole mini-batches, anew in every epoch and
+        alike on all ranks.
         """
         num_mini_batch = tu.get_non_tensor_data(data=data, key="num_mini_batch", default=None)
         if num_mini_batch is None:
@@ -111,11 +106,7 @@ class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: int) -> None:
-        """Put weights back and forget the log-probs that were found with others.
-
-        Args:
-            n: key under which `save_model_to_cpu` kept them.
-        """
+        """Put back the weights of `save_model_to_cpu(n)` and forget the log-probs that were found with others."""
         super().restore_model_from_cpu(n)
         if isinstance(self.actor.engine, TreeFSDPEngineWithLMHead):
             self.actor.engine.forget()

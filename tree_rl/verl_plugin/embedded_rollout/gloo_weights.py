@@ -36,12 +36,7 @@ class Meeting:
 
 @CheckpointEngineRegistry.register(BACKEND)
 class GlooCheckpointEngine(CheckpointEngine):
-    """The trainer's first process broadcasts buckets of weights; every rollout worker receives them.
-
-    Args:
-        bucket_size: bytes of a bucket (`update_weights_bucket_megabytes`).
-        is_master: whether this is the trainer's first process.
-    """
+    """The trainer's first process (`is_master`) broadcasts buckets of weights; every rollout worker receives them."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_bytes = bucket_size
@@ -72,13 +67,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return actors, arguments(list(range(1, world_size)))
 
     def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
-        """Join the others.
-
-        Args:
-            rank: this process's number, OUTSIDE for one that does not take part.
-            world_size: processes that do.
-            meeting: what the sender's `prepare` returned.
-        """
+        """Join the others at the sender's meeting, except with rank OUTSIDE."""
         self._rank = rank
         if rank == OUTSIDE:
             return
@@ -95,11 +84,9 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> None:
-        """Send the weights; every trainer process reads them to the end, as gathering them is collective.
+        """Send (name, full tensor) pairs by Hugging Face names; all trainer processes help to gather them.
 
-        Args:
-            weights: (name, full tensor) pairs by Hugging Face names.
-            global_steps: unused; verl tells the receivers the version.
+        `global_steps` is unused: verl tells the receivers the version.
         """
         for bucket in pack(weights, self.bucket_bytes):
             if self._rank == SENDER:
@@ -108,14 +95,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             await asyncio.to_thread(self._send, [])
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Receive the weights.
-
-        Args:
-            global_steps: unused.
-
-        Yields:
-            (name, tensor) pairs in host memory of their own.
-        """
+        """Receive (name, tensor) pairs in host memory; `global_steps` is unused."""
         while bucket := await asyncio.to_thread(self._receive):
             for packed in bucket:
                 yield packed.name, packed.unpack()
