@@ -82,7 +82,8 @@ def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds:
         answer_seconds: limit for workers that run; a worker that still starts may take as long as it needs.
     """
     names = {worker.__ray_call__.remote(_probe()): name for name, worker in workers.items()}
-    waiting, faults = list(names), []
+    waiting = list(names)
+    faults: list[str] = []
     while waiting and not faults:
         answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=answer_seconds)
         for answer in answered:
