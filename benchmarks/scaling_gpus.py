@@ -38,11 +38,10 @@ from tree_rl.benchmark.results import read_csv, write_csv
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.tree import Forest
+from tree_rl.tree import Forest, ModelShape
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups
-from tree_rl.verl_plugin.trainer.rows import measure_groups
+from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups
 
 GRPO, RECORDED = "grpo", "recorded"
 EQUAL, BALANCED, DRAWN = "equal", "balanced", "drawn"
@@ -112,13 +111,13 @@ def recorded_trees(rows: list[Row], tokens: int, vocab: int) -> Batch:
     return replace(batch, rows=tuple(row % vocab for row in batch.rows))
 
 
-def share_of(one: Batch, arm: str, *, rank: int, world: int, vocab: int) -> Share:
+def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape) -> Share:
     """This rank's rows of `world` copies of the trees, each with other token ids."""
-    rows = [(row + 1009 * copy) % vocab for copy in range(world) for row in one.rows]
+    rows = [(row + 1009 * copy) % shape.vocab for copy in range(world) for row in one.rows]
     names = [f"{copy} {group}" for copy in range(world) for group in one.groups]
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     group_of_row = np.array([number[name] for name in names])
-    overlaps = measure_groups(group_of_row, rows)
+    overlaps = measure_groups(group_of_row, rows, shape)
     costs = np.array([overlap.cost for overlap in overlaps])
     if arm == EQUAL:
         rank_of_group = np.arange(len(costs)) * world // len(costs)
@@ -212,7 +211,7 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
         "forward_prefetch": args.forward_prefetch,
         **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
     }
-    place = {"rank": rank, "world": world, "vocab": size.shape.vocab}
+    place = {"rank": rank, "world": world, "shape": size.shape}
     for shape in args.shapes:
         if shape == GRPO:
             one = drawn_trees(args.tokens, args.row_tokens, size.shape.vocab)

@@ -92,7 +92,7 @@ def warm_start(arguments: argparse.Namespace, gpu: str | None) -> Phase:
         name="sft",
         command=[
             *("bash", str(RECIPES / "sft" / "run_qwen3_fsdp2.sh")),
-            "data.custom_cls.path=pkg://tree_rl.verl_plugin.token_rows_dataset",
+            "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset",
             "data.custom_cls.name=TokenRowsDataset",
             f"trainer.total_training_steps={arguments.sft_steps}",
             f"trainer.save_freq={arguments.sft_save}",

@@ -280,11 +280,11 @@ def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float
     # ray and verl: seconds that other commands do not pay.
     from tree_rl.verl_plugin.checks.cluster_check import (
         ClusterError,
+        compare_nodes,
         examine_cluster,
-        examine_here,
-        format_table,
         judge_cluster,
     )
+    from tree_rl.verl_plugin.checks.fresh_process import examine_here
 
     try:
         found = examine_cluster(address=address, nodes=nodes, wait_seconds=wait_seconds)
@@ -292,7 +292,7 @@ def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float
         typer.echo(f"tree-rl doctor: {error}", err=True)
         raise typer.Exit(1) from error
     here = examine_here()
-    typer.echo(format_table(found.nodes, here) + "\n")
+    typer.echo(compare_nodes(found.nodes, here) + "\n")
     typer.echo(f"dashboard  {found.dashboard}\nlogs       {found.logs} on every node\n")
     return judge_cluster(found.nodes, here)
 

@@ -3,7 +3,7 @@
 Usage: PYTHONPATH=recipes/swe_tasks python recipes/swe_tasks/experts.py MODEL OUTPUT.parquet [--tasks 31] [--think]
 
 Every session really runs: native agent, gateway, sandbox, tests, and must end with reward 1. Train on the rows with
-recipes/sft (`data.custom_cls` of tree_rl.verl_plugin.token_rows_dataset).
+recipes/sft (`data.custom_cls` of tree_rl.verl_plugin.sft.token_rows_dataset).
 """
 
 import argparse

@@ -16,14 +16,14 @@ cluster_find_python
 cluster_use_token
 export RAY_ADDRESS
 # Processes on nodes that run already get the environment of the node, not of this shell: send along what matters.
-export RAY_RUNTIME_ENV_HOOK=tree_rl.verl_plugin.carried_environment.carry
+export RAY_RUNTIME_ENV_HOOK=tree_rl.verl_plugin.launch.carried_environment.carry
 
 "$PYTHON" -c 'from tree_rl.cli import main; main()' doctor --cluster --nodes "$NNODES" --wait-seconds "$WAIT_SECONDS"
 
 case "${cluster_command[*]}" in
 *recipes/sft/* | *tree_rl.verl_plugin.sft* | *verl.trainer.sft_trainer*)
     # torch.distributed.run wants a process on every node.
-    cluster_command=("$PYTHON" -m tree_rl.verl_plugin.on_every_node "$NNODES" -- "${cluster_command[@]}")
+    cluster_command=("$PYTHON" -m tree_rl.verl_plugin.launch.on_every_node "$NNODES" -- "${cluster_command[@]}")
     ;;
 *recipes/*/run*.sh* | *verl.trainer.main_ppo*)
     # Last, so that they win. A cluster that runs counts its own processors: verl may not count them again.

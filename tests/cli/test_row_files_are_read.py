@@ -84,7 +84,7 @@ def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
 
 def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:
     # The plugin imports verl: only this test pays for it.
-    from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
+    from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 
     finished = [
         FinishedRow(

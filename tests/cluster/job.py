@@ -3,6 +3,7 @@
 A run has a folder, and its processes are those that run in it: whoever reads or kills here never touches another one.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import toy_qwen
+
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER, TrainedGroup
 
 STEPS = 20
 SAVE_FREQ = 2
@@ -163,3 +166,9 @@ def figures_of_steps(log: str) -> dict[int, dict[str, str]]:
             printed = dict(re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line))
             steps[int(match[1])] = {name: printed[name] for name in FIGURES}
     return steps
+
+
+def read_ledger(root: Path) -> list[TrainedGroup]:
+    """The ledger in `trainer.default_local_dir`, in the order of the updates."""
+    path = root / LEDGER
+    return [TrainedGroup(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from tree_rl.verl_plugin.trainer import liveness
-from tree_rl.verl_plugin.trainer.liveness import Watch, WorkerDiedError
+from tree_rl.verl_plugin.resume import liveness
+from tree_rl.verl_plugin.resume.liveness import Watch, WorkerDiedError
 
 pytestmark = pytest.mark.ray
 
@@ -60,7 +60,7 @@ def test_a_killed_worker_is_named_and_a_busy_one_is_not(worker_class: Any, monke
 HANGING = """
 import os, signal, sys, time
 import ray
-from tree_rl.verl_plugin.trainer import liveness
+from tree_rl.verl_plugin.resume import liveness
 liveness.LOOK_SECONDS, liveness.GRACE_SECONDS = 0.1, 0.5
 ray.init(address=sys.argv[1], namespace="hanging", logging_level="error")
 

@@ -21,8 +21,7 @@ import job
 import pytest
 import torch
 
-from tree_rl.verl_plugin.trainer.checkpoint_commit import RECORD, why_not_whole
-from tree_rl.verl_plugin.trainer.update_ledger import read_ledger
+from tree_rl.verl_plugin.resume.checkpoint_commit import RECORD, why_not_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -229,7 +228,7 @@ def finish(folder: Path) -> None:
 def test_an_uninterrupted_run_trains_every_prompt_once_an_epoch(runs: Path) -> None:
     folder = folder_of(runs, "uninterrupted")
     finish(folder)
-    trained = read_ledger(folder / "out")
+    trained = job.read_ledger(folder / "out")
     assert Counter(group.step for group in trained) == dict.fromkeys(range(1, job.STEPS + 1), 4)
     for epoch in range(job.STEPS // 5):
         assert sorted(g.index for g in trained if (g.step - 1) // 5 == epoch) == list(range(job.PROMPTS))
@@ -252,7 +251,7 @@ def test_the_killed_run_did_what_the_uninterrupted_one_did(runs: Path) -> None:
     whole, killed = folder_of(runs, "uninterrupted"), folder_of(runs, "killed")
     finish(killed)
     # Every row that trained the weights, its tokens included, once and in the same update.
-    assert read_ledger(killed / "out") == read_ledger(whole / "out")
+    assert job.read_ledger(killed / "out") == job.read_ledger(whole / "out")
     (log,) = whole.glob("log*.txt")
     expected = job.figures_of_steps(log.read_text())
     logs = [job.figures_of_steps(log.read_text()) for log in sorted(killed.glob("log*.txt"))]

@@ -2,16 +2,16 @@
 
 import pytest
 
-from tree_rl.verl_plugin.carried_environment import carry
 from tree_rl.verl_plugin.checks.cluster_check import (
     ClusterError,
-    Environment,
     NodeReport,
+    compare_nodes,
     examine_cluster,
-    format_table,
     judge_cluster,
 )
 from tree_rl.verl_plugin.checks.doctor import Status
+from tree_rl.verl_plugin.checks.fresh_process import Environment
+from tree_rl.verl_plugin.launch.carried_environment import carry
 
 HERE = Environment(
     versions={"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"},
@@ -59,7 +59,7 @@ def test_absent_head_is_named_before_ray_asks_for_it() -> None:
 
 def test_table_marks_what_differs() -> None:
     silent = NodeReport(name="c", gpus=0, environment=None, failure="the node died")
-    header, here, *nodes = format_table((report("a"), report("b", tree_rl="0.2.0"), silent), HERE).splitlines()
+    header, _, here, *nodes = compare_nodes((report("a"), report("b", tree_rl="0.2.0"), silent), HERE).splitlines()
     assert header.split()[:2] == ["node", "python"] and here.startswith("(this process)")
     assert ["*" in line for line in nodes] == [False, True, False]
     assert "0.2.0*" in nodes[1]

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from job import read_ledger
 from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
+from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree, set_aside_later_trees
 from tree_rl.verl_plugin.compat import PPOTrainer
-from tree_rl.verl_plugin.trainer.checkpoint_commit import (
+from tree_rl.verl_plugin.resume.checkpoint_commit import (
     RECORD,
     TRACKER,
     begin_checkpoint,
@@ -22,10 +24,9 @@ from tree_rl.verl_plugin.trainer.checkpoint_commit import (
     repair_tracker,
     why_not_whole,
 )
-from tree_rl.verl_plugin.trainer.resume import ResumableTrainer
-from tree_rl.verl_plugin.trainer.row_names import prompt_uid, row_place
-from tree_rl.verl_plugin.trainer.update_ledger import LEDGER, append_groups, cut_ledger, read_ledger, trained_groups
-from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree, set_aside_later_trees
+from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
+from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER, append_groups, cut_ledger, trained_groups
 
 
 def save(root: Path, step: int, *, until: str = "committed") -> Path:

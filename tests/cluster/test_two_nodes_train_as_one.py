@@ -45,7 +45,7 @@ def train(folder: Path, *, nodes: int) -> Run:
         "STEPS": str(STEPS),
         "OUTPUT": str(folder / "out"),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.carried_environment.carry",
+        "RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.launch.carried_environment.carry",
     }
     overrides = [
         *EXISTING_CLUSTER,

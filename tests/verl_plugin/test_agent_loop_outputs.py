@@ -10,7 +10,7 @@ from tree_rl.rollout.environment import Outcome, ShellEnvironment
 from tree_rl.rollout.session import SessionRecord
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.verl_plugin.agent_loops.agent_loop import _RecordingModel, read_agent_options, to_outputs
-from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
+from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 
 OUTCOME = Outcome(answer="a", turns=2, malformed_calls=1, is_complete=True)
 

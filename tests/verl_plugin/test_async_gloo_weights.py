@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from tree_rl.verl_plugin.gloo_checkpoint_engine import BACKEND, GlooCheckpointEngine
+from tree_rl.verl_plugin.embedded_rollout.gloo_weights import BACKEND, GlooCheckpointEngine
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
-from tree_rl.verl_plugin.trainer import rows as trainer_rows
+from tree_rl.verl_plugin.trainer import queue_rows
 
 # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
 BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1]]
@@ -33,7 +33,7 @@ class PollableQueue(LocalQueue):
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> PollableQueue:
     local = PollableQueue()
-    for module in (trainer_mixin, trainer_rows, padding_utils, replay_buffer):
+    for module in (trainer_mixin, queue_rows, padding_utils, replay_buffer):
         monkeypatch.setattr(module, "tq", local)
     rows = put_rows(local, BRANCHES)
     for key in rows.keys:

@@ -13,8 +13,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.trainer.detach_worker import TreeDetachActorWorker
-from tree_rl.verl_plugin.trainer.worker import TreeActorRolloutRefWorker, TreeTrainingWorker
+from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeDetachActorWorker, TreeTrainingWorker
 
 SEPARATE = [
     "data.train_batch_size=8",
@@ -102,6 +101,6 @@ def test_every_tree_trainer_refuses_what_trees_cannot_do(mode: str) -> None:
 
 def test_a_worker_process_can_import_its_class_first() -> None:
     # verl's import of its engines loads ours: a worker that starts with another module must not run in a circle.
-    code = "from tree_rl.verl_plugin.trainer.detach_worker import TreeDetachActorWorker"
+    code = "from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

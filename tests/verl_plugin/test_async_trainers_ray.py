@@ -40,7 +40,7 @@ def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, f
     given = [
         *toy_qwen.ppo_overrides(model, data, reward, tmp_path / "out"),
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.LengthEnvironment",
         "algorithm.rollout_correction.rollout_is=token",
         f"trainer.total_training_steps={STEPS}",
@@ -99,7 +99,7 @@ def test_separate_rollouts_receive_the_weights_that_the_old_log_probs_come_from(
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=1",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
-        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.gloo_checkpoint_engine",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.embedded_rollout.gloo_weights",
         "+ray_kwargs.ray_init.num_gpus=2",
         updates=2,
     )

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from test_trainer_worker import build_worker, parameters
 
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.trainer.detach_worker import TreeDetachActorWorker
+from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
 ROWS = shapes()["branches"]
 # Coupled over a row's tokens: in partitions it needs all log-probs before the first backward.

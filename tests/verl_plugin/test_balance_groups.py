@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups, mini_batch_count, number_groups, workload
+from tree_rl.tree import Forest
+from tree_rl.tree.cost import ModelShape
+from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
+
+SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
 
 
 @st.composite
@@ -67,14 +71,39 @@ def test_a_rank_without_rows_gets_padding() -> None:
     assert layout.rows_per_cell == 3
 
 
-def test_one_row_costs_what_verl_says() -> None:
-    import torch
-    from verl.utils.seqlen_balancing import calculate_workload
+def branching_groups(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """24 groups of 1 to 8 rows with trunks and branches of very different lengths."""
+    generator = np.random.default_rng(seed)
+    group_of_row, rows = [], []
+    for group in range(24):
+        trunk = generator.integers(0, 50, int(generator.lognormal(4, 1.2)) + 1)
+        for _ in range(generator.integers(1, 9)):
+            rows.append(np.concatenate([trunk, generator.integers(0, 50, int(generator.lognormal(3, 1)) + 1)]))
+            group_of_row.append(group)
+    return np.array(group_of_row), rows
 
-    lengths = np.array([1, 100, 30000])
-    pairs = lengths * (lengths + 1) / 2
-    theirs = calculate_workload(torch.tensor(lengths)).double().numpy()
-    np.testing.assert_allclose(workload(lengths, pairs), theirs, rtol=1e-4)
+
+def test_a_group_costs_what_the_cost_model_says() -> None:
+    group_of_row, rows = branching_groups(0)
+    overlaps = measure_groups(group_of_row, rows, SHAPE)
+    forests = [Forest.from_rows([rows[row] for row in np.flatnonzero(group_of_row == group)]) for group in range(24)]
+    assert [overlap.cost for overlap in overlaps] == [SHAPE.cost.forest(forest) for forest in forests]
+    lengths = np.array([1, 100, 3000])
+    alone = measure_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE)
+    np.testing.assert_allclose([overlap.cost for overlap in alone], SHAPE.cost.rows(lengths))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_costs_of_forests_even_out_and_the_layout_is_the_same_each_time(seed: int) -> None:
+    group_of_row, rows = branching_groups(seed)
+    cost = np.array([overlap.cost for overlap in measure_groups(group_of_row, rows, SHAPE)])
+    layout = lay_out_groups(group_of_row, cost, num_ranks=4, num_cells=1)
+    again = lay_out_groups(group_of_row, cost, num_ranks=4, num_cells=1)
+    assert np.array_equal(layout.order, again.order)
+    # The costliest rank of a greedy placement: at most the even share and three quarters of one group.
+    assert layout.load_DC.max() <= cost.sum() / 4 + cost.max() * 3 / 4
+    by_count = np.array([part.sum() for part in np.split(cost, 4)])
+    assert layout.load_DC.max() <= by_count.max()
 
 
 def test_a_group_without_rows_is_refused() -> None:

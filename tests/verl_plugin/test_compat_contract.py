@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 import tree_rl.verl_plugin
-from tree_rl.verl_plugin import agent_loop_manager, compat, sft
-from tree_rl.verl_plugin.agent_loops import agent_loop
+from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops import agent_loop, prompt_forests
 from tree_rl.verl_plugin.embedded_rollout import replica as hf_replica
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.engine import engine
-from tree_rl.verl_plugin.trainer import detach_worker, worker
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
+from tree_rl.verl_plugin.sft import sft_trainer
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import trainers as trainer
+from tree_rl.verl_plugin.trainer import workers
 
 CALLED = """
 EngineRegistry.register(model_type, backend, device, vendor)
@@ -86,17 +88,17 @@ OVERRIDDEN: dict[type, str] = {
         FSDPEngineWithLMHead._build_module()
         FSDPEngineWithLMHead._build_fsdp_module(module)
     """,
-    worker.TreeTrainingWorker: """
+    workers.TreeTrainingWorker: """
         TrainingWorker.__init__(config)
         TrainingWorker.train_mini_batch(data)
     """,
-    sft.SFTWorker: "TrainingWorker.train_batch(data)",
-    sft.TreeSFTTrainer: """
+    sft_trainer.SFTWorker: "TrainingWorker.train_batch(data)",
+    sft_trainer.TreeSFTTrainer: """
         SFTTrainer._build_engine()
         SFTTrainer._build_dataloader()
     """,
-    worker.TreeActorRolloutRefWorker: "ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)",
-    detach_worker.TreeDetachActorWorker: "DetachActorWorker.restore_model_from_cpu(n)",
+    workers.TreeActorRolloutRefWorker: "ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)",
+    workers.TreeDetachActorWorker: "DetachActorWorker.restore_model_from_cpu(n)",
     trainer_mixin.TreeTrainerMixin: """
         PPOTrainer.__init__(config)
         PPOTrainer._init_resource_pool_mgr()
@@ -113,7 +115,7 @@ OVERRIDDEN: dict[type, str] = {
         PPOTrainer._save_checkpoint()
         PPOTrainer._load_checkpoint()
     """,
-    agent_loop_manager.TreeAgentLoopWorker: """
+    prompt_forests.TreeAgentLoopWorker: """
         AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
         AgentLoopWorkerTQ._agent_loop_postprocess(output, validate, kwargs)
     """,
@@ -224,12 +226,12 @@ def test_verls_worker_group_knows_its_data_parallel_ranks() -> None:
 
 
 def test_registries_hold_what_we_registered() -> None:
-    assert {engine.TREE_LANGUAGE_MODEL, engine.TREE_VALUE_MODEL} <= set(compat.EngineRegistry._engines)
+    assert {TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL} <= set(compat.EngineRegistry._engines)
     assert compat.TRAINER_REGISTRY["tree_sync"] is trainer.PPOTrainerTreeSync
     assert compat.TRAINER_REGISTRY["tree_colocate_async"] is trainer.PPOTrainerTreeColocateAsync
     assert compat.TRAINER_REGISTRY["tree_separate_async"] is trainer.PPOTrainerTreeSeparateAsync
     assert compat._ROLLOUT_REGISTRY[("hf", "async")].endswith("embedded_rollout.replica.HFServerAdapter")
-    assert worker.TreeActorRolloutRefWorker.actor_worker_cls is not compat.ActorRolloutRefWorker.actor_worker_cls
+    assert workers.TreeActorRolloutRefWorker.actor_worker_cls is not compat.ActorRolloutRefWorker.actor_worker_cls
     assert {compat.Role.Critic, compat.Role.ActorRollout} <= set(compat.Role)
     assert {compat.AggregationType.SUM, compat.AggregationType.MAX} <= set(compat.AggregationType)
 

@@ -16,8 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from tree_rl.verl_plugin.embedded_rollout.attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.decode import DecodeEngine, Request
+from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling
 from tree_rl.verl_plugin.embedded_rollout.server import needs_eager
 

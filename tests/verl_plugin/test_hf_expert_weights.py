@@ -8,7 +8,7 @@ from engine_harness import build_engine, save_model
 from test_engine_experts import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from tree_rl.verl_plugin.embedded_rollout.weights import load, pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
 from tree_rl.verl_plugin.options import TreeConfig
 
 

@@ -42,7 +42,7 @@ def test_main_ppo_trains_on_branches_and_a_failed_session_costs_only_itself(tmp_
     )
     overrides += [
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.CountingEnvironment",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={tmp_path / 'trees'}",
         "trainer.v1.trainer_mode=tree_sync",

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
-from tree_rl.verl_plugin.embedded_rollout.weights import load, pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
 
 
 @pytest.fixture(scope="module")

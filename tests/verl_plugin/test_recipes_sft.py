@@ -15,9 +15,9 @@ from hydra import compose, initialize_config_module
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
-from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
+from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CPU = [
@@ -190,7 +190,7 @@ def test_token_rows_train_through_verls_custom_class(toy: Path, tmp_path: Path, 
         toy,
         tmp_path,
         f"data.train_files={path}",
-        "data.custom_cls.path=pkg://tree_rl.verl_plugin.token_rows_dataset",
+        "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset",
         "data.custom_cls.name=TokenRowsDataset",
         "data.train_batch_size=8",
         "trainer.total_epochs=1",

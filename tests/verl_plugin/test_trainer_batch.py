@@ -14,9 +14,12 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
-from tree_rl.verl_plugin.trainer import rows as trainer_rows
+from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
+
+SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)
 
 
 class LocalQueue:
@@ -51,7 +54,7 @@ def _entry(column: Any, index: int) -> Any:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     local = LocalQueue()
-    for module in (trainer_mixin, trainer_rows, padding_utils):
+    for module in (trainer_mixin, queue_rows, padding_utils):
         monkeypatch.setattr(module, "tq", local)
     return local
 
@@ -119,6 +122,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
             "critic": {"ppo_mini_batch_size": 3},
         }
     )
+    trainer.model_shape = SHAPE
     trainer.use_critic = critic
     trainer.global_steps = 5
     trainer.tokenizer = SimpleNamespace(eos_token_id=2)

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.trainer.off_policy_config import refuse_dropped_correction
+from tree_rl.verl_plugin.trainer.prepared_config import refuse_dropped_correction
 
 
 def config(*, log_probs: bool = True, loss_mode: str = "vanilla", **correction: Any) -> DictConfig:

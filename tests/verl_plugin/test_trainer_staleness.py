@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.verl_plugin.trainer.staleness import staleness_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import staleness_metrics
 
 
 def tags(*spans: tuple[int | None, int | None]) -> list[dict[str, Any]]:

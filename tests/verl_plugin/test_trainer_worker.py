@@ -21,9 +21,9 @@ from verl.workers.config import (
 )
 from verl.workers.utils.losses import ppo_loss, value_loss
 
+from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
-from tree_rl.verl_plugin.trainer.worker import TreeTrainingWorker, shuffled_rows
+from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker, shuffled_rows
 
 PAD = Row(tokens=[1] * 128, prompt=127, mask=[0], uid="pad")
 METRICS = ("actor/pg_loss", "actor/ppo_kl", "loss", "grad_norm")
@@ -175,7 +175,7 @@ def test_a_process_without_the_engine_is_named(paths: dict[str, Path], monkeypat
 
 def test_config_names_the_engines_and_refuses_by_key() -> None:
     from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-    from tree_rl.verl_plugin.trainer.config import prepare_config
+    from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
     def config(**algorithm: Any) -> Any:
         made = OmegaConf.create(

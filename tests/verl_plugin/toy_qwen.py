@@ -182,7 +182,7 @@ def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:
     return [
         *ppo_overrides(model, data, save_reward(folder / "reward.py"), folder / "out"),
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loop_manager.TreeAgentLoopManager",
+        "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
         f"+actor_rollout_ref.rollout.custom.gateway_agent.agent={agent}",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={folder / 'trees'}",
         "trainer.v1.trainer_mode=tree_sync",

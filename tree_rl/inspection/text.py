@@ -76,13 +76,13 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
     return "\n".join(lines)
 
 
-def format_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, the first flush left, the others flush right."""
+def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush_left: int = 1) -> str:
+    """Columns of equal width, the first ones flush left, the others flush right."""
     widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
 
     def join(line: Sequence[str]) -> str:
         cells = [
-            cell.rjust(width) if column else cell.ljust(width)
+            cell.ljust(width) if column < flush_left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         return "  ".join(cells).rstrip()

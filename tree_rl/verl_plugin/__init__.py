@@ -1,6 +1,7 @@
-"""The only door to verl, ray and vllm. verl imports this module in every process (entry point `verl.plugins`).
+"""The only part of tree_rl that knows verl, ray and vllm.
 
-Everything registers when verl imports the part it belongs to, so a process pays only for what it uses.
+verl imports it in every process (entry point `verl.plugins`). Each part registers when verl
+imports the module it belongs to, so a process imports only what it uses.
 """
 
 import os
@@ -12,8 +13,8 @@ from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
 from tree_rl.verl_plugin.cpu.platform_cpu import register_cpu_platform
-from tree_rl.verl_plugin.drop_in import accept_model_type
-from tree_rl.verl_plugin.plugin_presence import check_job_version
+from tree_rl.verl_plugin.launch.model_type_argument import accept_model_type
+from tree_rl.verl_plugin.launch.plugin_presence import check_job_version
 
 VERL_VERSION = check_verl_version()
 check_job_version(os.environ)
@@ -24,12 +25,12 @@ REGISTRATIONS = {
     "verl.workers.rollout.base": "tree_rl.verl_plugin.embedded_rollout.registration",
     "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loops.agent_loop",
     "verl.experimental.agent_loop.agent_loop": "tree_rl.verl_plugin.agent_loops.gateway_agent_loop",
-    "verl.trainer.constants_ppo": "tree_rl.verl_plugin.runtime_env",
+    "verl.trainer.constants_ppo": "tree_rl.verl_plugin.launch.job_environment",
     "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.trainer.estimator_names",
     "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer.trainers",
     "vllm.model_executor.layers.utils": "tree_rl.verl_plugin.cpu.vllm_cpu",
 }
-"""Module of verl or vLLM -> our module that registers with it when it is imported."""
+"""Module of verl or vLLM -> our module, imported right after it, that registers with it."""
 
 
 def _register_with(verl_module: str, our_module: str) -> None:

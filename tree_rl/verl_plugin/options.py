@@ -1,4 +1,4 @@
-"""The `tree:` block of an engine config: our only options inside verl, checked before a GPU is taken."""
+"""The `tree:` block of an engine config, and the model types that choose the tree engines."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ class TreeConfig(TreeOptions, BaseConfig):
     """`TreeOptions` as verl's configs hold them.
 
     Raises:
-        ValueError: a value is not one of the choices; the message names the key.
+        ValueError: a value is not one of the choices; names the key.
     """
 
 
@@ -25,8 +25,8 @@ class TreeConfig(TreeOptions, BaseConfig):
 class TreeFSDPEngineConfig(FSDPEngineConfig):
     """verl's FSDP options plus the `tree:` block.
 
-    Select it with `fsdp_config._target_=tree_rl.verl_plugin.options.TreeFSDPEngineConfig`; without it the tree engine
-    runs on `TreeConfig()`.
+    Select it with `fsdp_config._target_=tree_rl.verl_plugin.options.TreeFSDPEngineConfig`. Without it the tree engine
+    uses the defaults of `TreeConfig`.
     """
 
     strategy: str = "fsdp2"
@@ -37,7 +37,7 @@ class TreeFSDPEngineConfig(FSDPEngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A mapping, as Hydra hands over nested nodes without a _target_, becomes the dataclass that checks its keys.
+        # Hydra passes nested nodes without a _target_ as mappings.
         object.__setattr__(self, "tree", as_tree_config(self.tree))
 
 

@@ -1,1 +1,1 @@
-"""What `tree-rl doctor` and the cluster check try before GPUs are taken."""
+"""Checks of an installation and of a cluster, before GPUs are taken."""

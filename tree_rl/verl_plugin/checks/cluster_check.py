@@ -1,10 +1,8 @@
-"""Findings about a running Ray cluster: every node's versions, code and plugin, against the process that asks.
+"""Findings about a running Ray cluster: every node's versions, code and plugin against those of the process that asks.
 
-A task pinned to each node looks in a fresh process there, where nothing of tree_rl has been imported: what it sees is
-what verl's workers on that node will see.
+A task on each node starts a fresh process there, which sees what verl's workers on that node will see.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -17,80 +15,33 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tree_rl.verl_plugin.checks.doctor import ENGINES, POLICY, TRAINER, Finding, Status
-from tree_rl.verl_plugin.compat import import_statement
+from tree_rl.inspection.text import format_table
+from tree_rl.verl_plugin.checks.doctor import Finding, Status
+from tree_rl.verl_plugin.checks.fresh_process import (
+    PROBE,
+    PROBE_SECONDS,
+    Environment,
+    last_line,
+    read_environment,
+)
 
-COMPARED = ("tree_rl", "verl", "torch", "ray", "transformers", "vllm", "TransferQueue")
-PROBE_SECONDS = 240
 POLL_SECONDS = 1.0
-
-# Versions, a fingerprint of the sources, and what verl registered by its own plugin discovery. Prints one line of JSON.
-NODE_PROBE = f"""
-import hashlib, json, os, platform, sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
-
-
-def installed(package):
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def fingerprint(package):
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        return None
-    folder = Path(list(found.submodule_search_locations)[0])
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(str(file.relative_to(folder)).encode() + b"\\0" + file.read_bytes())
-    return digest.hexdigest()[:8]
-
-
-facts = {{"python": platform.python_version(), "executable": sys.executable}}
-facts["versions"] = {{package: installed(package) for package in {COMPARED!r}}}
-facts["code"] = {{package: fingerprint(package) for package in ("tree_rl", "tree_kernels")}}
-facts["policy"] = os.environ.get({POLICY!r})
-facts["registered"], facts["cause"] = [], None
-try:
-    {import_statement("TRAINER_REGISTRY")}
-    {import_statement("EngineRegistry")}
-    facts["registered"] = sorted(EngineRegistry._engines) + sorted(TRAINER_REGISTRY)
-except Exception as error:
-    facts["cause"] = f"{{type(error).__name__}}: {{error}}"
-print(json.dumps(facts))
-"""
 
 
 class ClusterError(RuntimeError):
-    """There is no cluster to look at."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
-    """What one process of a node finds installed."""
-
-    versions: dict[str, str]
-    """Subject -> version or fingerprint; "absent" where there is none. The same subjects on every node."""
-    missing: tuple[str, ...]
-    """Names that verl should know from the plugin and does not."""
-    cause: str | None
-    """Why they are missing, where the process could tell."""
+    """No cluster answers, or nodes are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """One node, and what it found."""
+    """What one node answered."""
 
     name: str
     """Address and host name."""
     gpus: int
     """GPUs that Ray counts there."""
     environment: Environment | None
-    """Its environment; None if the node did not answer."""
+    """None if the node did not answer."""
     failure: str | None
     """Why it did not answer."""
 
@@ -100,7 +51,7 @@ class ClusterReport:
     """A running cluster."""
 
     dashboard: str
-    """Where its dashboard is."""
+    """Address of its dashboard."""
     logs: str
     """Folder of its logs, the same on every node."""
     nodes: tuple[NodeReport, ...]
@@ -108,15 +59,15 @@ class ClusterReport:
 
 
 def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: float) -> ClusterReport:
-    """Connect to a cluster, wait for its nodes, and look at each.
+    """Connect to a cluster, wait for its nodes and examine each.
 
     Args:
         address: the head's `HOST:PORT`; None takes RAY_ADDRESS, or the cluster of this machine.
         nodes: nodes that must be alive; None takes those that are.
-        wait_seconds: how long to wait for them.
+        wait_seconds: limit of the wait for them.
 
     Raises:
-        ClusterError: no cluster answers, its token is not this process's, or nodes are missing when the time is over.
+        ClusterError: no cluster answers, its token is not this process's, or nodes are missing after the wait.
     """
     # Without an address and without a cluster, `ray.init` would start one of its own.
     address = address or os.environ.get("RAY_ADDRESS", "auto")
@@ -139,24 +90,8 @@ def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: flo
         ray.shutdown()
 
 
-def examine_here() -> Environment:
-    """The environment of this machine's Python, seen from a fresh process."""
-    printed = subprocess.run(
-        [sys.executable, "-c", NODE_PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
-    )
-    return _read_environment(printed.stdout)
-
-
 def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Iterator[Finding]:
-    """Hold every node against the process that launches.
-
-    Args:
-        reports: the nodes.
-        expected: the environment of the launching process.
-
-    Yields:
-        One finding per node; a failed one says what differs and where.
-    """
+    """Yield one finding per node: what differs from `expected`, the environment of the launching process."""
     for report in reports:
         problem = _problem(report, expected)
         gpus = f", {report.gpus} GPUs" if report.gpus else ""
@@ -167,25 +102,22 @@ def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Ite
         )
 
 
-def format_table(reports: tuple[NodeReport, ...], expected: Environment) -> str:
-    """One row per node; an asterisk marks what differs from the first row, the launching process."""
-    subjects = list(expected.versions)
-    rows = [["node", *subjects, "plugin"], ["(this process)", *expected.versions.values(), _plugin_word(expected)]]
+def compare_nodes(reports: tuple[NodeReport, ...], expected: Environment) -> str:
+    """A table of one row per node; an asterisk marks what differs from the first row, the launching process."""
+    header = ["node", *expected.versions, "plugin"]
+    rows = [["(this process)", *expected.versions.values(), _plugin_word(expected)]]
     for report in reports:
         if report.environment is None:
-            rows.append([report.name, *["?" for _ in subjects], "?"])
+            rows.append([report.name, *["?" for _ in header[1:]]])
             continue
         found = report.environment.versions
-        marked = [found[name] + ("" if found[name] == expected.versions[name] else "*") for name in subjects]
+        marked = [found[name] + ("" if found[name] == wanted else "*") for name, wanted in expected.versions.items()]
         rows.append([report.name, *marked, _plugin_word(report.environment)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return format_table(header, rows, flush_left=len(header))
 
 
 def _require_listener(address: str, wait_seconds: float) -> None:
-    # Ray itself asks a head that is not there for minutes, and says little.
+    # Ray would try to reach an absent head for minutes and say little.
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if not separator or not port.isdecimal():
         return
@@ -221,7 +153,7 @@ def _wait_for(nodes: int | None, wait_seconds: float) -> list[dict[str, Any]]:
 def _examine(nodes: list[dict[str, Any]]) -> tuple[NodeReport, ...]:
     probe = ray.remote(num_cpus=0, max_retries=0)(_probe_task())
     pinned = [NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False) for node in nodes]
-    answers = [probe.options(scheduling_strategy=place).remote(NODE_PROBE, PROBE_SECONDS) for place in pinned]
+    answers = [probe.options(scheduling_strategy=place).remote(PROBE, PROBE_SECONDS) for place in pinned]
     return tuple(_read_report(node, answer) for node, answer in zip(nodes, answers, strict=True))
 
 
@@ -233,37 +165,23 @@ def _read_report(node: dict[str, Any], answer: Any) -> NodeReport:
         failure = _first_line(str(error))
     else:
         if code:
-            failure = _last_line(complaint)
+            failure = last_line(complaint)
         else:
-            environment = _read_environment(printed)
+            environment = read_environment(printed)
     return NodeReport(
         name=_name(node), gpus=int(node["Resources"].get("GPU", 0)), environment=environment, failure=failure
     )
 
 
 def _probe_task() -> Callable[[str, int], tuple[int, str, str]]:
-    # Nested, so that it travels by value: a node unpickles a module-level function by importing tree_rl, which would
-    # fail where tree_rl is absent, and load the plugin where verl does not.
+    # A nested function travels by value. To unpickle one of a module the node would import tree_rl: that fails without
+    # tree_rl, and would load the plugin where verl does not.
     def probe(code: str, seconds: int) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds, check=False
-        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         return done.returncode, done.stdout, done.stderr
 
     return probe
-
-
-def _read_environment(printed: str) -> Environment:
-    facts = json.loads(printed.splitlines()[-1])
-    versions = {"python": facts["python"], **facts["versions"]}
-    versions |= {f"{package} code": digest for package, digest in facts["code"].items()}
-    missing = sorted({*ENGINES, TRAINER} - set(facts["registered"]))
-    cause = facts["cause"] or (f"{POLICY}={facts['policy']}" if facts["policy"] else None)
-    return Environment(
-        versions={subject: found or "absent" for subject, found in versions.items()},
-        missing=tuple(missing),
-        cause=cause,
-    )
 
 
 def _problem(report: NodeReport, expected: Environment) -> str | None:
@@ -278,7 +196,7 @@ def _problem(report: NodeReport, expected: Environment) -> str | None:
     if differing:
         return f"differs in {', '.join(differing)}; install the same constraints file and the same code on every node"
     if found.missing:
-        cause = found.cause or "install the package there (pip install -e .), code on a path alone has no entry point"
+        cause = found.cause or "install the package there (pip install -e .)"
         return f"verl does not know {', '.join(found.missing)}: {cause}"
     return None
 
@@ -293,8 +211,3 @@ def _name(node: dict[str, Any]) -> str:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no message"

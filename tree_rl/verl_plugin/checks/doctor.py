@@ -1,14 +1,9 @@
-"""Findings about an installation: versions, the plugin in fresh processes, devices, kernels, one tree against its rows.
+"""Checks of an installation: versions, devices, kernels, one tree against its rows, the plugin in a fresh process."""
 
-verl hides a plugin that fails to load; this is where the failure shows.
-"""
-
-import json
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -18,30 +13,21 @@ import torch
 
 from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
+from tree_rl.verl_plugin.checks.fresh_process import (
+    PROBE,
+    PROBE_SECONDS,
+    REGISTERED,
+    Environment,
+    examine_here,
+    last_line,
+    read_environment,
+)
 from tree_rl.verl_plugin.checks.tiny_tree import TreeError, measure_tree_error
-from tree_rl.verl_plugin.compat import SUPPORTED_VERL, get_device_name, import_statement
+from tree_rl.verl_plugin.compat import SUPPORTED_VERL, get_device_name
 
 NEEDED = ("tree_rl", "verl", "torch", "transformers", "tensordict", "ray", "TransferQueue")
 OPTIONAL = ("vllm", "triton", "peft")
-ENGINES = ("tree_language_model", "tree_value_model")
-TRAINER = "tree_sync"
-POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-PROBE_SECONDS = 240
 HEAD_SIZE = 128
-
-# Runs where nothing of tree_rl has been imported, so that only verl's own plugin discovery can have loaded it.
-PROBE = f"""
-import json
-{import_statement("TRAINER_REGISTRY")}
-{import_statement("EngineRegistry")}
-print(json.dumps([sorted(EngineRegistry._engines), sorted(TRAINER_REGISTRY)]))
-"""
-LOAD_PLUGIN = """
-from importlib.metadata import entry_points
-found = [entry for entry in entry_points(group="verl.plugins") if entry.name == "tree_rl"]
-assert found, "no entry point verl.plugins:tree_rl; install the package (pip install tree_rl), PYTHONPATH is not enough"
-found[0].load()
-"""
 
 
 class Status(StrEnum):
@@ -55,7 +41,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line of the diagnosis."""
+    """One result of a check."""
 
     subject: str
     """What was checked."""
@@ -69,10 +55,10 @@ def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     """Check the installation, one finding at a time.
 
     Args:
-        start_ray: also look at the plugin inside a worker of a local Ray cluster, started and stopped here.
+        start_ray: also check the plugin in a worker of a local Ray cluster, which starts and stops here.
 
     Yields:
-        Findings in order; any with `Status.FAILED` means that training with trees would not work.
+        Findings in order; one with `Status.FAILED` means that training with trees would not work.
     """
     yield Finding(subject="python", status=Status.OK, detail=platform.python_version())
     for package in NEEDED + OPTIONAL:
@@ -81,9 +67,9 @@ def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     for impl in IMPLEMENTATIONS:
         yield _find_kernel(impl)
     yield _find_tree_error()
-    yield _find_plugin_in_process()
+    yield _find_plugin("plugin in a fresh process", examine_here)
     if start_ray:
-        yield _find_plugin_in_ray()
+        yield _find_plugin("plugin in a Ray worker", _examine_in_ray)
 
 
 def _find_version(package: str) -> Finding:
@@ -128,45 +114,23 @@ def _find_tree_error() -> Finding:
     return Finding(subject=subject, status=Status.OK, detail=detail)
 
 
-def _find_plugin_in_process() -> Finding:
-    subject = "plugin in a fresh process"
-    finished = subprocess.run(_python(PROBE), capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    if finished.returncode:
-        # Without the plugin a configured CPU platform is unknown too: the policy is the cause, not the last line.
-        policy = f"{POLICY}={os.environ[POLICY]}: " if POLICY in os.environ else ""
-        return Finding(subject=subject, status=Status.FAILED, detail=policy + _last_line(finished.stderr))
-    return _judge_probe(subject, finished.stdout)
-
-
-def _find_plugin_in_ray() -> Finding:
-    subject = "plugin in a Ray worker"
-    # A function of the standard library: unpickling one of ours would import the plugin, and prove nothing.
+def _examine_in_ray() -> Environment:
+    # A function of the standard library: Ray would import the plugin to unpickle one of ours, and prove nothing.
     run_in_worker = ray.remote(subprocess.check_output)
     try:
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        printed = ray.get(run_in_worker.remote(_python(PROBE), text=True), timeout=PROBE_SECONDS)
-    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-        return Finding(subject=subject, status=Status.FAILED, detail=_last_line(str(error)))
+        printed = run_in_worker.remote([sys.executable, "-c", PROBE], text=True)
+        return read_environment(ray.get(printed, timeout=PROBE_SECONDS))
     finally:
         ray.shutdown()
-    return _judge_probe(subject, printed)
 
 
-def _judge_probe(subject: str, printed: str) -> Finding:
-    engines, trainers = json.loads(printed.splitlines()[-1])
-    missing = sorted({*ENGINES, TRAINER} - {*engines, *trainers})
-    if not missing:
-        registered = ", ".join((*ENGINES, TRAINER))
-        return Finding(subject=subject, status=Status.OK, detail=f"verl knows {registered}")
-    loaded = subprocess.run(_python(LOAD_PLUGIN), capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    cause = _last_line(loaded.stderr) if loaded.returncode else f"VERL_USE_EXTERNAL_PLUGINS={os.environ.get(POLICY)}"
-    return Finding(subject=subject, status=Status.FAILED, detail=f"verl does not know {', '.join(missing)}: {cause}")
-
-
-def _python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no message"
+def _find_plugin(subject: str, examine: Callable[[], Environment]) -> Finding:
+    try:
+        environment = examine()
+    except (ray.exceptions.RayError, subprocess.SubprocessError, OSError, RuntimeError) as error:
+        return Finding(subject=subject, status=Status.FAILED, detail=last_line(str(error)))
+    if environment.missing:
+        detail = f"verl does not know {', '.join(environment.missing)}: {environment.cause}"
+        return Finding(subject=subject, status=Status.FAILED, detail=detail)
+    return Finding(subject=subject, status=Status.OK, detail=f"verl knows {', '.join(REGISTERED)}")

@@ -1,4 +1,4 @@
-"""One small forest through a small random model, against the same rows alone: a check that takes seconds."""
+"""A check of seconds: one small forest through a small random model, against the same rows alone."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ VOCABULARY = 97
 
 
 class TreeError(RuntimeError):
-    """A tree that differs from its rows by more than rounding."""
+    """The tree differs from its rows by more than rounding."""
 
 
 def measure_tree_error() -> tuple[float, float]:
@@ -68,14 +68,7 @@ def _branching_rows() -> list[list[int]]:
     """Branches at two depths, a row that is a prefix of another, twin rows, and a row that shares nothing."""
     tokens = np.random.default_rng(0).permutation(VOCABULARY)
     trunk, left, right, twig, other = (part.tolist() for part in np.split(tokens, [30, 50, 65, 80]))
-    return [
-        [*trunk, *left],
-        [*trunk, *right],
-        [*trunk, *right[:7], *twig],
-        trunk[:20],
-        [*trunk, *left],
-        other,
-    ]
+    return [trunk + left, trunk + right, trunk + right[:7] + twig, trunk[:20], trunk + left, other]
 
 
 def _gradients(model: Qwen3ForCausalLM, log_probs_F: torch.Tensor) -> list[torch.Tensor]:

@@ -1,7 +1,6 @@
-"""The `torch.<device>` namespace verl expects from a platform, for a machine without an accelerator.
+"""The `torch.<device>` namespace that verl expects of a platform, on a machine without an accelerator.
 
-verl calls it the way it calls `torch.cuda`. `is_available()` is False: there is no accelerator, so verl's memory
-bookkeeping and random-state snapshots skip it. Memory figures are those of this process.
+verl calls it as it calls `torch.cuda`. Memory figures are those of this process.
 """
 
 import os
@@ -13,8 +12,16 @@ from torch.cpu import Event, Stream, current_stream, stream
 __all__ = ["Event", "Stream", "current_stream", "stream"]
 
 
+def do_nothing(*_args: object, **_kwargs: object) -> None:
+    """Stand for calls without a meaning on a CPU: one device, no caching allocator, operators that finish at once."""
+
+
+set_device = synchronize = empty_cache = ipc_collect = do_nothing
+set_per_process_memory_fraction = reset_peak_memory_stats = do_nothing
+
+
 def is_available() -> bool:
-    """Return False: no accelerator is present."""
+    """Return False: without an accelerator verl skips its bookkeeping of memory and random states."""
     return False
 
 
@@ -24,12 +31,8 @@ def device_count() -> int:
 
 
 def current_device() -> torch.device:
-    """Return the CPU device; verl passes it to `tensor.to`, where an index would name a CUDA device."""
+    """Return the CPU device, not an index: verl passes it to `tensor.to`, where an index means a CUDA device."""
     return torch.device("cpu")
-
-
-def set_device(device: object) -> None:
-    """Do nothing: there is one CPU device."""
 
 
 def get_device_name(device: object = None) -> str:
@@ -40,22 +43,6 @@ def get_device_name(device: object = None) -> str:
 def get_device_capability(device: object = None) -> tuple[None, None]:
     """Return no compute capability."""
     return None, None
-
-
-def synchronize(device: object = None) -> None:
-    """Do nothing: CPU operators finish before they return."""
-
-
-def empty_cache() -> None:
-    """Do nothing: the allocator is the C library's."""
-
-
-def ipc_collect() -> None:
-    """Do nothing: there are no inter-process handles."""
-
-
-def set_per_process_memory_fraction(fraction: float, device: object = None) -> None:
-    """Do nothing: the process may use all of the host memory."""
 
 
 def manual_seed(seed: int) -> None:
@@ -81,10 +68,6 @@ def max_memory_allocated(device: object = None) -> int:
 
 memory_reserved = memory_allocated
 max_memory_reserved = max_memory_allocated
-
-
-def reset_peak_memory_stats(device: object = None) -> None:
-    """Do nothing: the kernel's peak cannot be reset."""
 
 
 def mem_get_info(device: object = None) -> tuple[int, int]:

@@ -1,13 +1,11 @@
-"""A verl platform for machines without an accelerator, found by verl's own detection after all others.
+"""A verl platform for machines without an accelerator; verl's detection tries it after all others.
 
-verl names the process group backend `cpu:gloo,<device>:<backend>`, which on a CPU reads `cpu:gloo,cpu:gloo`: a device
-named twice, refused by torch. The platform registers gloo under exactly that name, through torch's extension point.
+verl calls the process group backend `cpu:gloo,<device>:<backend>`: on a CPU `cpu:gloo,cpu:gloo`, which torch refuses as
+it names a device twice. The platform registers gloo under exactly that name.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,27 +21,21 @@ DOUBLED_GLOO = "cpu:gloo,cpu:gloo"
 class PlatformCPU(PlatformBase):
     """verl's device interface on the CPU; collectives run on gloo.
 
-    verl picks it by itself when torch is built without an accelerator. With a CUDA or ROCm build, the absence of a
-    device also describes the head node of a GPU cluster, so there it must be asked for: `VERL_PLATFORM=cpu`.
+    verl picks it by itself if torch is built without an accelerator. With a CUDA or ROCm build `VERL_PLATFORM=cpu` must
+    ask for it: the head node of a GPU cluster has no device either.
     """
+
+    device_name = vendor_name = "cpu"
+    device_module = cpu_device
+    current_device = staticmethod(cpu_device.current_device)
+    device_count = staticmethod(cpu_device.device_count)
+    get_device_capability = staticmethod(cpu_device.get_device_capability)
+    manual_seed = manual_seed_all = staticmethod(cpu_device.manual_seed)
+    set_device = synchronize = empty_cache = set_allocator_settings = staticmethod(cpu_device.do_nothing)
+    profiler_start = profiler_stop = cudart = staticmethod(cpu_device.do_nothing)
 
     def __init__(self) -> None:
         register_doubled_gloo()
-
-    @property
-    def device_name(self) -> str:
-        """Return the torch device type."""
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        """Return the vendor verl's engine registry looks up."""
-        return "cpu"
-
-    @property
-    def device_module(self) -> ModuleType:
-        """Return the stand-in for `torch.cuda`."""
-        return cpu_device
 
     def is_available(self) -> bool:
         """Return True: the platform works wherever it is asked for."""
@@ -53,41 +45,6 @@ class PlatformCPU(PlatformBase):
         """Return whether verl's detection should settle on the CPU."""
         return not torch_has_accelerator()
 
-    def current_device(self) -> torch.device:
-        """Return the CPU device, not an index: verl passes it to `tensor.to`."""
-        return cpu_device.current_device()
-
-    def device_count(self) -> int:
-        """Return 1."""
-        return cpu_device.device_count()
-
-    def set_device(self, device_index: int) -> None:
-        """Do nothing."""
-        cpu_device.set_device(device_index)
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Do nothing."""
-        cpu_device.synchronize(device_index)
-
-    def manual_seed(self, seed: int) -> None:
-        """Seed the CPU generator."""
-        cpu_device.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Seed the CPU generator."""
-        cpu_device.manual_seed_all(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """Do nothing."""
-
-    def empty_cache(self) -> None:
-        """Do nothing."""
-        cpu_device.empty_cache()
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """Return no compute capability."""
-        return cpu_device.get_device_capability(device_index)
-
     def communication_backend_name(self) -> str:
         """Return gloo."""
         return "gloo"
@@ -96,16 +53,9 @@ class PlatformCPU(PlatformBase):
         """Return the variable in which Ray lists logical GPUs."""
         return "CUDA_VISIBLE_DEVICES"
 
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
+    def nvtx_range(self, msg: str) -> nullcontext[None]:
         """Mark nothing."""
-        yield
-
-    def profiler_start(self) -> None:
-        """Do nothing."""
-
-    def profiler_stop(self) -> None:
-        """Do nothing."""
+        return nullcontext()
 
     def ray_resource_name(self) -> str:
         """Return "GPU": verl's placement groups count GPUs; a CPU run declares logical ones (`ray_init.num_gpus`)."""
@@ -118,9 +68,6 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         """Return False: weights travel through shared memory."""
         return False
-
-    def cudart(self) -> Any:
-        """Return None."""
 
 
 def torch_has_accelerator() -> bool:

@@ -1,7 +1,7 @@
-"""Lets verl write new weights into vLLM where vLLM runs on a CPU; without effect on any other device.
+"""Lets verl write new weights into vLLM on a CPU; does nothing on other devices.
 
-There vLLM packs the weight of every linear layer for oneDNN and drops the parameter, so that `load_weights`, which verl
-calls after each step, finds nothing to write to. Layers keep their weight here and multiply with torch.
+On a CPU vLLM packs every linear weight for oneDNN and drops the parameter: `load_weights`, which verl calls
+after each step, finds nothing to write to. Here layers keep their weight and multiply with torch.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ from vllm.platforms import current_platform
 
 
 def keep_linear_weights() -> None:
-    """Replace vLLM's choice of a packed matrix product; it is looked up anew for every layer that is built."""
+    """Replace the function by which vLLM chooses a matrix product for every layer that it builds."""
     dispatch_packed = layers.dispatch_cpu_unquantized_gemm
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
         if layer.weight.ndim == 2:
             layer.cpu_linear = functional.linear
-        else:  # convolutions and experts stay vLLM's affair
+        else:  # convolutions and experts
             dispatch_packed(layer, remove_weight)
 
     layers.dispatch_cpu_unquantized_gemm = dispatch

@@ -1,1 +1,1 @@
-"""A rollout engine inside the job: Hugging Face models behind verl's LLM server interface, for runs without vLLM."""
+"""A rollout engine on a Hugging Face model inside verl (`rollout.name=hf`), for machines without vLLM and SGLang."""

@@ -1,7 +1,7 @@
 """Continuous batched decoding of a Hugging Face model: the embedded rollout engine, without verl and Ray.
 
-Requests join and leave at step boundaries. Running requests own slots [0, n) of the cache, so a step reads them as one
-view; finished ones stay behind as prefixes for later prompts.
+Requests join and leave between steps. The n running requests own the first n slots of the cache, which a step reads as
+one view; finished sequences stay in later slots as prefixes for new prompts.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tree_rl.verl_plugin.embedded_rollout.cache import SlotCache, num_slots_within
-from tree_rl.verl_plugin.embedded_rollout.forward import forward_logits
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
+from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache, num_slots_within
+from tree_rl.verl_plugin.embedded_rollout.slot_forward import forward_logits
 
 MAX_SLOTS = 256
 PADDING_FACTOR = 1.5
@@ -47,8 +47,8 @@ class DecodeEngine:
         capacity_tokens: prompt plus response of one request at most.
         kv_cache_bytes: memory for keys and values.
         max_running: requests decoded together at most.
-        max_batched_tokens: padded prompt tokens of one forward at most (one longer prompt still runs).
-        seed: of the random stream shared by requests without their own seed.
+        max_batched_tokens: padded prompt tokens of one forward at most; a longer prompt runs alone.
+        seed: of the random stream of requests without a seed.
     """
 
     def __init__(
@@ -77,10 +77,6 @@ class DecodeEngine:
 
     def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
         """Queue a generation; it starts at the next step.
-
-        Args:
-            prompt_ids: tokens to continue.
-            sampling: how.
 
         Raises:
             ValueError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the context.
@@ -112,7 +108,7 @@ class DecodeEngine:
 
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """Start waiting requests, then advance every running one by a token; return those that finished."""
+        """Start waiting requests, advance every running one by a token and return those that finished."""
         self._clock += 1
         finished: list[Request] = []
         while self.waiting and len(self.running) < self.max_running:
@@ -132,7 +128,7 @@ class DecodeEngine:
         return aborted
 
     def forget_prefixes(self) -> None:
-        """Drop the reusable prefixes: call after the weights changed. Running requests keep theirs."""
+        """Drop the reusable prefixes, after the weights changed. Running requests keep theirs."""
         self.cache.forget(len(self.running))
 
     def release(self) -> None:
@@ -141,10 +137,10 @@ class DecodeEngine:
             self.cache.release()
 
     def _next_batch(self) -> list[Request]:
-        """Take waiting requests that are worth prefilling in one padded forward, first come first served.
+        """Take waiting requests for one padded forward, in their order.
 
-        A request that shares a longer prefix with another of the batch than with the cache is left for the next
-        batch, when that prefix is cached.
+        A request that shares more with another of the batch than with the cache waits for the next batch: by then the
+        cache holds what they share.
         """
         batch: list[Request] = []
         suffixes: list[int] = []
@@ -184,7 +180,7 @@ class DecodeEngine:
         """Make slot `target` hold the longest cached prefix of `prompt`; return its length."""
         source, shared = self.cache.longest_prefix(prompt)
         continues = source >= target and shared == self.cache.length_S[source]
-        # A finished sequence that the prompt continues is extended in place; otherwise the least recently used goes.
+        # A prompt that continues a finished sequence takes its slot, another one the least recently used.
         victim = source if continues else target + int(self.cache.last_used_S[target:].argmin())
         self.cache.swap(victim, target)
         source = {victim: target, target: victim}.get(source, source)
@@ -192,7 +188,7 @@ class DecodeEngine:
         return shared
 
     def _extend(self, rows: slice, new_ids: list[list[int]]) -> list[Request]:
-        """Run new tokens of some running requests, draw each one's next token, retire those that are done."""
+        """Run new tokens of some running requests, draw their next tokens and retire those that are done."""
         logits_RV = forward_logits(self.model, self.cache, rows, new_ids)
         requests = self.running[rows]
         tokens, log_probs = sample(

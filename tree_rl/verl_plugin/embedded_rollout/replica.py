@@ -1,4 +1,4 @@
-"""`rollout.name=hf` in verl: where servers are placed, and how the trainer's weights reach them."""
+"""`rollout.name=hf` in verl: starts the servers and sends them the trainer's weights."""
 
 import asyncio
 import os
@@ -14,9 +14,9 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica
 
-from tree_rl.verl_plugin.embedded_rollout.options import HFRolloutOptions
+from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
-from tree_rl.verl_plugin.embedded_rollout.weights import pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import pack
 
 
 class HFReplica(RolloutReplica):
@@ -54,13 +54,9 @@ class HFReplica(RolloutReplica):
 
 
 class HFServerAdapter(BaseRollout):
-    """The trainer's side of a server: every rank takes part in gathering weights, each sends them to its own server.
+    """The trainer's side of a server: all ranks gather the weights, and each sends them to its own server.
 
-    Args:
-        config: verl's rollout config.
-        model_config: verl's model config.
-        device_mesh: unused; a replica is one process.
-        replica_rank: -1 takes the rank of the worker.
+    All arguments are verl's; `replica_rank=-1` takes the rank of the worker.
     """
 
     def __init__(
@@ -103,12 +99,12 @@ class HFServerAdapter(BaseRollout):
 
         Args:
             weights: (name, full tensor) pairs by Hugging Face names.
-            global_steps: the weights' version, reported with every generation.
-            wire_format: only "named_tensors".
+            global_steps: the weights' version, which the server reports with every generation.
+            wire_format: must be "named_tensors".
             peft_config: must be None.
 
         Raises:
-            NotImplementedError: adapter-only or delta weights.
+            NotImplementedError: weights of an adapter alone, or delta weights.
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""From logits to tokens and to the log-probability each had in the distribution it was drawn from.
+"""Draws tokens from logits, with the log-probability of each in the distribution that it was drawn from.
 
 verl compares these with the actor's log-probs at the rollout temperature (`logprobs_mode: processed_logprobs`). Greedy
 tokens carry the log-prob at temperature 1, as in vLLM. Shapes: R rows, V vocabulary.
@@ -22,11 +22,7 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one request is sampled.
-
-    Raises:
-        ValueError: a value is out of range; the message names the parameter.
-    """
+    """How one request is sampled; a ValueError names a parameter out of range."""
 
     max_tokens: int
     """Tokens to generate at most."""
@@ -37,9 +33,9 @@ class Sampling:
     top_k: int = -1
     """Candidates kept; -1 or 0 keeps all."""
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
-    """Generation ends after one of these, which is kept in the output."""
+    """Generation ends after one of these; the output keeps it."""
     seed: int | None = None
-    """Own random stream of the request; None shares the server's."""
+    """Of the request's own random stream; None shares the server's."""
     raw_log_probs: bool = False
     """Report log-probs before temperature and filters (`logprobs_mode: raw_logprobs`)."""
 
@@ -62,18 +58,17 @@ def parse_sampling(
     eos_token_ids: frozenset[int],
     logprobs_mode: str = "processed_logprobs",
 ) -> Sampling:
-    """Read the sampling parameters verl sends with a request.
+    """Read the sampling parameters that verl sends with a request.
 
     Args:
-        params: vLLM-style parameters (`temperature, top_p, top_k, max_tokens | max_new_tokens, stop_token_ids, seed,
-            ignore_eos, ...`).
-        default_max_tokens: used when the request names no limit.
-        limit_tokens: room left in the context; an upper bound.
+        params: vLLM's names.
+        default_max_tokens: for a request without a limit.
+        limit_tokens: room left in the context.
         eos_token_ids: the model's end tokens.
         logprobs_mode: verl's `rollout.logprobs_mode`.
 
     Raises:
-        ValueError: a parameter is unknown, or has a value this engine does not implement.
+        ValueError: a parameter is unknown or has a value that this engine does not implement.
     """
     rest = dict(params)
     max_tokens = rest.pop("max_tokens", None)
@@ -104,12 +99,7 @@ def parse_sampling(
 def sample(
     logits_RV: torch.Tensor, samplings: Sequence[Sampling], generators: Sequence[torch.Generator]
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row.
-
-    Args:
-        logits_RV: next-token logits, any float type.
-        samplings: one per row.
-        generators: random stream of each row, on the CPU.
+    """Draw one token per row from float logits; the generators are on the CPU.
 
     Returns:
         Token ids and their log-probs, one per row.
@@ -138,7 +128,7 @@ def sample(
 
 def _inverse_cdf(log_probs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     cdf_RV = log_probs_RV.exp().cumsum(dim=-1, dtype=torch.float64)
-    # The total is 1 up to rounding; scaling by it keeps the last token's share. `right` skips tokens of mass zero.
+    # The total is 1 up to rounding; scaling by it keeps the last token's share. `right` skips tokens of probability 0.
     target_R1 = (uniform_R * cdf_RV[:, -1]).unsqueeze(1)
     return torch.searchsorted(cdf_RV, target_R1, right=True).squeeze(1).clamp_(max=cdf_RV.shape[1] - 1)
 

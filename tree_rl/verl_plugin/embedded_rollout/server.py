@@ -1,6 +1,6 @@
-"""The rollout server process of `rollout.name=hf`: the methods verl calls on a server, over the decode engine.
+"""The rollout server process of `rollout.name=hf`: the methods that verl calls on a server, over the decode engine.
 
-Requests are coroutines; one thread runs the engine's steps, so control messages are answered while it computes.
+Requests are coroutines. One thread runs the engine's steps, so the server answers control messages meanwhile.
 """
 
 import asyncio
@@ -14,22 +14,22 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
-from tree_rl.verl_plugin.embedded_rollout.attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
-from tree_rl.verl_plugin.embedded_rollout.options import HFRolloutOptions
+from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
+from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.embedded_rollout.sampling import parse_sampling
-from tree_rl.verl_plugin.embedded_rollout.weights import PackedTensor, load
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, load
 
 
 class HFServer:
     """Token-in, token-out generation for verl's `LLMServerClient`.
 
     Args:
-        config: verl's rollout config.
-        model_config: verl's model config.
-        replica_rank: index of this server; seeds its random stream.
+        config: verl's.
+        model_config: verl's.
+        replica_rank: index of this server, part of its seed.
         num_threads: CPU threads of the model.
-        weights_follow: whether the trainer sends weights before the first request (then none are read from disk).
+        weights_follow: whether the trainer sends weights before the first request; then none are read from disk.
     """
 
     def __init__(
@@ -79,16 +79,13 @@ class HFServer:
         audio_data: list[Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> TokenOutput:
-        """Continue a prompt.
+        """Continue a prompt; all parameters are verl's.
 
         Args:
             prompt_ids: token ids.
-            sampling_params: vLLM-style parameters; `logprobs` asks for log-probs.
-            request_id: unused; a session's prefix is found by its tokens.
-            image_data: must be empty, as the other media.
-            video_data: see `image_data`.
-            audio_data: see `image_data`.
-            mm_processor_kwargs: unused.
+            sampling_params: vLLM's names; `logprobs` asks for log-probs.
+            request_id: unused, as `mm_processor_kwargs`; tokens find a session's prefix.
+            image_data: must be empty, as video and audio.
 
         Returns:
             Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
@@ -121,7 +118,7 @@ class HFServer:
         await self._in_thread(load, self.engine.model, bucket)
 
     async def finish_weights(self, global_steps: int | None) -> None:
-        """Drop what was computed with the old weights and note the new version."""
+        """Drop prefixes computed with the old weights and note the new version."""
         await self._in_thread(self.engine.forget_prefixes)
         if global_steps is not None:
             self.global_steps = global_steps
@@ -169,7 +166,7 @@ class HFServer:
             self._resolve(await self._in_thread(self.engine.step))
 
     def _report_failure(self, driver: asyncio.Task[None]) -> None:
-        """Answer every waiting request with the error that stopped the engine; without one there is none waiting."""
+        """Answer every waiting request with the error that stopped the engine, if one did."""
         error = asyncio.CancelledError() if driver.cancelled() else driver.exception()
         if error is None:
             return
@@ -203,13 +200,9 @@ class HFServer:
 
 
 def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_follow: bool) -> PreTrainedModel:
-    """Build the rollout's copy of the model.
+    """Build the rollout's copy of the model, with random weights if the trainer sends the real ones.
 
-    Args:
-        config: `dtype`.
-        model_config: path and overrides; attention is SDPA, eager if `override_config.attn_implementation=eager` or
-            where SDPA cannot express the model (logit soft-cap, sinks).
-        weights_follow: build random weights, as the trainer sends the real ones.
+    Attention is SDPA; eager if `override_config.attn_implementation=eager` or if SDPA lacks what the model needs.
     """
     hf_config: PretrainedConfig = AutoConfig.from_pretrained(
         model_config.local_hf_config_path, trust_remote_code=model_config.trust_remote_code
@@ -228,7 +221,7 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
 
 
 def needs_eager(config: PretrainedConfig) -> bool:
-    """Return whether scaled dot-product attention lacks something of this model: logit soft-cap or attention sinks."""
+    """Return whether the model has a logit soft-cap or attention sinks, which SDPA lacks."""
     text_config = config.get_text_config()
     return getattr(text_config, "attn_logit_softcapping", None) is not None or text_config.model_type == "gpt_oss"
 

@@ -1,1 +1,1 @@
-"""What the PPO trainers add to verl's: whole groups, tree-native advantages, metrics, resuming."""
+"""What the PPO trainers add to verl's: whole groups, advantages that know sessions and trees, metrics."""

@@ -16,23 +16,21 @@ from tree_rl.verl_plugin.compat import compute_advantage, get_adv_estimator_fn, 
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 OUTCOME = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "gpg")
-"""One scalar per session, from the outcomes of its group alone."""
+"""One scalar per session, from the outcomes of its group."""
 LENGTH_AWARE = ("opo", "reinforce_plus_plus_baseline", "gdpo")
 """One scalar per session, from outcomes and the number of tokens that the session trains."""
 WHITENED = ("gae", "reinforce_plus_plus")
 """One value per row token, normalised over the batch's tokens."""
-ROW_LOCAL = ("remax",)
-"""One value per row token, from that row alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimation:
-    """What verl's `compute_advantage` is told besides the data."""
+    """Arguments of verl's `compute_advantage` besides the data."""
 
     estimator: str
     """Name in ADV_ESTIMATOR_REGISTRY."""
     algorithm: Any
-    """verl's `algorithm` config node: gamma, lam, norm_adv_by_std_in_grpo and the estimator's own keys."""
+    """verl's `algorithm` config node."""
     num_repeat: int
     """Sessions per prompt (rollout.n)."""
 
@@ -54,31 +52,30 @@ def session_advantages(
 ) -> DataProto:
     """Write `advantages` and `returns`, counting every session once.
 
-    * grpo, grpo_vectorized, grpo_passk, rloo, rloo_vectorized, gpg: the estimator sees one sample per session, with the
-      outcome of the final row; its scalar goes to all trained tokens of all rows of the session.
-    * opo, reinforce_plus_plus_baseline, gdpo: the same; where they weigh by length or whiten over tokens, the session
-      has its unique trained tokens.
-    * gae, reinforce_plus_plus: computed along each row, which ends in the session's outcome; a unique trained token
-      weighs one in the mean and variance of the whitening, shared evenly by the rows that train it.
-    * remax: each row by itself, as in verl: nothing is pooled over rows.
-    * optimal_token_baseline, tir_optimal_token_baseline and estimators registered by others: one row per session at a
-      time, the other sessions represented by their final rows, so a baseline never pools two rows of a session.
+    * `OUTCOME`: the estimator sees one sample per session, with the outcome of the final row; its scalar goes to all
+      trained tokens of all rows of the session.
+    * `LENGTH_AWARE`: the same; a session's length is its number of unique trained tokens.
+    * `WHITENED`: computed along each row; in the whitening a unique trained token weighs one, shared evenly by the rows
+      that train it.
+    * remax: each row by itself, as in verl.
+    * Others: one row per session at a time, beside the final rows of the other sessions: no baseline pools two rows of
+      a session.
 
     A KL penalty in the reward enters a session's score once per unique trained token.
 
     Args:
-        data: padded rows without padding rows: token_level_scores, token_level_rewards, response_mask [B, T], uid, and
-            what the estimator needs (values, old_log_probs, sum_pi_squared, reward_baselines, reward components).
+        data: rows, none of them padding: token_level_scores, token_level_rewards, response_mask [B, T], uid, and what
+            the estimator needs.
         sessions: the rows' sessions.
         estimation: estimator and its settings.
-        token_weights: gives float32 [B, T] as `trained_token_weights` does; called only where needed.
+        token_weights: returns `trained_token_weights`, float32 [B, T]; called only if needed.
 
     Returns:
         The data with advantages and returns, both [B, T].
     """
     if estimation.estimator == "gdpo":
         _prepare_gdpo(data)
-    if not sessions.branched or estimation.estimator in ROW_LOCAL:
+    if not sessions.branched or estimation.estimator == "remax":
         return estimation.stock(data)
     if estimation.estimator in OUTCOME + LENGTH_AWARE:
         advantages, returns = _outcome(data, sessions, estimation, token_weights)
@@ -122,7 +119,7 @@ def _outcome(
 
 
 def session_scores(data: DataProto, sessions: Sessions, weights_BT: torch.Tensor | None) -> torch.Tensor:
-    """float32 [S], the final row's outcome plus, with weights, the reward penalties of the session's trained tokens."""
+    """float32 [S]: the final row's outcome and, with weights, the penalties of the session's unique trained tokens."""
     scores_BT = data.batch["token_level_scores"]
     if weights_BT is None:
         return data.batch["token_level_rewards"][sessions.final_rows].sum(dim=-1)
@@ -136,7 +133,7 @@ def _sum_by_session(values_B: torch.Tensor, sessions: Sessions) -> torch.Tensor:
 
 
 def _whitened(data: DataProto, estimation: Estimation, weights_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per-row values from verl's recursion, whitened with every unique trained token counted once."""
+    """Values of each row from verl's recursion, whitened so that every unique trained token counts once."""
     batch = data.batch
     rewards_BT, mask_BT = batch["token_level_rewards"], batch["response_mask"]
     estimator = get_adv_estimator_fn(estimation.estimator)

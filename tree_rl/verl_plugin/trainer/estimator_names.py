@@ -1,7 +1,7 @@
 """Names of the estimators that know the tree: `algorithm.adv_estimator=tree_loo | full_tree | longest_path`.
 
-verl hands an estimator padded rows without their token ids, so `tree_sync` computes these itself (`tree_estimators`);
-under verl's own trainers the names are refused. verl imports this module while it imports itself: no more imports here.
+verl gives an estimator padded rows without token ids. So the tree trainers compute these themselves; verl's own
+trainers refuse them. verl imports this module during its own import: nothing else of ours may be imported here.
 """
 
 from typing import Any, Literal, NoReturn
@@ -20,7 +20,7 @@ section "The gain of training on all tokens of trajectory trees".
 
 
 def resolve_estimator(name: str) -> tuple[str, Paths]:
-    """The estimator that a name stands for, and the paths that train."""
+    """verl's estimator behind a name, and the paths that train."""
     return ON_PATHS.get(name, (name, "all"))
 
 

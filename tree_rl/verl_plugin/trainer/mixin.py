@@ -1,13 +1,16 @@
-"""What verl's V1 trainers need for trees: whole groups, one outcome per session, exact advantages, tree metrics."""
+"""verl's V1 trainer loop on trees: whole groups, one outcome per session, exact advantages, tree metrics."""
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from verl.protocol import DataProto
 
+from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
     Role,
@@ -19,36 +22,34 @@ from tree_rl.verl_plugin.compat import (
     upsample_batch_to_divisible_size,
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
-from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
+from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups, mini_batch_count, number_groups
-from tree_rl.verl_plugin.trainer.config import NEEDS_SUM_PI_SQUARED, prepare_config
+from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
-from tree_rl.verl_plugin.trainer.metrics import overlap_metrics, update_metrics
-from tree_rl.verl_plugin.trainer.resume import ResumableTrainer
-from tree_rl.verl_plugin.trainer.row_names import uid_of_row
-from tree_rl.verl_plugin.trainer.rows import (
+from tree_rl.verl_plugin.trainer.prepared_config import NEEDS_SUM_PI_SQUARED, prepare_config
+from tree_rl.verl_plugin.trainer.queue_rows import (
     fetch_row_tokens,
-    measure_groups,
     put_with_padding,
     real_rows,
     reward_components,
 )
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.trainer.staleness import staleness_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, staleness_metrics, update_metrics
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
-from tree_rl.verl_plugin.trainer.worker import TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
+from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
 
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 
 
 class TreeTrainerMixin(ResumableTrainer):
-    """What a V1 trainer needs for trees; mixed in before one of verl's trainers."""
+    """What a V1 trainer needs for trees; stands before one of verl's trainers among the base classes."""
 
     base_trainer_mode: str
-    """The mode whose literal name verl's trainer code tests."""
+    """verl's own name of the mode."""
     actor_worker: type = TreeActorRolloutRefWorker
-    """Runs actor, reference policy and the trainer's side of the rollout."""
+    """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
 
     def __init__(self, config: DictConfig) -> None:
         prepare_config(config, self.base_trainer_mode)
@@ -65,6 +66,12 @@ class TreeTrainerMixin(ResumableTrainer):
         require_plugin_everywhere(self.get_reward_handles())
         super().fit(agent_loop_manager)
 
+    @functools.cached_property
+    def model_shape(self) -> ModelShape:
+        """Sizes of the actor, by which groups cost."""
+        model = instantiate(self.config.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
+        return ModelShape.from_config(model.hf_config.get_text_config().to_dict())
+
     def _mini_batch_counts(self, num_groups: int) -> tuple[int, int]:
         """Optimizer steps per epoch of the actor and of the critic; a missing critic has one."""
         actor = mini_batch_count(num_groups, self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
@@ -80,11 +87,14 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> KVBatchMeta:
         """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
-        num_ranks = max(self._dp_ranks("actor")) + 1
-        uids = [uid_of_row(key) for key in batch.keys]
-        group_of_row = number_groups(uids)
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        num_ranks = max(workers._dispatch_info["actor"]) + 1
+        group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
         self._row_tokens = fetch_row_tokens(batch)
-        overlaps = measure_groups(group_of_row, [self._row_tokens[key] for key in batch.keys])
+        tokens = [self._row_tokens[key] for key in batch.keys]
+        overlaps = measure_groups(group_of_row, tokens, self.model_shape)
         self._steps = self._mini_batch_counts(len(overlaps))
         layout = lay_out_groups(
             group_of_row,
@@ -104,7 +114,7 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch
 
     def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """The rows that train: all, or the longest of each session; the others leave verl's store."""
+        """The rows that train: all, or the longest of each session; the others leave verl's queue."""
         _, paths = resolve_estimator(str(self.config.algorithm.adv_estimator))
         if paths == "all":
             return batch
@@ -116,20 +126,12 @@ class TreeTrainerMixin(ResumableTrainer):
             tq.kv_clear(keys=[batch.keys[row] for row in dropped], partition_id=batch.partition_id)
         return batch.select_keys([batch.keys[row] for row in kept])
 
-    def _dp_ranks(self, role: str) -> list[int]:
-        """Data-parallel rank of each actor worker, asked once as verl does."""
-        group = self.actor_rollout_wg
-        if role not in group._dispatch_info:
-            group._dispatch_info[role] = group._query_dispatch_info(role)
-        return group._dispatch_info[role]
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        wanted = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
-        batch.extra_info["calculate_sum_pi_squared"] = wanted
+        batch.extra_info["calculate_sum_pi_squared"] = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
         return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's pipeline (KL in the reward, rollout correction, estimator) on real rows, sessions counted once."""
+        """verl's steps (KL in the reward, rollout correction, estimator) on real rows, counting each session once."""
         real = real_rows(batch)
         keys = [batch.keys[row] for row in real]
         estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))

@@ -1,6 +1,6 @@
 """Which rows are branches of one session, and how often a session trains each of its tokens.
 
-verl names a row `{uid}_{session}_{branch}`; the row with the highest branch is the session's final one and holds its
+verl names a row `{uid}_{session}_{branch}`. The row with the highest branch is the session's final row and holds its
 outcome. Legend: B rows, S sessions, T padded response length.
 """
 
@@ -20,14 +20,14 @@ class Sessions:
     session_of_row: np.ndarray
     """int64 [B]."""
     rows_of_session: tuple[np.ndarray, ...]
-    """S arrays int64, the session's rows, the final one last."""
+    """S int64 arrays: the session's rows, the final one last."""
 
     @classmethod
     def from_keys(cls, keys: Sequence[str]) -> "Sessions":
         """Read the sessions from row keys.
 
         Raises:
-            ValueError: a key that is not `{uid}_{session}_{branch}`; it is named.
+            ValueError: names a key that is not `{uid}_{session}_{branch}`.
         """
         number: dict[str, int] = {}
         members: list[list[tuple[int, int]]] = []
@@ -65,11 +65,11 @@ class Sessions:
 
     @property
     def most_rows(self) -> int:
-        """Rows of the session that branched most."""
+        """Largest number of rows of a session."""
         return max((len(rows) for rows in self.rows_of_session), default=0)
 
     def rows_of_branch(self, branch: int) -> np.ndarray:
-        """int64 [S], one row per session: its branch of that index, or its final row where it has fewer."""
+        """int64 [S], one row per session: its branch of that index, or its final row if it has fewer branches."""
         return np.array([rows[min(branch, len(rows) - 1)] for rows in self.rows_of_session], dtype=np.int64)
 
 
@@ -81,12 +81,11 @@ def trained_token_weights(
     Args:
         sessions: the batch's sessions.
         row_tokens: B arrays of token ids, prompt and response.
-        response_mask_BT: nonzero where the response token is trained.
-        response_lengths: int [B]; the last tokens of a row are its response.
+        response_mask_BT: nonzero where trained.
+        response_lengths: int [B], tokens at a row's end that are its response.
 
     Returns:
-        float32 [B, T]: 1 / (rows of the session that train the token) where trained, else 0. A session of one row has
-        its mask.
+        float32 [B, T]: 1 / (rows of the session that train the token) where trained, else 0.
     """
     weights_BT = (response_mask_BT != 0).to(torch.float32)
     trained_BT = weights_BT.cpu().numpy() != 0

@@ -3,8 +3,8 @@
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from tree_rl.verl_plugin.compat import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
-from tree_rl.verl_plugin.trainer.detach_worker import TreeDetachActorWorker
 from tree_rl.verl_plugin.trainer.mixin import TreeTrainerMixin
+from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
 
 @register_trainer("tree_sync")
@@ -16,14 +16,14 @@ class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
 
 @register_trainer("tree_colocate_async")
 class PPOTrainerTreeColocateAsync(TreeTrainerMixin, PPOTrainerColocateAsync):
-    """They share devices and take turns, but unfinished generations go on with the next weights."""
+    """Rollout and training take turns on the same devices; unfinished generations go on with the next weights."""
 
     base_trainer_mode = "colocate_async"
 
 
 @register_trainer("tree_separate_async")
 class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
-    """Rollout runs all the time on devices of its own, several updates behind."""
+    """Rollout runs all the time on its own devices; its weights lag several updates behind."""
 
     base_trainer_mode = "separate_async"
     actor_worker = TreeDetachActorWorker

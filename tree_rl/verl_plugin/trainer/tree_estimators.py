@@ -1,4 +1,4 @@
-"""Advantages that know the tree, and the choice of the paths that train."""
+"""Advantages of tree_loo, and the paths that longest_path trains."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 
 def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
-    """Each session's row of most tokens, in row order; of equal ones the last, which holds the session's end.
+    """Each session's row of most tokens, in row order; of equally long rows the last, which ends the session.
 
     Args:
         sessions: the rows' sessions.
@@ -31,17 +31,17 @@ def tree_loo(
     response_lengths: np.ndarray,
     token_weights: Callable[[], torch.Tensor] | None = None,
 ) -> DataProto:
-    """Write `advantages` and `returns`: `subtree_credit` of each token's segment, within its prompt's group.
+    """Write `advantages` and `returns`: the `subtree_credit` of each token's segment within its prompt's group.
 
     Args:
         data: padded rows: token_level_scores, token_level_rewards, response_mask [B, T], uid.
         sessions: the rows' sessions.
         row_tokens: B arrays of token ids, prompt and response.
         response_lengths: int [B]; the last tokens of a row are its response.
-        token_weights: gives `trained_token_weights` where a KL penalty is in the rewards; None where none is.
+        token_weights: returns `trained_token_weights`; None if the rewards hold no KL penalty.
 
     Returns:
-        The data with both columns, [B, T], 0 where the mask is.
+        The data with both columns, [B, T]; 0 where the mask is 0.
     """
     mask_BT = data.batch["response_mask"]
     outcome_S = session_scores(data, sessions, token_weights() if token_weights else None).double().cpu().numpy()

@@ -1,7 +1,7 @@
-"""Notice a dead process of the job, so that the job ends instead of waiting for what nobody makes any more.
+"""Notices that a process of the job has died, names it and ends the job before it trains on what is left.
 
-verl polls its queue, and calls it and the ranks, without a limit of time; rows that a dead process took along would be
-left out of an update in silence. Here the process is named, and the job ends before it trains.
+verl polls its queue and calls the ranks without a time limit: it would wait for a dead process, or silently leave out
+the rows that the process held.
 """
 
 import logging
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 """Time between two looks."""
 BUSY_SECONDS = 2.0
-"""A process that has not answered for this long, but can be reached, is at work."""
+"""`confirm` takes an actor that does not answer for this long for busy."""
 UNREACHABLE_SECONDS = 30.0
-"""A process that Ray cannot reach for this long counts as dead."""
+"""An actor that Ray cannot reach for this long counts as dead."""
 GRACE_SECONDS = 20.0
-"""How long the trainer may take to end by itself, once somebody has died."""
+"""How long the trainer may take to end by itself after a death."""
 
 
 class WorkerDiedError(RuntimeError):
@@ -32,10 +32,10 @@ class WorkerDiedError(RuntimeError):
 
 
 class Watch:
-    """Knows who has died.
+    """Knows which actors have died.
 
     Args:
-        actors: what each is, for the message -> its handle.
+        actors: name of each actor for messages -> its handle.
     """
 
     def __init__(self, actors: Mapping[str, Any]) -> None:
@@ -46,40 +46,40 @@ class Watch:
         """Return at once.
 
         Raises:
-            WorkerDiedError: a death that `guard` has noticed.
+            WorkerDiedError: `guard` has noticed a death.
         """
         if self._death is not None:
             raise self._death
 
     def confirm(self) -> None:
-        """Make sure that nobody has died until now; waits for the answers, though not long for a busy actor's.
+        """Make sure that nobody has died until now; wait for answers, but not long for a busy actor's.
 
         Raises:
-            WorkerDiedError: an actor is dead, or could not be reached; it is named.
+            WorkerDiedError: names an actor that is dead or unreachable.
         """
         started = time.monotonic()
         asked: dict[str, Any] = {}
-        unheard = set(self.actors)
+        silent = set(self.actors)
         unreachable: set[str] = set()
-        while unreachable or (unheard and time.monotonic() < started + BUSY_SECONDS):
+        while unreachable or (silent and time.monotonic() < started + BUSY_SECONDS):
             for name, is_reached in self._answers(asked, timeout_seconds=0.5):
-                unheard.discard(name)
+                silent.discard(name)
                 unreachable = unreachable - {name} if is_reached else unreachable | {name}
             if unreachable and time.monotonic() > started + UNREACHABLE_SECONDS:
                 raise WorkerDiedError(_message(min(unreachable), f"not reachable for {UNREACHABLE_SECONDS:.0f} s"))
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Look around while the block runs; if somebody dies and the process hangs because of it, end the process.
+        """Look at the actors while the block runs; end this process if it hangs after a death.
 
-        An error in the block leaves the guard on duty: what cleans up after it may wait for the dead, too.
+        The guard also stays after an error in the block, as the clean-up may wait for the dead actor too.
         """
         is_done = threading.Event()
-        threading.Thread(target=self._stand_guard, args=(is_done,), name="watch", daemon=True).start()
+        threading.Thread(target=self._look_repeatedly, args=(is_done,), name="watch", daemon=True).start()
         yield
         is_done.set()
 
-    def _stand_guard(self, is_done: threading.Event) -> None:
+    def _look_repeatedly(self, is_done: threading.Event) -> None:
         asked: dict[str, Any] = {}
         while not is_done.wait(LOOK_SECONDS):
             try:
@@ -90,12 +90,12 @@ class Watch:
                 logger.error("%s", error)
                 break
         if self._death is not None and not is_done.wait(GRACE_SECONDS):
-            logger.error("the trainer waits for the dead; ending it")
+            logger.error("the trainer still waits for the dead process; ending the trainer")
             logging.shutdown()
             os._exit(1)
 
     def _answers(self, asked: dict[str, Any], *, timeout_seconds: float) -> Iterator[tuple[str, bool]]:
-        """Ask whoever is not asked yet; who has answered since, and whether Ray could reach it."""
+        """Ask the actors that owe no answer; yield who has answered, and whether Ray could reach it."""
         for name, actor in self.actors.items():
             if name not in asked:
                 asked[name] = actor.__ray_ready__.remote()

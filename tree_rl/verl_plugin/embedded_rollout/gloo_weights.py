@@ -1,7 +1,7 @@
 """verl's checkpoint backend `gloo`: weights from the trainer to separate rollout servers through host memory.
 
-verl's own backends need GPUs, so this is what `tree_separate_async` runs on without any. Choose it with
-`rollout.checkpoint_engine.backend=gloo` and `.custom_backend_module=tree_rl.verl_plugin.gloo_checkpoint_engine`.
+verl's own backends need GPUs; `tree_separate_async` uses this one without them. Choose it with
+`rollout.checkpoint_engine.backend=gloo` and `.custom_backend_module=<this module>`.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ import torch
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from tree_rl.verl_plugin.embedded_rollout.weights import PackedTensor, pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, pack
 
 BACKEND = "gloo"
 SENDER = 0
 OUTSIDE = -1
-"""Rank of a trainer process that sends nothing: it only takes part in gathering the weights."""
+"""Rank of a trainer process that helps to gather the weights and sends nothing."""
 TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Where the processes of one synchronisation find each other."""
+    """Address at which the processes of one synchronisation meet."""
 
     host: str
     port: int
@@ -36,12 +36,7 @@ class Meeting:
 
 @CheckpointEngineRegistry.register(BACKEND)
 class GlooCheckpointEngine(CheckpointEngine):
-    """The trainer's first process broadcasts buckets of weights; every rollout worker receives them.
-
-    Args:
-        bucket_size: bytes of a bucket (`update_weights_bucket_megabytes`).
-        is_master: whether this is the trainer's first process.
-    """
+    """The trainer's first process (`is_master`) broadcasts buckets of weights; every rollout worker receives them."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_bytes = bucket_size
@@ -62,7 +57,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Meeting | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Number the processes: the trainer's first is the sender, its others stay outside, then rollout workers."""
+        """Number the processes: the trainer's first sends, its others stay outside, the rollout workers receive."""
         world_size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -72,13 +67,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return actors, arguments(list(range(1, world_size)))
 
     def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
-        """Join the others.
-
-        Args:
-            rank: this process's number, OUTSIDE for one that does not take part.
-            world_size: processes that do.
-            meeting: what the sender's `prepare` returned.
-        """
+        """Join the others at the sender's meeting, except with rank OUTSIDE."""
         self._rank = rank
         if rank == OUTSIDE:
             return
@@ -87,7 +76,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:
-        """Leave; the next synchronisation meets anew, so servers may come and go between."""
+        """Leave; the next synchronisation meets anew, so servers may come and go in between."""
         self._group = None
         self._store = None
 
@@ -95,11 +84,9 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> None:
-        """Send the weights; every trainer process reads them to the end, as gathering them is collective.
+        """Send (name, full tensor) pairs by Hugging Face names; all trainer processes help to gather them.
 
-        Args:
-            weights: (name, full tensor) pairs by Hugging Face names.
-            global_steps: unused; the receivers are told the version by verl.
+        `global_steps` is unused: verl tells the receivers the version.
         """
         for bucket in pack(weights, self.bucket_bytes):
             if self._rank == SENDER:
@@ -108,14 +95,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             await asyncio.to_thread(self._send, [])
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Receive the weights.
-
-        Args:
-            global_steps: unused.
-
-        Yields:
-            (name, tensor) pairs in host memory of their own.
-        """
+        """Receive (name, tensor) pairs in host memory; `global_steps` is unused."""
         while bucket := await asyncio.to_thread(self._receive):
             for packed in bucket:
                 yield packed.name, packed.unpack()
@@ -129,7 +109,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return tensor
 
     def _send(self, bucket: list[PackedTensor]) -> None:
-        """One bucket: two lengths, names with shapes, and the bytes of all tensors; an empty one ends the weights."""
+        """Send two lengths, names with shapes, and the bytes of all tensors; an empty bucket ends the weights."""
         labels = pickle.dumps([(packed.name, packed.dtype, packed.shape, packed.data.nbytes) for packed in bucket])
         data = np.concatenate([packed.data for packed in bucket]) if bucket else np.zeros(0, dtype=np.uint8)
         self._broadcast(torch.tensor([len(labels), len(data)]))

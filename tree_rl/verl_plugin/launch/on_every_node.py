@@ -1,7 +1,7 @@
-"""One command on N nodes of a Ray cluster at once, each told its rank: for what torch.distributed.run starts, as SFT.
+"""Runs one command on N nodes of a Ray cluster at once: for programs that torch.distributed.run starts, such as SFT.
 
-Use: python -m tree_rl.verl_plugin.on_every_node N -- COMMAND. It sees NNODES, NODE_RANK and HEAD_NODE, and holds all of
-its node's GPUs. The first that fails ends the others.
+Use: python -m tree_rl.verl_plugin.launch.on_every_node N -- COMMAND. The command finds NNODES, NODE_RANK and HEAD_NODE
+in its environment and holds all GPUs of its node. The first command that fails ends the others.
 """
 
 import os
@@ -15,11 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 def run_on_every_node(nodes: int, command: list[str]) -> int:
-    """Run a command on `nodes` nodes, this one first, and wait.
-
-    Args:
-        nodes: how many; each runs the command once.
-        command: program and arguments; the working folder is this process's, so it must exist on every node.
+    """Run a command once on each of `nodes` nodes, this one first, in the working folder of this process.
 
     Returns:
         0, or the exit code of the first node that failed.
@@ -41,7 +37,7 @@ def run_on_every_node(nodes: int, command: list[str]) -> int:
                 return code
         return 0
     finally:
-        # Ends the tasks that still run, and Ray ends what those started.
+        # Ends the tasks that still run and the processes that they started.
         ray.shutdown()
 
 
@@ -52,19 +48,19 @@ def _start(rank: int, node: dict[str, Any], first: dict[str, Any], nodes: int, c
         max_retries=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False),
     )
-    told = {"NNODES": str(nodes), "NODE_RANK": str(rank), "HEAD_NODE": first["NodeManagerAddress"]}
-    return task.remote(command, told, os.getcwd())
+    variables = {"NNODES": str(nodes), "NODE_RANK": str(rank), "HEAD_NODE": first["NodeManagerAddress"]}
+    return task.remote(command, variables, os.getcwd())
 
 
 def _run_task() -> Callable[[list[str], dict[str, str], str], int]:
-    # Nested, so that it travels by value: the node needs nothing of tree_rl to start a process.
-    def run(command: list[str], told: dict[str, str], folder: str) -> int:
-        return subprocess.run(command, env={**os.environ, **told}, cwd=folder, check=False).returncode
+    # A nested function travels by value: the node needs no tree_rl to start the command.
+    def run(command: list[str], variables: dict[str, str], folder: str) -> int:
+        return subprocess.run(command, env={**os.environ, **variables}, cwd=folder, check=False).returncode
 
     return run
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 4 or not sys.argv[1].isdecimal() or sys.argv[2] != "--":
-        sys.exit("usage: python -m tree_rl.verl_plugin.on_every_node N -- COMMAND")
+        sys.exit("usage: python -m tree_rl.verl_plugin.launch.on_every_node N -- COMMAND")
     sys.exit(run_on_every_node(int(sys.argv[1]), sys.argv[3:]))

@@ -1,4 +1,4 @@
-"""Rows in verl's queue as the trainers read and write them: token ids, overlap by group, columns beside padding."""
+"""Reads and writes rows in verl's queue: token ids, reward components, columns for rows with and without padding."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from tensordict import TensorDict
 
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.compat import transfer_queue as tq
-from tree_rl.verl_plugin.trainer.metrics import GroupOverlap, measure_group
 
 
 def real_rows(batch: KVBatchMeta) -> list[int]:
@@ -23,22 +22,13 @@ def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
     return {key: ids.numpy() for key, ids in zip(batch.keys, columns["input_ids"].unbind(), strict=True)}
 
 
-def measure_groups(group_of_row: np.ndarray, row_tokens: list[np.ndarray]) -> list[GroupOverlap]:
-    """Overlap of each group, in the order of their numbers."""
-    num_groups = int(group_of_row.max()) + 1
-    members: list[list[np.ndarray]] = [[] for _ in range(num_groups)]
-    for group, tokens in zip(group_of_row, row_tokens, strict=True):
-        members[group].append(tokens)
-    return [measure_group(rows) for rows in members]
-
-
 def reward_components(
     extra_fields: list[dict[str, Any]], algorithm: DictConfig, keys: list[str]
 ) -> dict[str, np.ndarray]:
     """Columns of the reward components that gdpo normalises one by one.
 
     Raises:
-        ValueError: a row whose reward function did not return a component; row and key are named.
+        ValueError: the reward function did not return a component; names row and component.
     """
     columns: dict[str, np.ndarray] = {}
     for name in algorithm.get("gdpo_reward_keys", None) or ():
@@ -53,7 +43,7 @@ def reward_components(
 
 
 def put_with_padding(batch: KVBatchMeta, real: list[int], columns: dict[str, torch.Tensor]) -> KVBatchMeta:
-    """Write nested columns of the real rows; padding rows, which have one response token, get zeros."""
+    """Write nested columns of the real rows, and a zero for the one response token of each padding row."""
     rank_of_row = {row: index for index, row in enumerate(real)}
     fields: dict[str, torch.Tensor] = {}
     for name, nested in columns.items():

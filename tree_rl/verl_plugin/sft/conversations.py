@@ -1,7 +1,4 @@
-"""Rows of one conversation: recognised by their shared prefix, and dealt to batches together so that they form a tree.
-
-Legend: B rows.
-"""
+"""Finds the rows of one conversation by their shared prefix, and puts them into one batch so that they form a tree."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,17 +8,14 @@ from torch.utils.data import Sampler
 from tree_rl.tree import Forest
 
 SHARED_PART = 0.5
-"""Two rows that share at least this part of the shorter one belong to one conversation; system prompts are shorter."""
+"""Rows that share at least this part of the shorter one belong to one conversation; system prompts are shorter."""
 
 
 def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """Number the conversations of rows by the prefixes that the rows share.
-
-    Args:
-        row_tokens: B arrays of token ids.
+    """Number the conversations of B rows of token ids.
 
     Returns:
-        int64 [B]; equal for rows that a chain of neighbours in token order links.
+        int64 [B], equal for rows of one conversation: a chain of neighbours in token order links them.
     """
     order = Forest.from_rows(row_tokens).row_order
     shorter = np.minimum(order.lengths[1:], order.lengths[:-1])
@@ -34,8 +28,8 @@ def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
 class ConversationSampler(Sampler[int]):
     """Shuffles conversations instead of rows; every rank takes whole runs of `batch_rows` rows.
 
-    A conversation is cut only where a batch ends. The rows that do not fill a last global batch are left out, as with
-    verl's own sampler and `drop_last`.
+    Only the end of a batch cuts a conversation. Rows that do not fill the last global batch do not train, as with
+    verl's sampler and `drop_last`.
     """
 
     def __init__(
@@ -48,7 +42,7 @@ class ConversationSampler(Sampler[int]):
             batch_rows: rows of a batch on one rank.
             num_replicas: data-parallel ranks.
             rank: this one.
-            shuffle: visit the conversations in an order of its own in every epoch.
+            shuffle: visit the conversations in a new order in every epoch.
             seed: of that order, the same on all ranks.
         """
         _, number = np.unique(np.asarray(group_of_row), return_inverse=True)

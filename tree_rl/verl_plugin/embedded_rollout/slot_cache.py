@@ -1,6 +1,6 @@
-"""Keys and values of many sequences, one row ("slot") each, kept between requests so that a later prompt can reuse a
-prefix: the key-value cache of the embedded rollout engine.
+"""The key-value cache of the embedded rollout engine: one row ("slot") for each sequence.
 
+Finished sequences stay in their slots, so that later prompts can reuse a prefix.
 Shapes: R rows of a forward, Q new tokens per row, G key-value heads, D head size, T tokens a slot can hold.
 """
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 class SlotCache(Cache):
     """A `transformers` cache of `num_slots` slots; a forward works on a contiguous range of them.
 
-    Column `capacity_tokens` of every slot is scratch space: padding is written there and never read.
+    Column `capacity_tokens` of every slot takes padding; nothing reads it.
 
     Args:
         num_layers: attention layers of the model.
@@ -39,31 +39,22 @@ class SlotCache(Cache):
         self._context_tokens = 0
 
     def begin(self, rows: slice, column_RQ: torch.Tensor, context_tokens: int) -> None:
-        """Announce a forward: slots `rows` receive its keys and values at `column_RQ` and are read up to a length.
+        """Prepare a forward.
 
         Args:
-            rows: the R slots of the forward.
-            column_RQ: int64 column that each new token is written to.
-            context_tokens: columns the attention reads.
+            rows: its R slots.
+            column_RQ: int64, column that each new token's keys and values go to.
+            context_tokens: columns that attention reads.
         """
         self._rows = rows
         self._row_index = torch.arange(rows.start, rows.stop, device=column_RQ.device).unsqueeze(1)
         self._column_RQ = column_RQ
         self._context_tokens = context_tokens
 
-    def update(  # the caller is a transformers attention layer
+    def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new keys and values of one layer and return all that the forward may read.
-
-        Args:
-            key_states: [R, G, Q, D].
-            value_states: [R, G, Q, D].
-            layer_idx: the attention layer.
-
-        Returns:
-            Keys and values, [R, G, context_tokens, D], views of the cache.
-        """
+        """Store new keys and values [R, G, Q, D] of a layer; return views of all, [R, G, context_tokens, D]."""
         keys = self._written(self._keys, layer_idx, key_states)
         values = self._written(self._values, layer_idx, value_states)
         return keys, values
@@ -83,14 +74,7 @@ class SlotCache(Cache):
         return 0
 
     def longest_prefix(self, prompt_ids: np.ndarray) -> tuple[int, int]:
-        """Find the slot that shares the longest prefix with a prompt.
-
-        Args:
-            prompt_ids: int64 [P].
-
-        Returns:
-            (slot, shared tokens); at most P - 1 tokens, so that one is left to run.
-        """
+        """Slot that shares most tokens with a prompt, int64 [P], and their number: at most P - 1, as one must run."""
         width = min(len(prompt_ids) - 1, int(self.length_S.max(initial=0)))
         if width <= 0:
             return 0, 0
@@ -105,10 +89,8 @@ class SlotCache(Cache):
         if a == b:
             return
         length = int(max(self.length_S[a], self.length_S[b]))
-        for store in (self._keys, self._values):
-            for kept in store:
-                if kept is not None:
-                    kept[[a, b], :, :length] = kept[[b, a], :, :length]
+        for kept in self._allocated():
+            kept[[a, b], :, :length] = kept[[b, a], :, :length]
         self.tokens_ST[[a, b], :length] = self.tokens_ST[[b, a], :length]
         self.length_S[[a, b]] = self.length_S[[b, a]]
         self.last_used_S[[a, b]] = self.last_used_S[[b, a]]
@@ -116,21 +98,22 @@ class SlotCache(Cache):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Make `target` hold the first `length` tokens of `source`, and nothing else."""
         if source != target:
-            for store in (self._keys, self._values):
-                for kept in store:
-                    if kept is not None:
-                        kept[target, :, :length] = kept[source, :, :length]
+            for kept in self._allocated():
+                kept[target, :, :length] = kept[source, :, :length]
             self.tokens_ST[target, :length] = self.tokens_ST[source, :length]
         self.length_S[target] = length
 
+    def _allocated(self) -> list[torch.Tensor]:
+        return [kept for kept in (*self._keys, *self._values) if kept is not None]
+
     def append_token_ids(self, slot: int, token_ids: np.ndarray) -> None:
-        """Record which tokens a forward has just written behind the slot's content."""
+        """Record the tokens whose keys and values a forward has just appended to a slot."""
         start = int(self.length_S[slot])
         self.tokens_ST[slot, start : start + len(token_ids)] = token_ids
         self.length_S[slot] = start + len(token_ids)
 
     def forget(self, first_slot: int = 0) -> None:
-        """Empty all slots from `first_slot` on, as their keys and values belong to weights that are gone."""
+        """Empty all slots from `first_slot` on, after the weights changed."""
         self.length_S[first_slot:] = 0
 
     def release(self) -> None:
@@ -141,13 +124,7 @@ class SlotCache(Cache):
 
 
 def num_slots_within(budget_bytes: int, config: PretrainedConfig, *, capacity_tokens: int, dtype: torch.dtype) -> int:
-    """Return how many slots of `capacity_tokens` a budget holds.
-
-    Args:
-        budget_bytes: memory for keys and values.
-        config: the model's text config.
-        capacity_tokens: tokens per slot.
-        dtype: element type of keys and values.
+    """Slots of `capacity_tokens` that fit into `budget_bytes` for a model with this text config.
 
     Raises:
         ValueError: not even one slot fits.

@@ -1,4 +1,4 @@
-"""Finished rows on disk, one JSON line each, as `tree-rl inspect` reads them."""
+"""Finished rows in files, one JSON line each, for `tree-rl inspect`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ class FinishedRow:
     """One row of a finished session."""
 
     uid: str
-    """Group: the prompt it answers."""
+    """The prompt's."""
     session: int
     """Sample of the group."""
     index: int
@@ -36,12 +36,7 @@ class FinishedRow:
 
 
 def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Path:
-    """Append the rows of one prompt.
-
-    Args:
-        folder: created if needed.
-        partition: "train" or "val".
-        rows: of one prompt.
+    """Append the rows of one prompt of partition "train" or "val"; creates the folder.
 
     Returns:
         The file: one per partition, step and writing process.
@@ -55,12 +50,7 @@ def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Pa
 
 
 def set_aside_later_trees(folder: Path, step: int) -> None:
-    """Rename the training dumps of steps that a restart does again, so that no row is read twice.
-
-    Args:
-        folder: of the dumps; need not exist.
-        step: global step of the checkpoint that training continues from; 0 for none.
-    """
+    """Rename the training dumps of steps after `step`, which a restart repeats, so that no row is read twice."""
     for path in sorted(folder.glob("train-*.jsonl")):
         match = TRAIN_FILE.fullmatch(path.name)
         if match and int(match[1]) > step:

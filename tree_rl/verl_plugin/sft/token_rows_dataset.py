@@ -1,4 +1,4 @@
-"""An SFT dataset of rows that are token ids already: parquet columns `input_ids` and `loss_mask`."""
+"""An SFT dataset of rows of token ids: parquet columns `input_ids` and `loss_mask`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +33,7 @@ class TokenRowsDataset(Dataset):
             max_samples: rows to keep from the start; -1 keeps all.
 
         Raises:
-            ValueError: a row that is empty, whose mask has another length or that trains its first token; file row and
-                column are named.
+            ValueError: a row is empty, has a mask of another length or trains its first token; names row and column.
         """
         paths = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
         table = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)

@@ -1,6 +1,6 @@
-"""The ledger of updates: which rows the weights were trained on, one JSON line per group and update.
+"""The ledger of updates: which rows trained the weights, one JSON line per group and update.
 
-After a restart it is cut back to the checkpoint, as the weights are, so that every trained row stands in it once.
+A restart cuts it back to the checkpoint, as it does the weights, so every trained row stands in it once.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tree_rl.verl_plugin.trainer.checkpoint_commit import write_atomically
-from tree_rl.verl_plugin.trainer.row_names import uid_of_row
+from tree_rl.verl_plugin.resume.checkpoint_commit import write_atomically
+from tree_rl.verl_plugin.resume.row_names import uid_of_row
 
 LEDGER = "updates.jsonl"
 
@@ -26,11 +26,11 @@ class TrainedGroup:
     update: int
     """Index of the update within the step."""
     uid: str
-    """Of the prompt: decided by the step and its place in it."""
+    """Of the prompt."""
     index: int | str
-    """`extra_info.index` of the prompt in the data set."""
+    """`extra_info.index` of the prompt."""
     rows: int
-    """Rows that trained; padding does not count."""
+    """Rows that trained, without padding."""
     digest: str
     """Of the rows' keys and tokens."""
 
@@ -38,13 +38,13 @@ class TrainedGroup:
 def trained_groups(
     step: int, update: int, row_tokens: Mapping[str, np.ndarray], index_of_uid: Mapping[str, int | str]
 ) -> list[TrainedGroup]:
-    """Describe an update.
+    """The ledger's lines of one update.
 
     Args:
         step: global step.
         update: index within the step.
         row_tokens: verl's row key `{uid}_{session}_{index}` -> int64 token ids.
-        index_of_uid: place of each prompt in the data set.
+        index_of_uid: index of each prompt in the data set.
     """
     keys_of_uid: dict[str, list[str]] = {}
     for key in sorted(row_tokens):
@@ -56,47 +56,23 @@ def trained_groups(
             digest.update(key.encode() + np.ascontiguousarray(row_tokens[key], dtype=np.int64).tobytes())
         groups.append(
             TrainedGroup(
-                step=step,
-                update=update,
-                uid=uid,
-                index=index_of_uid[uid],
-                rows=len(keys),
-                digest=digest.hexdigest(),
+                step=step, update=update, uid=uid, index=index_of_uid[uid], rows=len(keys), digest=digest.hexdigest()
             )
         )
     return groups
 
 
 def append_groups(root: Path, groups: Sequence[TrainedGroup]) -> None:
-    """Add an update.
-
-    Args:
-        root: `trainer.default_local_dir`; created if needed.
-        groups: of the update.
-    """
+    """Append an update to the ledger in `trainer.default_local_dir`, which is created if needed."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / LEDGER).open("a") as stream:
         stream.write("".join(json.dumps(asdict(group)) + "\n" for group in groups))
 
 
 def cut_ledger(root: Path, step: int) -> None:
-    """Forget the updates after a step, and a line that a kill left unfinished.
-
-    Args:
-        root: `trainer.default_local_dir`.
-        step: global step of the checkpoint that training continues from; 0 for none.
-    """
+    """Remove the updates after the step that training continues from, and a line that a kill left unfinished."""
     path = root / LEDGER
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
-    write_atomically(path, "".join(kept))
-
-
-def read_ledger(root: Path) -> list[TrainedGroup]:
-    """Read the ledger in `trainer.default_local_dir`, in the order of the updates."""
-    path = root / LEDGER
-    return [TrainedGroup(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True)
+    write_atomically(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning on trees: verl's SFT trainer, the tree engine, batches that keep conversations together.
+"""verl's SFT trainer on the tree engine; its batches keep the rows of a conversation together.
 
-Run with `python -m tree_rl.verl_plugin.sft`, or under torchrun for several ranks. The loss is verl's `sft_loss`.
+The loss is verl's `sft_loss`.
 """
 
 import os
@@ -27,17 +27,17 @@ from tree_rl.verl_plugin.compat import (
     sft_loss,
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
-from tree_rl.verl_plugin.token_rows_dataset import TokenRowsDataset
-from tree_rl.verl_plugin.trainer.metrics import reduce_tree_metrics
-from tree_rl.verl_plugin.trainer.worker import TreeTrainingWorker
+from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
+from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
 
 
 class SFTWorker(TreeTrainingWorker):
-    """Reports the engine's `tree/*` as numbers: verl's SFT loop logs metrics as they come."""
+    """Turns the engine's `tree/*` metrics into numbers, as verl's SFT loop logs metrics unchanged."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict:
@@ -49,7 +49,7 @@ class SFTWorker(TreeTrainingWorker):
 
 
 class TreeSFTTrainer(SFTTrainer):
-    """verl's SFT trainer; `model.model_type` may name another engine than the tree engine."""
+    """verl's SFT trainer on the tree engine; `model.model_type` may name another engine."""
 
     def _build_engine(self) -> None:
         self.loss_fn = partial(sft_loss, config=None)
@@ -83,7 +83,7 @@ class TreeSFTTrainer(SFTTrainer):
             self.val_dataloader = self._loader(self.val_dataset, self.val_sampler)
 
     def _loader(self, dataset: Any, sampler: Any) -> StatefulDataLoader:
-        """verl's loader, whose batches also say which rows belong together."""
+        """verl's loader; its batches also name each row's conversation."""
         return StatefulDataLoader(
             dataset=dataset,
             batch_size=self.train_batch_size_per_dp,
@@ -95,17 +95,14 @@ class TreeSFTTrainer(SFTTrainer):
 
 
 def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
-    """Conversation of every row of a dataset.
+    """Conversation of every row of a dataset, int64 [rows]; None without a column and without token ids.
 
     Args:
-        dataset: an SFT dataset; verl's keeps its table in `dataframe`.
+        dataset: an SFT dataset; verl's has its table in `dataframe`.
         group_key: column that names the conversation, or None.
 
-    Returns:
-        int64 [rows], or None where neither a column nor token ids tell.
-
     Raises:
-        ValueError: the dataset has no such column; the config key is named.
+        ValueError: the dataset has no such column; names the config key.
     """
     if group_key is not None:
         table = getattr(dataset, "dataframe", None)
@@ -119,7 +116,7 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
-    """Collate as verl does and name each row's conversation, by which the engine builds trees."""
+    """Collate as verl does and add each row's conversation, from which the engine builds trees."""
     batch = collate(rows)
     conversations = conversations_of_rows([row["input_ids"].numpy() for row in rows])
     batch["uid"] = torch.stack([NonTensorData(f"conversation {number}") for number in conversations], dim=0)
@@ -127,7 +124,7 @@ def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch])
 
 
 def join_as_only_rank() -> None:
-    """Give a process that torchrun did not start the environment of a world of one."""
+    """Without torchrun: set the environment of a world of one process."""
     if "RANK" in os.environ:
         return
     with socket.socket() as sock:
@@ -142,20 +139,11 @@ def join_as_only_rank() -> None:
     }
 
 
-def run_sft(config: DictConfig) -> None:
-    """Train as the config says, in this process or in those of torchrun."""
+@hydra.main(config_path="pkg://tree_rl.verl_plugin.config", config_name="tree_sft_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    """Command line: verl's SFT options plus `engine.tree` and `data.group_key`."""
     join_as_only_rank()
     config.trainer.device = get_device_name()
     initialize_global_process_group()
     TreeSFTTrainer(config=config).fit()
     destroy_global_process_group()
-
-
-@hydra.main(config_path="config", config_name="tree_sft_trainer", version_base=None)
-def main(config: DictConfig) -> None:
-    """Command line: verl's SFT options plus `engine.tree` and `data.group_key`."""
-    run_sft(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
-"""A restart continues as if nothing had happened, and a job with a dead process ends.
+"""A trainer that a restart continues as if nothing had happened, and that ends when a process of its job dies.
 
-Checkpoints are whole or do not count, prompts are named by step and place, rows of an update stand in one order, and a
-ledger says what was trained.
+Only whole checkpoints count, step and place name a prompt, an update sorts its rows, a ledger says what trained.
 """
 
 import functools
@@ -18,10 +17,11 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 
 from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops.tree_dump import set_aside_later_trees
 from tree_rl.verl_plugin.compat import KVBatchMeta, PPOTrainer
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.compat import transfer_queue as tq
-from tree_rl.verl_plugin.trainer.checkpoint_commit import (
+from tree_rl.verl_plugin.resume.checkpoint_commit import (
     begin_checkpoint,
     commit_checkpoint,
     refuse_damaged,
@@ -29,24 +29,23 @@ from tree_rl.verl_plugin.trainer.checkpoint_commit import (
     repair_tracker,
     write_atomically,
 )
-from tree_rl.verl_plugin.trainer.liveness import Watch
-from tree_rl.verl_plugin.trainer.row_names import prompt_uid, row_place, uid_of_row
-from tree_rl.verl_plugin.trainer.update_ledger import append_groups, cut_ledger, trained_groups
-from tree_rl.verl_plugin.tree_dump import set_aside_later_trees
+from tree_rl.verl_plugin.resume.liveness import Watch
+from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place, uid_of_row
+from tree_rl.verl_plugin.resume.update_ledger import append_groups, cut_ledger, trained_groups
 
 logger = logging.getLogger(__name__)
 
 STATE = "tree_trainer.json"
-"""File of a checkpoint: what the trainer itself learns and verl does not save."""
+"""File of a checkpoint for what the trainer learns and verl does not save."""
 KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 REMOVE_KEY = "remove_previous_ckpt_in_save"
 
 
 class ResumableTrainer(PPOTrainer):
-    """Mixed into a V1 trainer."""
+    """Stands before one of verl's V1 trainers among the base classes."""
 
     _prompts_fetched = (0, 0)
-    """Step, and how many prompts it has fetched."""
+    """A step and the number of prompts that it has fetched."""
     _row_tokens: dict[str, np.ndarray]
     """Token ids of the rows of the current update, by verl's key."""
 
@@ -61,21 +60,27 @@ class ResumableTrainer(PPOTrainer):
         return Path(self.config.trainer.default_local_dir).absolute()
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train as verl does, watching the processes that make rows."""
+        """Train as verl does, and watch the processes that make rows."""
         self._watch.actors.update(self._row_makers(agent_loop_manager))
         with self._watch.guard():
             super().fit(agent_loop_manager)
 
     def _build_replay_buffer(self) -> Any:
-        """verl's buffer, which polls for finished prompts only as long as somebody can finish them."""
+        """verl's buffer; it stops polling for finished prompts when a process that makes rows has died."""
         self._watch = Watch({})
         buffer = super()._build_replay_buffer()
-        buffer._sync_metadata_from_transfer_queue = _after(self._watch.check, buffer._sync_metadata_from_transfer_queue)
+        poll = buffer._sync_metadata_from_transfer_queue
+
+        def poll_while_all_live() -> None:
+            self._watch.check()
+            poll()
+
+        buffer._sync_metadata_from_transfer_queue = poll_while_all_live
         buffer.sample = self._sampled_in_order(buffer.sample)
         return buffer
 
     def _sampled_in_order(self, sample: Callable[..., Any]) -> Callable[..., Any]:
-        """verl's rows come in the order of hashes and of time; sorted by key an update's sums are the same again."""
+        """verl samples rows in an order of hashes and time; sorted by key, a repeated update adds in the same order."""
 
         @functools.wraps(sample)
         def sampled(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +92,7 @@ class ResumableTrainer(PPOTrainer):
         return sampled
 
     def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
-        """Every process without which rows would be missing."""
+        """Every process whose death would leave rows out."""
         groups = {
             "agent loop worker": _actors_of(agent_loop_manager),
             "reward worker": self.get_reward_handles() or [],
@@ -105,7 +110,7 @@ class ResumableTrainer(PPOTrainer):
         return makers
 
     def _fetch_one_gen_batch(self) -> TensorDict:
-        """verl's prompts, named by step and place instead of at random."""
+        """verl's prompts with uids that follow from step and place; verl's are random."""
         batch = super()._fetch_one_gen_batch()
         step, fetched = self._prompts_fetched
         fetched = fetched if step == self.global_steps else 0
@@ -116,10 +121,10 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
-        """verl's update, written into the ledger."""
+        """verl's update; then write its rows into the ledger."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = sorted(self._row_tokens)
-        # Not verl's field `index`, which other rollout managers do not write; the data set gives every prompt this one.
+        # Rollout managers other than verl's write no field `index`; the data set gives every prompt this one.
         rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
         infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
         index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
@@ -128,21 +133,23 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _save_checkpoint(self) -> None:
-        """verl's checkpoint, which counts only when all of it is written."""
+        """verl's checkpoint; it counts once all of it is written."""
         folder = begin_checkpoint(self._root, self.global_steps)
         with self._previous_checkpoint_kept() as keep:
             super()._save_checkpoint()
-        write_atomically(folder / STATE, json.dumps(self._state()))
+        penalised = self.config.algorithm.use_kl_in_reward
+        state = {"kl_coefficient": self.kl_ctrl_in_reward.value} if penalised else {}
+        write_atomically(folder / STATE, json.dumps(state))
         commit_checkpoint(self._root, self.global_steps)
         if keep:
             remove_old_checkpoints(self._root, keep)
 
     @contextmanager
     def _previous_checkpoint_kept(self) -> Iterator[int]:
-        """verl deletes a worker's previous checkpoint before the next one is whole; meanwhile it may keep two.
+        """Let verl keep one more checkpoint: it deletes a worker's previous one before the next is whole.
 
         Yields:
-            How many whole checkpoints the config wants; 0 for all.
+            Number of whole checkpoints that the config keeps; 0 for all.
         """
         trainer = self.config.trainer
         asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
@@ -155,7 +162,7 @@ class ResumableTrainer(PPOTrainer):
             trainer.update(asked)
 
     def _load_checkpoint(self) -> None:
-        """verl's restart, from a checkpoint that is whole; what was written after it is put aside."""
+        """verl's restart from a whole checkpoint; records of later steps leave the ledger and the dumps."""
         mode = self.config.trainer.resume_mode
         if mode == "auto":
             repair_tracker(self._root)
@@ -166,34 +173,16 @@ class ResumableTrainer(PPOTrainer):
         dumps = (self.config.actor_rollout_ref.rollout.get("custom") or {}).get("tree_dump_dir")
         if dumps:
             set_aside_later_trees(Path(dumps), self.global_steps)
-        state = self._checkpoint_folder() / STATE
-        if self.global_steps and state.exists():
-            self._restore(json.loads(state.read_text()))
-
-    def _checkpoint_folder(self) -> Path:
-        if self.config.trainer.resume_mode == "resume_path":
-            return Path(self.config.trainer.resume_from_path).absolute()
-        return self._root / f"global_step_{self.global_steps}"
-
-    def _state(self) -> dict[str, Any]:
-        """What the driver itself has learnt: the coefficient of an adaptive KL penalty."""
-        return {"kl_coefficient": self.kl_ctrl_in_reward.value} if self.config.algorithm.use_kl_in_reward else {}
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        if self.config.algorithm.use_kl_in_reward and "kl_coefficient" in state:
-            self.kl_ctrl_in_reward.value = state["kl_coefficient"]
+        folder = self._root / f"global_step_{self.global_steps}"
+        if mode == "resume_path":
+            folder = Path(self.config.trainer.resume_from_path).absolute()
+        if self.global_steps and self.config.algorithm.use_kl_in_reward and (folder / STATE).exists():
+            state = json.loads((folder / STATE).read_text())
+            self.kl_ctrl_in_reward.value = state.get("kl_coefficient", self.kl_ctrl_in_reward.value)
 
 
 def _actors_of(agent_loop_manager: Any) -> list[Any]:
-    """The actors that run agents. A manager that is not verl's is asked for every actor that it holds itself."""
+    """The actors that run agents; of a manager that is not verl's, every actor that it holds as an attribute."""
     if isinstance(agent_loop_manager, compat.AgentLoopManagerTQ):
         return list(agent_loop_manager.agent_loop_workers)
     return [held for held in vars(agent_loop_manager).values() if isinstance(held, ray.actor.ActorHandle)]
-
-
-def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        then()
-
-    return both

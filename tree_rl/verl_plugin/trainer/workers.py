@@ -1,25 +1,24 @@
-"""verl's workers for a tree run: mini-batches keep groups whole, and none starts without the tree engines."""
+"""verl's workers for a tree run: mini-batches keep groups whole, and no worker starts without the tree engines."""
 
 import dataclasses
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import ray
 import torch
 from tensordict import TensorDict
-from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
 
-from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, EngineRegistry, TrainingWorker
+from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, DetachActorWorker, EngineRegistry, TrainingWorker
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
-from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 
-
-def describe_process() -> str:
-    """Name this worker process in a message: rank, host and process id."""
-    return f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
+ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
 def require_live_plugin(model_type: str) -> None:
@@ -29,14 +28,15 @@ def require_live_plugin(model_type: str) -> None:
         PluginNotLiveError: names the worker and the remedy.
     """
     if model_type not in EngineRegistry._engines:
+        process = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
         raise PluginNotLiveError(
-            f"worker {describe_process()}: verl has no engine for model_type={model_type!r}; install tree_rl in this "
+            f"worker {process}: verl has no engine for model_type={model_type!r}; install tree_rl in this "
             "worker's environment and leave VERL_USE_EXTERNAL_PLUGINS unset or auto (tree-rl doctor shows the cause)"
         )
 
 
 class TreeTrainingWorker(TrainingWorker):
-    """verl's training worker; a mini-batch is a run of whole cells instead of a count of shuffled rows."""
+    """verl's training worker; its mini-batches are runs of whole cells instead of numbers of shuffled rows."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         # verl fixes the critic's model type in its trainer; `critic.model.model_type` chooses it here.
@@ -47,15 +47,10 @@ class TreeTrainingWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
-        """Train on `num_mini_batch` equal runs of rows, where the batch names them; else exactly as verl does.
+        """Train on `num_mini_batch` equal runs of rows; without that key exactly as verl does.
 
-        With `shuffle`, whole mini-batches change places, alike on all ranks, anew in every epoch.
-
-        Args:
-            data: this rank's rows, cell after cell, with verl's meta keys and optionally `num_mini_batch`.
-
-        Returns:
-            verl's metrics.
+        `data` holds this rank's rows, cell after cell. `shuffle` reorders whole mini-batches, anew in every epoch and
+        alike on all ranks.
         """
         num_mini_batch = tu.get_non_tensor_data(data=data, key="num_mini_batch", default=None)
         if num_mini_batch is None:
@@ -72,7 +67,7 @@ class TreeTrainingWorker(TrainingWorker):
 
 
 def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) -> torch.Tensor:
-    """int64 [epochs * num_rows], row order in which every epoch visits the mini-batches in an order of its own."""
+    """int64 [epochs * num_rows], rows in order; every epoch visits the mini-batches in an order of its own."""
     generator = torch.Generator().manual_seed(seed)
     mini_batches = torch.arange(num_rows).reshape(num_mini_batch, -1)
     return torch.cat(
@@ -81,7 +76,7 @@ def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) ->
 
 
 class TreeActorRolloutRefWorker(ActorRolloutRefWorker):
-    """verl's hybrid worker; its actor and reference policy are tree training workers."""
+    """verl's hybrid worker, whose actor and reference policy are tree training workers."""
 
     actor_worker_cls = TreeTrainingWorker
     ref_worker_cls = TreeTrainingWorker
@@ -89,6 +84,32 @@ class TreeActorRolloutRefWorker(ActorRolloutRefWorker):
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
         require_live_plugin(config.model.get("model_type", "language_model"))
         super().__init__(config, role, distillation_config, **kwargs)
+
+
+class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
+    """The worker of `tree_separate_async`: it can compute old log-probs with the weights of an earlier update."""
+
+    @property
+    def copy_handler(self) -> Callable[[torch.nn.Module], ShardedState]:
+        """verl's copy of the weights; weights in host memory, which verl would return themselves, are copied too."""
+        verls_copy = super().copy_handler
+
+        def copy(module: torch.nn.Module) -> ShardedState:
+            shards, spec = verls_copy(module)
+            lives_here = {name for name, weight in module.named_parameters() if weight.device.type == "cpu"}
+            for name in lives_here & shards.keys():
+                shard, placement = shards[name]
+                shards[name] = shard.clone(), placement
+            return shards, spec
+
+        return copy
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def restore_model_from_cpu(self, n: int) -> None:
+        """Put back the weights of `save_model_to_cpu(n)` and forget the log-probs that were found with others."""
+        super().restore_model_from_cpu(n)
+        if isinstance(self.actor.engine, TreeFSDPEngineWithLMHead):
+            self.actor.engine.forget()
 
 
 def as_ray_class(worker: type) -> Any:

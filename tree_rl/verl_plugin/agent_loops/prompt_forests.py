@@ -1,7 +1,7 @@
-"""verl's agent loop manager with trees: once the sessions of a prompt are done, their rows are merged into a forest.
+"""verl's agent loop manager with trees: it merges the rows of a prompt's sessions into a forest when they are done.
 
 Select it with `actor_rollout_ref.rollout.agent.agent_loop_manager_class=<this module>.TreeAgentLoopManager`; it works
-with every agent loop. A failed session costs its own rows only.
+with every agent loop. A failed session loses only its own rows.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
+from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 from tree_rl.verl_plugin.compat import transfer_queue as tq
-from tree_rl.verl_plugin.tree_dump import FinishedRow, append_tree
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     """Runs sessions as verl's worker does, and writes `tree_unique_len, tree_paths, tree_por` into the rows' tags.
 
-    With `rollout.custom.tree_dump_dir` set, the rows of every prompt are appended there for `tree-rl inspect`.
+    It also appends every prompt's rows to the folder `rollout.custom.tree_dump_dir`, if that is set.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
-        """Run all sessions of one prompt; the prompt fails only if none of them leaves a row."""
+        """Run all sessions of one prompt; the prompt fails if no session leaves a row."""
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         config = self.config.actor_rollout_ref.rollout
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
@@ -66,17 +66,17 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                 await self._publish_tree(rows, partition)
                 status = "finished"
         finally:
-            # Whoever waits for the prompt must see an end, whatever happened.
+            # The trainer waits for this end.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
 
     async def _run_session(
         self, sampling_params: dict[str, Any], *, trajectory: dict[str, Any], session_id: int, **prompt: Any
     ) -> None:
-        """One session, with random numbers that a restarted run draws again."""
+        """One session, seeded so that a restarted run draws the same random numbers."""
         if self._seeds is None:
             await self._run_agent_loop(sampling_params, trajectory=trajectory, session_id=session_id, **prompt)
             return
-        # verl names prompts of a validation at random.
+        # verl gives prompts of a validation random uids.
         row = ("val", prompt.get("index", 0)) if trajectory["validate"] else ("train", prompt["uid"])
         seed = self._seeds.open_session(
             self.config.actor_rollout_ref.rollout.seed, trajectory["step"], *row, session_id
@@ -118,12 +118,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class TreeAgentLoopManager(compat.AgentLoopManagerTQ):
-    """Starts `TreeAgentLoopWorker`s.
-
-    Args:
-        args: verl's.
-        kwargs: verl's.
-    """
+    """Starts `TreeAgentLoopWorker`s; the arguments are verl's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

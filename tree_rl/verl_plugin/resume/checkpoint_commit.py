@@ -1,7 +1,7 @@
-"""Which of verl's checkpoints are whole: a half-written one is never resumed from.
+"""Records which of verl's checkpoints are whole; training never resumes from a half-written one.
 
-verl writes `latest_checkpointed_iteration.txt` last, but in place: a kill can leave it empty. Here a checkpoint counts
-once a record of its files, written after all of them and renamed into place, says so.
+A checkpoint is whole once it has a record of its files, written after all of them and renamed into place. verl itself
+relies on `latest_checkpointed_iteration.txt`, which it writes in place: a kill can leave it empty.
 """
 
 import json
@@ -19,7 +19,7 @@ FOLDER = re.compile(r"global_step_(\d+)")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, also after a kill, sees the old text or the new."""
+    """Replace a file: a reader sees the old text or the new one, even after a kill."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as stream:
         stream.write(text)
@@ -29,15 +29,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def begin_checkpoint(root: Path, step: int) -> Path:
-    """Mark a checkpoint as being written, also one of an earlier run that is about to be overwritten.
-
-    Args:
-        root: `trainer.default_local_dir`.
-        step: global step.
-
-    Returns:
-        Its folder.
-    """
+    """Mark a checkpoint in `root`, `trainer.default_local_dir`, as unfinished; return its folder."""
     folder = root / f"global_step_{step}"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECORD, json.dumps({"is_whole": False}))
@@ -45,7 +37,7 @@ def begin_checkpoint(root: Path, step: int) -> Path:
 
 
 def commit_checkpoint(root: Path, step: int) -> None:
-    """Record the files of a checkpoint with their sizes: from now on it may be resumed from."""
+    """Record the files of a checkpoint with their sizes; from now on it counts as whole."""
     folder = root / f"global_step_{step}"
     files = {
         str(path.relative_to(folder)): path.stat().st_size
@@ -56,9 +48,9 @@ def commit_checkpoint(root: Path, step: int) -> None:
 
 
 def why_not_whole(folder: Path) -> str | None:
-    """What keeps a checkpoint from being resumed from; None if nothing does.
+    """What a checkpoint lacks; None if it is whole.
 
-    A folder without a record was written by stock verl and is trusted as verl trusts it.
+    Stock verl writes no record: a folder without one counts as whole.
     """
     if not folder.is_dir():
         return "the folder does not exist"
@@ -75,7 +67,7 @@ def why_not_whole(folder: Path) -> str | None:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Check a checkpoint that was asked for by name.
+    """Check the checkpoint that `trainer.resume_from_path` names.
 
     Raises:
         ValueError: it is not whole.
@@ -89,13 +81,10 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def repair_tracker(root: Path) -> int | None:
-    """Make verl's tracker name a whole checkpoint: what it names, or else the newest whole one.
-
-    Args:
-        root: `trainer.default_local_dir`.
+    """Make verl's tracker in `root` name a whole checkpoint: the one it names if that is whole, else the newest.
 
     Returns:
-        The step to resume from; None if there is no whole checkpoint (then there is no tracker either).
+        The step to resume from; None, and no tracker, if no checkpoint is whole.
     """
     tracker = root / TRACKER
     if not root.is_dir():
@@ -107,32 +96,30 @@ def repair_tracker(root: Path) -> int | None:
         if reason is None:
             return int(text)
         problem = f"it names step {text}, but {reason}"
-    whole = [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
+    whole = _whole_steps(root)
     if not whole:
         if tracker.exists():
             logger.warning("%s: %s, and no checkpoint is whole; training starts from the beginning", tracker, problem)
             tracker.unlink()
         return None
-    step = max(whole)
+    step = whole[-1]
     logger.warning("%s: %s; resuming from step %d, the newest whole checkpoint", tracker, problem, step)
     write_atomically(tracker, str(step))
     return step
 
 
 def recorded_steps(root: Path) -> list[int]:
-    """Steps of the checkpoints that have a record, whole or not, in rising order."""
+    """Steps of all checkpoints with a record, whole or not, in rising order."""
     found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
     return sorted(int(match[1]) for match, path in found if match and (path / RECORD).exists())
 
 
 def remove_old_checkpoints(root: Path, keep: int) -> None:
-    """Keep the newest whole checkpoints, including those of earlier starts of this run, which verl forgets.
+    """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too."""
+    for step in _whole_steps(root)[:-keep]:
+        shutil.rmtree(begin_checkpoint(root, step))
 
-    Args:
-        root: `trainer.default_local_dir`.
-        keep: number of whole checkpoints to keep.
-    """
-    whole = [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
-    for step in whole[:-keep]:
-        folder = begin_checkpoint(root, step)
-        shutil.rmtree(folder)
+
+def _whole_steps(root: Path) -> list[int]:
+    """Steps of whole checkpoints with a record, in rising order."""
+    return [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]

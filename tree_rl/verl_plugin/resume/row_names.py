@@ -1,4 +1,4 @@
-"""Names of prompts and the order of rows: decided by step and place, as a restart must find them again."""
+"""Names of prompts and an order of rows that a restart finds again."""
 
 from uuid import UUID
 
@@ -6,7 +6,7 @@ from tree_rl.rollout.gateway.seeds import derived_seed
 
 
 def prompt_uid(step: int, place: int) -> str:
-    """The uid of the prompt that a step fetched at a place: the same whenever the step is done again."""
+    """The uid of a prompt: it follows from the step and the prompt's place in it."""
     high, low = derived_seed("prompt", step, place), derived_seed("uid", step, place)
     return str(UUID(int=(high << 64) | low))
 

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to a rollout server, as buckets of NumPy arrays that Ray shares by memory.
+"""Weights from the trainer to a rollout server, in buckets of NumPy arrays that Ray passes through shared memory.
 
 NumPy has no bfloat16, so every tensor travels as bytes with its dtype and shape.
 """
@@ -31,12 +31,7 @@ class PackedTensor:
 
 
 def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[list[PackedTensor]]:
-    """Group weights into buckets of about `bucket_bytes` (at least one weight each).
-
-    Args:
-        weights: (name, tensor) pairs; read to the end, as gathering them is collective.
-        bucket_bytes: bytes per bucket.
-    """
+    """Group (name, tensor) pairs into buckets of about `bucket_bytes`, at least one weight each."""
     bucket: list[PackedTensor] = []
     filled = 0
     for name, tensor in weights:
@@ -53,11 +48,7 @@ def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iter
 
 @torch.no_grad()
 def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
-    """Copy weights into a model of the same architecture.
-
-    Args:
-        model: receives the weights, converted to its own dtype.
-        bucket: weights by the model's names.
+    """Copy weights into a model of the same architecture, converted to its dtype.
 
     Raises:
         KeyError: the model has no parameter of that name.
@@ -80,11 +71,11 @@ def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
 
 
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<projection>gate|up|down)_proj\.weight")
-"""A weight of a single expert as checkpoints name it; transformers holds those of all experts in one tensor."""
+"""A checkpoint's name of one expert's weight; transformers holds all experts in one tensor."""
 
 
 def _slice_of_experts(name: str, targets: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The part of a tensor of all experts that a checkpoint's name means; None if it means none."""
+    """The part of the tensor of all experts that a checkpoint's name stands for, or None."""
     match = EXPERT.fullmatch(name)
     if match is None:
         return None

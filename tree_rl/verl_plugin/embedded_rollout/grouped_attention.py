@@ -1,6 +1,6 @@
-"""Attention for decoding: query heads of one key-value head are more queries, so keys and values are never repeated.
+"""Attention for decoding that treats the query heads of one key-value head as more queries of it.
 
-Stock SDPA in `transformers` copies the whole cache once per query-head group and step when a mask is given.
+So it never repeats keys and values; with a mask, `transformers` copies the whole cache in each step to do so.
 Shapes: R rows, H query heads, G key-value heads, Q queries, K keys, D head size.
 """
 
@@ -21,13 +21,13 @@ def grouped_sdpa(
     scaling: float | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with a boolean mask; the contract is that of `transformers`' attention functions.
+    """Attend with a boolean mask, called as `transformers` calls attention functions.
 
     Args:
         module: the attention layer.
         query: [R, H, Q, D].
-        key: [R, G, K, D].
-        value: [R, G, K, D].
+        key: [R, G, K, D]; `value` too.
+        value: see `key`.
         attention_mask: bool [R, 1, Q, K].
         scaling: None takes 1 / sqrt(D).
 

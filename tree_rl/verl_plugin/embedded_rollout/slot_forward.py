@@ -1,6 +1,6 @@
-"""One forward of a Hugging Face model over several slots of the cache, each extended by its own number of tokens.
+"""One forward of a Hugging Face model that extends several slots of the cache, each by its own number of tokens.
 
-New tokens are padded on the left, so that the last column is every row's last token and only its logits are computed.
+Padding stands on the left: the last column holds every row's last token, and the model computes logits only there.
 Shapes: R rows, Q new tokens of the longest row, K tokens of context, V vocabulary.
 """
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from tree_rl.verl_plugin.embedded_rollout.cache import SlotCache
+from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -18,7 +18,7 @@ def forward_logits(model: PreTrainedModel, cache: SlotCache, rows: slice, new_id
 
     Args:
         model: the language model.
-        cache: keys and values; receives those of the new tokens. Its lengths are the caller's to advance.
+        cache: receives the new tokens' keys and values; the caller advances its lengths.
         rows: the R slots.
         new_ids: at least one new token per slot.
 
@@ -58,7 +58,7 @@ def attention_masks(
         [R, 1, Q, K], boolean for SDPA and additive for eager attention; a dict by layer type if layers differ.
 
     Raises:
-        NotImplementedError: the model has layers that are no attention with a cache of keys and values.
+        NotImplementedError: the model has layers other than attention.
     """
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)

@@ -6,16 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HFRolloutOptions:
-    """Checked options.
-
-    Raises:
-        ValueError: a value is out of range; the message names the config key.
-    """
+    """Checked options; a ValueError names the config key of a value out of range."""
 
     kv_cache_bytes: int = 2 << 30
-    """Memory for keys and values of one server; decides how many requests run together."""
+    """Memory for keys and values of one server; it limits how many requests run together."""
     num_threads: int | None = None
-    """CPU threads of one server; None shares the machine's cores among the servers on it."""
+    """CPU threads of one server; None divides the machine's cores among its servers."""
 
     def __post_init__(self) -> None:
         for name in ("kv_cache_bytes", "num_threads"):
@@ -25,13 +21,10 @@ class HFRolloutOptions:
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
-        """Read `engine_kwargs.hf` of verl's rollout config and refuse what this engine does not do.
-
-        Args:
-            config: verl's `RolloutConfig`.
+        """Read `engine_kwargs.hf` of verl's `RolloutConfig`.
 
         Raises:
-            ValueError: an unknown or unsupported key, named.
+            ValueError: names a key that is unknown or that this engine does not support.
         """
         for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
             value = getattr(config, key)

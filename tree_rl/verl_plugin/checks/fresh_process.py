@@ -1,0 +1,107 @@
+"""What a fresh Python process finds: versions, a fingerprint of the sources, and whether verl loads the plugin.
+
+verl hides a plugin that fails to load; here the failure shows. The probe imports nothing of tree_rl, so only
+verl's own plugin discovery can have loaded it.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from tree_rl.verl_plugin.compat import import_statement
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
+
+COMPARED = ("tree_rl", "verl", "torch", "ray", "transformers", "vllm", "TransferQueue")
+REGISTERED = (TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, "tree_sync")
+"""Names of engines and trainers that verl knows only from the plugin."""
+POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+PROBE_SECONDS = 240
+
+# Prints one line of JSON.
+PROBE = f"""
+import hashlib, json, os, platform
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def installed(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def fingerprint(package):
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(list(found.submodule_search_locations)[0])
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(folder)).encode() + b"\\0" + file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+facts = {{"python": platform.python_version(), "policy": os.environ.get({POLICY!r}), "cause": None}}
+facts["versions"] = {{package: installed(package) for package in {COMPARED!r}}}
+facts["code"] = {{package: fingerprint(package) for package in ("tree_rl", "tree_kernels")}}
+facts["missing"] = sorted({REGISTERED!r})
+try:
+    {import_statement("TRAINER_REGISTRY")}
+    {import_statement("EngineRegistry")}
+    facts["missing"] = sorted({{*{REGISTERED!r}}} - {{*EngineRegistry._engines, *TRAINER_REGISTRY}})
+    if facts["missing"]:
+        found = [entry for entry in entry_points(group="verl.plugins") if entry.name == "tree_rl"]
+        if not found:
+            raise RuntimeError("no entry point verl.plugins:tree_rl; pip install tree_rl, PYTHONPATH is not enough")
+        found[0].load()
+except Exception as error:
+    facts["cause"] = f"{{type(error).__name__}}: {{error}}"
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What one process finds installed."""
+
+    versions: dict[str, str]
+    """Subject -> version or fingerprint, "absent" if there is none. Every process reports the same subjects."""
+    missing: tuple[str, ...]
+    """Names that verl should know from the plugin and does not."""
+    cause: str | None
+    """Why they are missing; None if the process could not tell."""
+
+
+def examine_here() -> Environment:
+    """The environment of this machine's Python, seen from a fresh process.
+
+    Raises:
+        RuntimeError: the process failed; holds its last line.
+    """
+    command = [sys.executable, "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    if done.returncode:
+        raise RuntimeError(last_line(done.stderr))
+    return read_environment(done.stdout)
+
+
+def read_environment(printed: str) -> Environment:
+    """Read the probe's output."""
+    facts = json.loads(printed.splitlines()[-1])
+    versions = {"python": facts["python"], **facts["versions"]}
+    versions |= {f"{package} code": digest for package, digest in facts["code"].items()}
+    policy = f"{POLICY}={facts['policy']}" if facts["policy"] else None
+    return Environment(
+        versions={subject: found or "absent" for subject, found in versions.items()},
+        missing=tuple(facts["missing"]),
+        cause=": ".join(part for part in (policy, facts["cause"]) if part) or None,
+    )
+
+
+def last_line(text: str) -> str:
+    """The last line of a message."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no message"

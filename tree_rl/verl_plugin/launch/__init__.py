@@ -1,0 +1,1 @@
+"""Brings the plugin, in one version, into every process of a job."""

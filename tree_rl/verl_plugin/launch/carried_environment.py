@@ -1,0 +1,29 @@
+"""Which variables of the driver every process of its job gets, on nodes that were running before it.
+
+Those processes inherit the environment of their node, not of the driver: a recipe's `PYTHONPATH` or `OMP_NUM_THREADS`
+would be lost. Ray calls `carry` in the driver (`RAY_RUNTIME_ENV_HOOK`, set by scripts/cluster/launch.sh).
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+CARRIED = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "TOKENIZERS_PARALLELISM", "CUDA_DEVICE_MAX_CONNECTIONS")
+CARRIED_PREFIXES = (
+    *("GLOO_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_"),
+    *("TREE_RL_", "TRITON_", "VERL_", "VLLM_", "WANDB_"),
+)
+SECRETS = ("HF_TOKEN", "HF_HUB_TOKEN", "WANDB_API_KEY")
+"""Ray shows and logs what it carries: users set these on the nodes."""
+
+
+def carry(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Add this process's variables to the runtime environment of `ray.init`; variables already in it win."""
+    carried = {name: value for name, value in os.environ.items() if is_carried(name)}
+    given = dict(runtime_env or {})
+    return {**given, "env_vars": {**carried, **(given.get("env_vars") or {})}}
+
+
+def is_carried(name: str) -> bool:
+    """Whether a variable describes the run rather than the machine."""
+    return name not in SECRETS and (name in CARRIED or name.startswith(CARRIED_PREFIXES))

@@ -1,0 +1,111 @@
+"""`tree/*` metrics of a step: what the rows share, which weights drew them, and what the engine made of them.
+
+Legend: B rows, G groups (one per prompt).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tree_rl.verl_plugin.compat import Metric
+from tree_rl.verl_plugin.trainer.balance import GroupOverlap
+from tree_rl.verl_plugin.trainer.sessions import Sessions
+
+ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error")
+"""The engine's metrics besides token counts, without their prefix `tree/`."""
+
+
+def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions, imbalance: float) -> dict[str, float]:
+    """Metrics of the batch before it trains.
+
+    `imbalance` is that of the layout; `sessions` are those of the real rows.
+    """
+    unique, flat = sum(group.unique_tokens for group in groups), sum(group.flat_tokens for group in groups)
+    paths = [len(rows) for rows in sessions.rows_of_session]
+    return {
+        "tree/unique_tokens": float(unique),
+        "tree/flat_tokens": float(flat),
+        "tree/por": 1.0 - unique / flat,
+        "tree/token_bound": flat / unique,
+        "tree/depth": float(max(group.depth for group in groups)),
+        "tree/paths_per_session/mean": float(np.mean(paths)),
+        "tree/paths_per_session/max": float(max(paths)),
+        "tree/sessions": float(len(sessions)),
+        "tree/imbalance": imbalance,
+    }
+
+
+def staleness_metrics(
+    tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray, *, trainer_version: int
+) -> dict[str, float]:
+    """How many weight versions the rows lag behind the trainer, and how many trees mix versions.
+
+    A version counts the weight synchronisations before the tokens were drawn. verl's agent loops tag every row with the
+    oldest and the newest version that generated a token of its session.
+
+    Args:
+        tags: B tags of verl's rows with `min_global_steps` and `max_global_steps`; None where a rollout server reports
+            no versions.
+        group_of_row: int [B], numbered 0 to G - 1; a group's rows share one tree.
+        trainer_version: version of the weights that train on the batch.
+
+    Returns:
+        tree/staleness/oldest/* and tree/staleness/newest/*: trainer's version less the row's, over rows;
+        tree/mixed_version_rows: share of rows that several versions generated;
+        tree/mixed_version_trees: share of groups whose rows come from several versions.
+        Rows without versions do not count; empty where no row has any.
+    """
+    known = [
+        row
+        for row, tag in enumerate(tags)
+        if tag.get("min_global_steps") is not None and tag.get("max_global_steps") is not None
+    ]
+    if not known:
+        return {}
+    oldest_B = np.array([tags[row]["min_global_steps"] for row in known], dtype=np.int64)
+    newest_B = np.array([tags[row]["max_global_steps"] for row in known], dtype=np.int64)
+    groups, group_B = np.unique(np.asarray(group_of_row)[known], return_inverse=True)
+    oldest_G = np.full(len(groups), np.iinfo(np.int64).max)
+    newest_G = np.full(len(groups), np.iinfo(np.int64).min)
+    np.minimum.at(oldest_G, group_B, oldest_B)
+    np.maximum.at(newest_G, group_B, newest_B)
+    metrics = {
+        "tree/mixed_version_rows": float((newest_B > oldest_B).mean()),
+        "tree/mixed_version_trees": float((newest_G > oldest_G).mean()),
+    }
+    for name, version_B in (("oldest", oldest_B), ("newest", newest_B)):
+        metrics[f"tree/staleness/{name}/mean"] = float((trainer_version - version_B).mean())
+        metrics[f"tree/staleness/{name}/max"] = float((trainer_version - version_B).max())
+    return metrics
+
+
+def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
+    """Turn the engine's `tree/*` entries, one per rank, into numbers and add `tree/realised_saving`; in place."""
+    for key in [key for key in metrics if key.startswith("tree/")]:
+        value = metrics[key]
+        metrics[key] = float(Metric.aggregate_dp(value) if isinstance(value, list) else value.aggregate())
+    ran, flat = metrics.get("tree/unique_tokens"), metrics.get("tree/flat_tokens")
+    if ran is not None and flat:
+        metrics["tree/realised_saving"] = 1.0 - ran / flat
+
+
+def update_metrics(metrics: Mapping[str, Any], role: str) -> dict[str, float]:
+    """What the engine made of this step's update.
+
+    Args:
+        metrics: the step's metrics with the engine's `{role}/tree/unique_tokens` (tokens that it ran) and
+            `{role}/tree/flat_tokens`, both with padding rows.
+        role: "actor" or "critic".
+
+    Returns:
+        tree/realised_saving (share of the flat tokens that the engine did not run) and the `ENGINE_FIGURES` of the
+        actor; tree/critic_* of the critic. Empty where the engine reports no trees.
+    """
+    ran, flat = metrics.get(f"{role}/tree/unique_tokens"), metrics.get(f"{role}/tree/flat_tokens")
+    if ran is None or not flat:
+        return {}
+    prefix = "tree/" if role == "actor" else f"tree/{role}_"
+    kept = {name: float(metrics[f"{role}/tree/{name}"]) for name in ENGINE_FIGURES if f"{role}/tree/{name}" in metrics}
+    kept["realised_saving"] = 1.0 - float(ran) / float(flat)
+    return {prefix + name: value for name, value in kept.items()}
