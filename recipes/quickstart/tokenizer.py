@@ -1,7 +1,8 @@
 """A small Qwen-style tokenizer, built offline from the words of the task.
 
 Byte-level BPE, so any text encodes; every word of the task, and every digit with its leading space, is one token.
-The chat template is Qwen3's, except that the reasoning of every earlier turn is stripped.
+The chat template is like Qwen3's. It drops `reasoning_content` of earlier turns; it writes reasoning inside the text as
+it is, so that the agent decides what to keep.
 """
 
 from collections.abc import Iterable
@@ -40,10 +41,6 @@ CHAT_TEMPLATE = """\
         {{- '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}
     {%- elif message.role == 'assistant' %}
         {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning = reasoning or content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
         {{- '<|im_start|>assistant\\n' }}
         {%- if reasoning and loop.last %}{{- '<think>\\n' + reasoning + '\\n</think>\\n' }}{%- endif %}
         {{- content }}
