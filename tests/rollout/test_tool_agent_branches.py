@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, MAX_RESULT_CHARACTERS, ReActAgent, ReActOptions
-from tree_rl.rollout.environment import Outcome, ShellEnvironment, ToolCall
+from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions

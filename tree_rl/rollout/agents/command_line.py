@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from tree_rl.rollout.agents.agent import AgentError
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environment import Environment, Outcome
-from tree_rl.rollout.environments.sandbox import quote
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.workspace import CommandResult
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.sandbox import quote
+from tree_rl.rollout.sandbox.workspace import CommandResult
 
 PORT = 8700
 """Of the gateway, as a confined agent sees it: the same in every session."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-from tree_rl.rollout.agents.agent import AgentError, TaskAgent
-from tree_rl.rollout.environment import Environment, Outcome
-from tree_rl.rollout.environments.sandbox import SandboxDied, SandboxError
+from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.agent import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
 Status = Literal["completed", "limit", "timed_out", "agent_failed", "sandbox_died", "environment_failed"]
 SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed")
@@ -29,7 +29,7 @@ AGENTS: Mapping[str, str] = {
 }
 ENVIRONMENTS: Mapping[str, str] = {
     "swe": "tree_rl.rollout.environments.swe.SweEnvironment",
-    "shell": "tree_rl.rollout.environment.ShellEnvironment",
+    "shell": "tree_rl.rollout.environments.shell_environment.ShellEnvironment",
 }
 
 

@@ -9,11 +9,11 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from tree_rl.rollout.agents.agent import AgentError
-from tree_rl.rollout.environment import Environment, Outcome
-from tree_rl.rollout.environments.sandbox import SandboxDied
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.workspace import CommandResult
+from tree_rl.rollout.sandbox.sandbox import SandboxDied
+from tree_rl.rollout.sandbox.workspace import CommandResult
 
 SETTINGS = {
     # Nobody answers questions here, no price list is fetched, and no model of ours has a price.
@@ -23,6 +23,8 @@ SETTINGS = {
     "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "4",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
+COMMAND_SECONDS = 1800.0
+"""No sandbox needs longer for a command: each has its own, smaller limit."""
 SUBMITTED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SYSTEM = {"system": "Linux", "release": "", "version": "", "machine": "x86_64"}
 """What its prompt says of the machine: the same everywhere, so that sessions share their prompts."""
@@ -40,20 +42,17 @@ class MiniSweOptions:
     """How mini-swe-agent works.
 
     Raises:
-        ValueError: a limit is not positive.
+        ValueError: `max_turns` is not positive.
     """
 
     max_turns: int = 30
     """Model calls (`step_limit`)."""
-    max_seconds: int = 1800
-    """Wall-clock time (`wall_time_limit_seconds`)."""
     config: str = "mini_textbased.yaml"
     """Its own config file of prompts, by name or path; a text-based one."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_seconds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns={self.max_turns}: expected at least 1")
 
 
 class MiniSweAgent:
@@ -71,7 +70,7 @@ class MiniSweAgent:
     ) -> Outcome:
         """Work on the task: the text of the last user message."""
         task = str(next(message["content"] for message in reversed(messages) if message["role"] == "user"))
-        shell = _Shell(environment, asyncio.get_running_loop(), self.options.max_seconds)
+        shell = _Shell(environment, asyncio.get_running_loop())
         # A thread of its own: those of the event loop are few, and other sessions wait for them.
         threads = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="mini-swe")
         working = asyncio.get_running_loop().run_in_executor(threads, self._work, task, shell, endpoint)
@@ -90,7 +89,6 @@ class MiniSweAgent:
         limits = {
             "step_limit": self.options.max_turns,
             "cost_limit": 0,
-            "wall_time_limit_seconds": self.options.max_seconds,
         }
         prompts = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
         model = mini.model(
@@ -125,10 +123,9 @@ class MiniSweAgent:
 class _Shell:
     """Our sandbox as mini-swe-agent's environment, called from its thread."""
 
-    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop, max_seconds: float) -> None:
+    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._environment: HasShell = environment
         self._loop = loop
-        self._max_seconds = max_seconds
         self.config = None
         self.is_closed = False
 
@@ -137,7 +134,7 @@ class _Shell:
         if self.is_closed:
             raise SandboxDied("the session is over")
         running = asyncio.run_coroutine_threadsafe(self._environment.run(action.get("command", "")), self._loop)
-        result = running.result(self._max_seconds)
+        result = running.result(COMMAND_SECONDS)
         output = {
             "output": result.output,
             "returncode": result.exit_code,

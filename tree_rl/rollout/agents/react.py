@@ -12,8 +12,8 @@ from typing import Any, Literal
 import httpx
 import openai
 
-from tree_rl.rollout.agents.agent import AgentError
-from tree_rl.rollout.environment import Environment, Outcome, ToolCall
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
 Think = Literal["keep", "strip"]

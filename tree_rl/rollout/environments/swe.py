@@ -6,20 +6,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environment import SHELL_TOOL, Outcome, ToolCall, describe_result
-from tree_rl.rollout.environments.open_sandbox import open_sandbox
-from tree_rl.rollout.environments.reports import TestReport, judge, passed_tests
-from tree_rl.rollout.environments.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, describe_result
+from tree_rl.rollout.environments.swe_reports import TestReport, judge, passed_tests
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.workspace import CommandResult
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.sandbox.workspace import CommandResult
 
 RUNNER_NAME = "unittest_runner.py"
 REPORT_CHARACTERS = 4000
 
 
 class SweEnvironment:
-    """One software task. Implements `tree_rl.rollout.environment.Environment`.
+    """One software task. Implements `tree_rl.rollout.environments.environment.Environment`.
 
     Args:
         options: of the sandbox; the default needs no Docker.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tree_rl.rollout.environment import Environment, Outcome
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
 
@@ -22,7 +22,7 @@ class TaskAgent(Protocol):
 
         Raises:
             AgentError: the agent failed.
-            tree_rl.rollout.environments.sandbox.SandboxDied: its sandbox did.
+            tree_rl.rollout.sandbox.sandbox.SandboxDied: its sandbox did.
         """
 
 

@@ -1,62 +1,11 @@
-"""What an agent acts on: four methods, and an environment whose tool is a shell in a workspace."""
+"""An environment of files and a shell, and how an agent reads what a command did."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.workspace import CommandResult, Workspace
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """One call as the model wrote it."""
-
-    name: str
-    """Tool name."""
-    arguments: Mapping[str, Any]
-    """Decoded JSON object."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What is known of a session when it is scored."""
-
-    answer: str
-    """Text of the last turn, reasoning removed."""
-    turns: int
-    """Model calls on the main line."""
-    malformed_calls: int
-    """Tool calls that could not be read."""
-    is_complete: bool
-    """Whether the agent ended by itself; False when a limit ended it."""
-
-
-class Environment(Protocol):
-    """The world of one session. Built without arguments, one per session."""
-
-    async def reset(self, task: Mapping[str, Any]) -> None:
-        """Set the world up.
-
-        Args:
-            task: the `extra_info` of the data set's row.
-        """
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Describe the tools, in OpenAI's function format, for the chat template."""
-
-    async def call(self, call: ToolCall) -> str:
-        """Execute a tool and return what the agent sees. Calls of one turn run concurrently.
-
-        Mistakes of the agent (an unknown tool, bad arguments) are answered in words; an exception fails the session.
-        """
-
-    async def score(self, outcome: Outcome) -> float:
-        """Return the session's reward."""
-
-    async def close(self) -> None:
-        """Release everything; called once, whatever happened."""
-
+from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
 
 SHELL_TOOL: Mapping[str, Any] = {
     "type": "function",

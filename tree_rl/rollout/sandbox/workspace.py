@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from tree_rl.rollout.confinement import Limits, Means, command_users, confined_argv, place_of, strictest_means
-from tree_rl.rollout.jail import lay_out_jail
-from tree_rl.rollout.ownership import OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.sandbox.confinement import Limits, Means, command_users, confined_argv, place_of, strictest_means
+from tree_rl.rollout.sandbox.jail import lay_out_jail
+from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 DRAIN_BYTES = 64 << 20

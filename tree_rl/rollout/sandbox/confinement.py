@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tree_rl.rollout.jail import PLACE, jail_argv, lay_out_jail
-from tree_rl.rollout.ownership import OwnedFolder
+from tree_rl.rollout.sandbox.jail import PLACE, jail_argv, lay_out_jail
+from tree_rl.rollout.sandbox.ownership import OwnedFolder
 
 Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
 STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "mounts", "namespaces", "limits")

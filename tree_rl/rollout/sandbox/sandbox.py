@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tree_rl.rollout.confinement import HIDING, Limits, strictest_means
-from tree_rl.rollout.environments.relay import SOCKET, relay_to
-from tree_rl.rollout.jail import DOOR, LOOPBACK
-from tree_rl.rollout.workspace import CommandResult, Workspace
+from tree_rl.rollout.sandbox.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.sandbox.jail import DOOR, LOOPBACK
+from tree_rl.rollout.sandbox.model_socket import SOCKET, relay_to
+from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
 
 Backend = Literal["confined", "local", "docker", "modal", "remote"]
 BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
@@ -49,14 +49,12 @@ class SandboxOptions:
         )
     )
     """Of each command. `docker`, `modal` and `remote` have the network of their container."""
-    startup_seconds: float = 180.0
-    """Time a sandbox may take to start."""
     readable: tuple[str, ...] = ()
     """Paths of this machine that `confined` commands see besides the system's programs, read-only: an agent's own
     installation, for example."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Given to SWE-ReX's config of the back end: `docker_args`, `container_runtime`, `modal_sandbox_kwargs`, `host`,
-    `port`, `auth_token`, ..."""
+    `port`, `auth_token`, ... `startup_timeout` (180 s) works for every back end."""
     allow_unconfined: bool = False
     """Lets commands run that can read what the trainer's user can read: the back end `local`, or `confined` on a
     machine where neither bubblewrap nor mount namespaces work."""
