@@ -156,7 +156,10 @@ def _build(kind: str, known: Mapping[str, str], name: str, options: Mapping[str,
         raise ValueError(
             f"{CONFIG_KEY}.{kind}={name!r}: expected one of {', '.join(known)}, or a class as package.module.Class"
         )
-    found = getattr(import_module(module), class_name)
+    try:
+        found = getattr(import_module(module), class_name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install 'tree_rl[agents]'") from error
     return found() if not options else found(_read(f"{CONFIG_KEY}.{kind} {name}", found, options))
 
 

@@ -1,6 +1,6 @@
 """An environment of files and a shell, and how an agent reads what a command did."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall
@@ -28,6 +28,21 @@ def describe_result(result: CommandResult) -> str:
         "[timed out]" if result.timed_out else f"[exit {result.exit_code}]" if result.exit_code else "",
     ]
     return "\n".join(part for part in (result.output.rstrip("\n"), *notes) if part)
+
+
+async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResult]]) -> str:
+    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words.
+
+    Args:
+        call: of the agent.
+        run: executes a command.
+    """
+    command = call.arguments.get("command")
+    if call.name != "shell":
+        return f"error: unknown tool {call.name!r}; the only tool is shell"
+    if not isinstance(command, str):
+        return 'error: shell expects {"command": "..."}'
+    return describe_result(await run(command))
 
 
 class ShellEnvironment:
@@ -60,12 +75,7 @@ class ShellEnvironment:
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""
-        command = call.arguments.get("command")
-        if call.name != "shell":
-            return f"error: unknown tool {call.name!r}; the only tool is shell"
-        if not isinstance(command, str):
-            return 'error: shell expects {"command": "..."}'
-        return describe_result(await self._workspace.run_async(command))
+        return await call_shell(call, self._workspace.run_async)
 
     async def score(self, outcome: Outcome) -> float:
         """Run the task's `check`.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall
-from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, describe_result
+from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, call_shell
 from tree_rl.rollout.environments.swe_reports import TestReport, judge, passed_tests
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.confinement import Limits
@@ -81,12 +81,7 @@ class SweEnvironment:
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""
-        command = call.arguments.get("command")
-        if call.name != "shell":
-            return f"error: unknown tool {call.name!r}; the only tool is shell"
-        if not isinstance(command, str):
-            return 'error: shell expects {"command": "..."}'
-        return describe_result(await self.run(command))
+        return await call_shell(call, self.run)
 
     async def score(self, outcome: Outcome) -> float:
         """Run the tests: 1.0 if all that count pass, else 0.0. What they reported is kept in `report`."""
