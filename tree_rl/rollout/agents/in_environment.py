@@ -1,4 +1,4 @@
-"""An agent in an environment, as the gateway's agent loop runs it: fresh world, work, tests, reward, clean-up.
+"""Plays an agent in an environment for the gateway's agent loop: reset, work, score, clean up.
 
 Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.AgentInEnvironment`, and in
 `agent_options` the arguments below.
@@ -34,7 +34,7 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 
 class SessionLost(RuntimeError):  # noqa: N818
-    """A session of which nobody knows what it reached; it leaves no rows, and its siblings go on."""
+    """A session that nobody can score. It leaves no rows; its siblings go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +42,11 @@ class FinishedTask:
     """How work on a task ended."""
 
     status: Status
-    """completed: the agent ended by itself; limit: a limit of turns, calls or context ended it; timed_out: its time
-    did; agent_failed: it raised or crashed; sandbox_died: its commands got no answer; environment_failed: the
-    environment did not start, broke, or could not be scored."""
+    """completed: the agent ended by itself. limit: a limit of turns, calls or context ended it. timed_out: it took too
+    long. agent_failed: it raised or crashed. sandbox_died: the sandbox stopped answering. environment_failed: the
+    environment did not start, broke, or could not score."""
     reward: float | None
-    """None after an end that says nothing about what was reached."""
+    """None if nobody can score the session."""
     outcome: Outcome
     detail: str
     """The error that ended it; empty if none did."""
@@ -63,7 +63,7 @@ async def run_task(
     messages: Sequence[Mapping[str, Any]],
     timeout_seconds: float,
 ) -> FinishedTask:
-    """Work on one task. What goes wrong becomes its status; an exception other than a cancellation is a defect of code.
+    """Work on one task. What goes wrong becomes the status; any other exception is a bug.
 
     Args:
         agent: fresh.

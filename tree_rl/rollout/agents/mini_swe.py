@@ -16,16 +16,15 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied
 from tree_rl.rollout.sandbox.workspace import CommandResult
 
-SETTINGS = {
+os.environ |= {
     # Nobody answers questions here, no price list is fetched, and no model of ours has a price.
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
     "MSWEA_COST_TRACKING": "ignore_errors",
     "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "4",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    **os.environ,  # the user's values win
 }
-for _name, _value in SETTINGS.items():
-    os.environ.setdefault(_name, _value)
 # Both read these variables when they are imported. That takes seconds: only sessions of this agent import this file.
 import litellm
 from litellm.exceptions import APIError, ContextWindowExceededError

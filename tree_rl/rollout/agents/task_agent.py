@@ -1,4 +1,4 @@
-"""What an agent is to the trainer: something that works on a task, asking the model at an endpoint."""
+"""An agent in an environment: it works on a task and asks the model at an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -27,4 +27,4 @@ class TaskAgent(Protocol):
 
 
 class AgentError(RuntimeError):
-    """An agent that could not go on; its calls are kept, and what it did is scored."""
+    """An agent cannot go on. The trainer keeps its calls and scores what it did."""

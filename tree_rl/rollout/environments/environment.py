@@ -17,7 +17,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What is known of a session when it is scored."""
+    """How a session went, for scoring."""
 
     answer: str
     """Text of the last turn, reasoning removed."""

@@ -1,7 +1,7 @@
-"""A directory of files and a shell in it: what an agent's commands really run in.
+"""A directory of files and a shell in it, where the commands of an agent run.
 
-Commands get time, output, memory and process limits, an empty environment, no network, and nothing they start outlives
-them. See `confinement` for what this does and does not protect.
+A command has limits of time, output, memory and processes, an empty environment and no network. What it starts dies
+with it. `confinement` says what this protects.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """verl agent loop `tree_gateway_agent`: any agent that speaks OpenAI's or Anthropic's protocol, one row per branch.
 
-Configured by `actor_rollout_ref.rollout.custom.gateway_agent`. All sessions of a rollout worker share one gateway.
+`actor_rollout_ref.rollout.custom.gateway_agent` configures it. Sessions of a worker with equal options share a gateway.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 30.0
-"""How long a cancelled agent may take to clean up; then its siblings go on without waiting for it."""
+"""Time that a cancelled agent has to clean up. Then its siblings go on."""
 
 
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
+"""Of one session, and of the gateway that serves it."""
 
 
 @register("tree_gateway_agent")

@@ -1,6 +1,6 @@
 """verl agent loop `tree_tool_agent`: the agent `react` in an environment, with one short config.
 
-Configured by `actor_rollout_ref.rollout.custom.tree_agent`, and per sample by `extra_info.tree_agent` of the data set.
+`actor_rollout_ref.rollout.custom.tree_agent` configures it; `extra_info.tree_agent` of a sample overrides that.
 """
 
 from collections.abc import Mapping
