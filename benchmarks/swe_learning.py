@@ -42,7 +42,8 @@ SECONDS_BETWEEN_CLUSTERS = 2.0
 
 def python_path() -> str:
     """Where every process finds the package and the tasks."""
-    own = [str(REPOSITORY), *(str(REPOSITORY / name) for name in ("kernels", "benchmarks")), str(RECIPES / "swe_tasks")]
+    own = [str(REPOSITORY), *(str(REPOSITORY / name) for name in ("kernels", "benchmarks")), str(RECIPES)]
+    own += [str(RECIPES / "swe_tasks")]
     own.append(os.environ.get("PYTHONPATH", ""))
     return os.pathsep.join(path for path in own if path)
 
@@ -52,7 +53,7 @@ def prepare_tasks(arguments: argparse.Namespace) -> None:
     _task_program("generate.py", str(arguments.output / "data"), "--train-tasks", str(arguments.tasks))
     if arguments.model is None:
         arguments.model = str(arguments.output / "model")
-        _task_program("tiny_model.py", arguments.model)
+        _task_program("tiny_swe_model.py", arguments.model)
 
 
 def demonstrate(arguments: argparse.Namespace) -> None:

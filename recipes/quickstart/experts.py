@@ -1,4 +1,4 @@
-"""Experts of very different quality who demonstrate the task, in the very sessions that the policy will run.
+"""Experts of very different quality show the task, with the agent that the policy will play with.
 
 The mixture is mediocre on purpose: SFT learns the format and every habit, good and bad; GRPO then finds the good ones.
 """
@@ -11,9 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from quickstart.task import REPORT, StockEnvironment, draw_task, first_messages
+from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.chat import Chat, Tokenizer
-from tree_rl.rollout.session import SessionOptions, SessionRecord, run_session
+from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.transcript import ModelCall
+
+# What rollout.custom.tree_agent in grpo.yaml means: demonstrations are sessions like the policy's own.
+AGENT = ReActOptions(max_turns=4, parallel_tools="branches", think="strip")
+GATEWAY = GatewayOptions(max_context_tokens=96 + 320, max_turn_tokens=112, reasoning="inline")
+AT_ONCE = 16
+"""Sessions at a time."""
+TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +61,7 @@ class Expert:
         tokenizer: Of the policy.
     """
 
-    def __init__(self, habit: Habit, rooms: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(self, habit: Habit, rooms: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> None:
         self._rooms = tuple(rooms[: habit.reads])
         self._reports = habit.reports
         self._tokenizer = tokenizer
@@ -86,31 +98,79 @@ def act(reasoning: str, commands: Sequence[str]) -> str:
     return "\n".join(["<think>", reasoning, "</think>", *calls])
 
 
-async def demonstrate(count: int, tokenizer: Tokenizer, options: SessionOptions, *, seed: int) -> list[SessionRecord]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """One session of an expert."""
+
+    calls: tuple[ModelCall, ...]
+    """As the gateway recorded them."""
+    done: FinishedTask
+    """How it ended, and its reward."""
+
+
+class Stage:
+    """The gateway's model, played by experts: one for each session."""
+
+    def __init__(self) -> None:
+        self.experts: dict[str, Expert] = {}
+        """Session -> who speaks in it."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        """Answer as the session's expert."""
+        ids, _ = await self.experts[session](list(prompt_ids), max_tokens=max_tokens)
+        return Generation(token_ids=tuple(ids), log_probs=None, finish_reason="stop")
+
+
+async def demonstrate(
+    plays: Sequence[tuple[Habit, Mapping[str, Any]]], tokenizer: PreTrainedTokenizerFast
+) -> list[Demonstration]:
     """Record demonstrations.
 
     Args:
-        count: Sessions.
+        plays: Expert and task of each session.
         tokenizer: Of the policy.
-        options: Those of the policy's own sessions.
-        seed: Decides tasks and experts.
 
     Returns:
-        One record per session, with the reward the expert earned.
+        One demonstration per play, in order.
+
+    Raises:
+        RuntimeError: A session failed.
+    """
+    stage, free = Stage(), asyncio.Semaphore(AT_ONCE)
+
+    async def play(gateway: Gateway, habit: Habit, task: Mapping[str, Any]) -> Demonstration:
+        async with free:
+            session = gateway.open_session()
+            stage.experts[session.id] = Expert(habit, task["rooms"], tokenizer)
+            done = await run_task(
+                agent=ReActAgent(AGENT),
+                environment=StockEnvironment(),
+                endpoint=gateway.endpoint(session),
+                task=task,
+                messages=first_messages(task),
+                timeout_seconds=TIMEOUT_SECONDS,
+            )
+            record = await gateway.close_session(session)
+        if done.status != "completed":
+            raise RuntimeError(
+                f"demonstration of {task['rooms']}: expected its end, received {done.status}: {done.detail}"
+            )
+        return Demonstration(calls=record.calls, done=done)
+
+    async with Gateway(tokenizer=tokenizer, backend=stage, options=GATEWAY) as gateway:
+        return await asyncio.gather(*[play(gateway, habit, task) for habit, task in plays])
+
+
+def draw_plays(count: int, *, seed: int) -> list[tuple[Habit, dict[str, Any]]]:
+    """Draw tasks, and an expert for each.
+
+    Args:
+        count: Sessions.
+        seed: Decides them.
     """
     random_source = random.Random(seed)
     tasks = [draw_task(random_source) for _ in range(count)]
     habits = random_source.choices(list(HABITS.values()), [habit.share for habit in HABITS.values()], k=count)
-    chat = Chat(tokenizer)
-
-    async def session(habit: Habit, task: Mapping[str, Any]) -> SessionRecord:
-        return await run_session(
-            messages=first_messages(task),
-            task=task,
-            chat=chat,
-            environment=StockEnvironment(),
-            generate=Expert(habit, task["rooms"], tokenizer),
-            options=options,
-        )
-
-    return await asyncio.gather(*[session(habit, task) for habit, task in zip(habits, tasks, strict=True)])
+    return list(zip(habits, tasks, strict=True))

@@ -1,44 +1,21 @@
 """The quickstart's policy: Qwen3's architecture, small enough to train from scratch on two CPU cores."""
 
+import tiny_model
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
-def build_model(
-    tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden_size: int = 128, num_layers: int = 2
-) -> Qwen3ForCausalLM:
-    """Create a randomly initialised Qwen3 model that fits `tokenizer`.
+def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
+    """Build the untrained policy: two layers of width 128, embeddings tied.
 
     Args:
-        tokenizer: Gives the vocabulary size and the end-of-sequence and padding ids.
-        seed: Seed of the initialisation.
-        hidden_size: Width, a multiple of 32 (the head size).
-        num_layers: Decoder layers.
-
-    Returns:
-        The model in float32, embeddings tied, two query heads for each key-value head.
+        tokenizer: Gives the vocabulary size and the end and padding ids.
+        seed: Of the initialisation.
     """
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64,
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=hidden_size // 32,
-        num_key_value_heads=hidden_size // 64,
-        head_dim=32,
-        max_position_embeddings=2048,
-        rope_theta=10000.0,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        initializer_range=0.05,
-        dtype="float32",
-    )
-    model = Qwen3ForCausalLM(config)
+    model = tiny_model.build_model(tokenizer, seed=seed, width=128, rope_theta=10000.0, initializer_range=0.05)
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
     for layer in model.model.layers:
-        _start_as_copy(layer.self_attn, groups=config.num_attention_heads // config.num_key_value_heads)
+        _start_as_copy(layer.self_attn, groups=groups)
     return model
 
 

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from quickstart.experts import DONE, act, demonstrate
+from quickstart.experts import DONE, Demonstration, act, demonstrate, draw_plays
 from quickstart.model import build_model
 from quickstart.task import REPORT, ROOMS, ROOMS_ASKED, StockEnvironment, draw_task, first_messages
 from quickstart.tokenizer import build_tokenizer
 
-from tree_rl.rollout.session import SessionOptions, SessionRecord
 from tree_rl.rollout.transcript import rows_of_calls
-
-# The same as rollout.custom.tree_agent in grpo.yaml: demonstrations are sessions like the policy's own.
-SESSION = SessionOptions(parallel_tools="branches", max_turns=4, max_response_tokens=320, max_turn_tokens=112)
 
 
 def task_words() -> list[str]:
@@ -37,11 +33,11 @@ def task_words() -> list[str]:
     return texts
 
 
-def demonstration_table(records: list[SessionRecord]) -> pd.DataFrame:
+def demonstration_table(records: list[Demonstration]) -> pd.DataFrame:
     """Cut sessions into rows as the rollout does.
 
     Args:
-        records: Demonstrated sessions.
+        records: Sessions of the experts.
 
     Returns:
         Columns conversation, input_ids, loss_mask (1 on the expert's tokens), reward.
@@ -52,7 +48,7 @@ def demonstration_table(records: list[SessionRecord]) -> pd.DataFrame:
             columns["conversation"].append(conversation)
             columns["input_ids"].append(np.array(row.token_ids, dtype=np.int64))
             columns["loss_mask"].append(np.array([0] * len(row.prompt_ids) + list(row.response_mask), dtype=np.int64))
-            columns["reward"].append(record.reward)
+            columns["reward"].append(record.done.reward)
     return pd.DataFrame(columns)
 
 
@@ -90,13 +86,13 @@ def prepare(folder: Path, *, seed: int, demonstrations: int, tasks: int) -> None
     tokenizer = build_tokenizer(task_words())
     tokenizer.save_pretrained(folder / "model")
     build_model(tokenizer, seed=seed).save_pretrained(folder / "model")
-    records = asyncio.run(demonstrate(demonstrations, tokenizer, SESSION, seed=seed))
+    records = asyncio.run(demonstrate(draw_plays(demonstrations, seed=seed), tokenizer))
     table = demonstration_table(records)
     table.to_parquet(folder / "demonstrations.parquet")
     prompt_table(tasks, seed=seed + 1).to_parquet(folder / "tasks.parquet")
     print(
         f"{len(records)} demonstrations, {len(table)} rows, mean reward "
-        f"{np.mean([record.reward for record in records]):.2f}, vocabulary {len(tokenizer)}"
+        f"{np.mean([record.done.reward for record in records]):.2f}, vocabulary {len(tokenizer)}"
     )
 
 

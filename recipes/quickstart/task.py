@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tree_rl.rollout.environment import Outcome, ShellEnvironment
+from tree_rl.rollout.environments import Outcome, ShellEnvironment
 
 ROOMS = ("attic", "barn", "cellar", "garden", "hall", "kitchen", "porch", "shed")
 REPORT = "report.txt"

@@ -1,25 +1,17 @@
 """A small Qwen-style tokenizer, built offline from the words of the task.
 
 Byte-level BPE, so any text encodes; every word of the task, and every digit with its leading space, is one token.
-The chat template is Qwen3's, except that the reasoning of every earlier turn is stripped.
+The chat template is like Qwen3's. It drops `reasoning_content` of earlier turns; it writes reasoning inside the text as
+it is, so that the agent decides what to keep.
 """
 
 from collections.abc import Iterable
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+import tiny_model
+from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+SPECIAL_TOKENS = (*tiny_model.SPECIAL, *tiny_model.MARKUP)
 
 # A tool call's JSON frame, then a digit, a word, white space, anything else: each alternative may become one token.
 PIECES = Regex(r'\{"name": "[a-z_]+", "arguments": \{"[a-z_]+": "|"\}\}| ?[0-9]| ?[A-Za-z_]+|\n+| |[^\sA-Za-z0-9_]+')
@@ -40,10 +32,6 @@ CHAT_TEMPLATE = """\
         {{- '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}
     {%- elif message.role == 'assistant' %}
         {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning = reasoning or content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
         {{- '<|im_start|>assistant\\n' }}
         {%- if reasoning and loop.last %}{{- '<think>\\n' + reasoning + '\\n</think>\\n' }}{%- endif %}
         {{- content }}
@@ -74,32 +62,18 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 768) -> PreTraine
     Returns:
         A fast tokenizer with Qwen's special tokens, `<|im_end|>` as end of sequence, and the chat template.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(PIECES, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    return tiny_model.build_tokenizer(
+        CHAT_TEMPLATE,
+        special=SPECIAL_TOKENS,
+        texts=(_without_specials(text) for text in texts),
         vocab_size=vocab_size,
-        min_frequency=1,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        pre_tokenizer=pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(PIECES, behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        ),
     )
-    tokenizer.train_from_iterator((_without_specials(text) for text in texts), trainer=trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=None,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        model_max_length=4096,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
 
 
 def _without_specials(text: str) -> str:

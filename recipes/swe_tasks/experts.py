@@ -20,12 +20,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
-from tree_rl.rollout.environments.sandbox import SandboxOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions, Reasoning
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 
 AT_ONCE = 8

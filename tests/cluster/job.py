@@ -21,7 +21,7 @@ PROMPTS = 20
 """Five steps of four prompts are an epoch, so the data are shuffled anew within a run."""
 
 ENVIRONMENT = """
-from tree_rl.rollout.environment import ShellEnvironment
+from tree_rl.rollout.environments import ShellEnvironment
 
 
 class WorkingEnvironment(ShellEnvironment):

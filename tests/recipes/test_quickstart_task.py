@@ -4,14 +4,12 @@ import asyncio
 import random
 
 import pytest
-from quickstart.experts import HABITS, Expert, act
-from quickstart.prepare import SESSION, demonstration_table, prompt_table, task_words
-from quickstart.task import ROOMS, StockEnvironment, draw_task, first_messages, grade_report
+from quickstart.experts import HABITS, Demonstration, act, demonstrate
+from quickstart.prepare import demonstration_table, prompt_table, task_words
+from quickstart.task import ROOMS, draw_task, grade_report
 from quickstart.tokenizer import build_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.chat import Chat
-from tree_rl.rollout.session import SessionRecord, run_session
 from tree_rl.tree import Forest
 
 FILES = {"attic.txt": "stock: attic 7\n", "barn.txt": "stock: barn 0\n", "shed.txt": "stock: shed 3\n"}
@@ -24,18 +22,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(task_words())
 
 
-def session_of(habit: str, tokenizer: PreTrainedTokenizerFast) -> SessionRecord:
+def session_of(habit: str, tokenizer: PreTrainedTokenizerFast) -> Demonstration:
     task = draw_task(random.Random(1))
-    return asyncio.run(
-        run_session(
-            messages=first_messages(task),
-            task=task,
-            chat=Chat(tokenizer),
-            environment=StockEnvironment(),
-            generate=Expert(HABITS[habit], task["rooms"], tokenizer),
-            options=SESSION,
-        )
-    )
+    (played,) = asyncio.run(demonstrate([(HABITS[habit], task)], tokenizer))
+    return played
 
 
 @pytest.mark.parametrize(
@@ -57,9 +47,9 @@ def test_reward_is_the_share_of_rooms_whose_first_mention_is_right(report: str |
 @pytest.mark.parametrize("habit", HABITS)
 def test_an_expert_earns_what_its_commands_achieve_and_branches(habit: str, tokenizer: PreTrainedTokenizerFast) -> None:
     record = session_of(habit, tokenizer)
-    assert record.reward == pytest.approx(EARNED[habit])
-    assert record.outcome.is_complete
-    assert record.outcome.malformed_calls == 0
+    assert record.done.reward == pytest.approx(EARNED[habit])
+    assert record.done.outcome.is_complete
+    assert record.done.outcome.malformed_calls == 0
     table = demonstration_table([record])
     assert len(table) == ROWS[habit]
     if len(table) > 1:

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tree_rl.rollout.environment import Outcome
-from tree_rl.rollout.environments.reports import TestReport
+from tree_rl.rollout.environments import Outcome
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
 
 OUTCOME = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)

@@ -15,10 +15,10 @@ from gateway_harness import CHATML, build_tokenizer, check_record, serving, trai
 from small_swe import all_tasks, generator, writing
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.agent import TaskAgent
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask, SessionLost, run_task
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
 from tree_rl.rollout.agents.react import ReActAgent
+from tree_rl.rollout.agents.task_agent import TaskAgent
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation

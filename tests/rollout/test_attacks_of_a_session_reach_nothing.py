@@ -16,11 +16,11 @@ import pytest
 from gateway_harness import build_tokenizer
 from small_swe import all_tasks
 
-from tree_rl.rollout.confinement import HIDING, strictest_means
-from tree_rl.rollout.environments.sandbox import SandboxOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.sandbox.confinement import HIDING, strictest_means
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 SECRET = "trainers-secret"
 TASK = all_tasks()["lru_cache"]

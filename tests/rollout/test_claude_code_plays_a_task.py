@@ -13,9 +13,9 @@ from small_swe import all_tasks, writing
 from test_agents_play_small_tasks import ScriptedModel, play
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environments.sandbox import SandboxOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 
 FOLDER = os.environ.get("CLAUDE_CODE", "")

@@ -11,12 +11,12 @@ from small_swe import all_tasks, writing
 from test_agents_play_small_tasks import ScriptedModel, play, task_of
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.agent import AgentError
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
-from tree_rl.rollout.confinement import HIDING, Limits, working_means
-from tree_rl.rollout.environment import ShellEnvironment
-from tree_rl.rollout.environments.sandbox import SandboxOptions
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.sandbox.confinement import HIDING, Limits, working_means
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 
 PROGRAM = """
@@ -61,7 +61,7 @@ def agent_of(program: Path, **options: Any) -> CommandLineAgent:
 def test_it_solves_a_task_and_reaches_nothing_but_the_model(
     means: Any, chatml: PreTrainedTokenizerFast, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tree_rl.rollout.workspace.strictest_means", lambda: means)
+    monkeypatch.setattr("tree_rl.rollout.sandbox.workspace.strictest_means", lambda: means)
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "trainers-secret")
     task = all_tasks()["lru_cache"]
     with socket.create_server(("127.0.0.1", 0)) as other:

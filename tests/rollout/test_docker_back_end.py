@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environments import rex_sandbox
-from tree_rl.rollout.environments.open_sandbox import open_sandbox
-from tree_rl.rollout.environments.sandbox import Sandbox, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox import rex_sandbox
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=10, cpu_seconds=10, output_bytes=5000, memory_bytes=2 << 30, processes=40)
 DOCKER = """#!{python}
@@ -52,7 +52,7 @@ def asked(folder: Path) -> list[list[str]]:
 
 def opened(folder: Path) -> Sandbox:
     arguments = {"docker_args": ["--network=none", "--memory=2g"], "pull": "missing"}
-    options = SandboxOptions(backend="docker", arguments=arguments, limits=LIMITS, startup_seconds=60)
+    options = SandboxOptions(backend="docker", arguments={**arguments, "startup_timeout": 60}, limits=LIMITS)
     return open_sandbox(options, image="example/repository:1", directory=str(folder / "testbed"))
 
 

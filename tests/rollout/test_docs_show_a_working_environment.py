@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tree_rl.rollout.environment import Outcome, ToolCall
+from tree_rl.rollout.environments import Outcome, ToolCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "environments.md"
 OUTCOME = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)

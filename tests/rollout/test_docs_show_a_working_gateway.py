@@ -21,13 +21,14 @@ def snippet(document: str, language: str, cue: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a user works: the tiny tokenizer and the documents' modules."""
     made = tmp_path_factory.mktemp("walk")
-    assert "tiny_model.py outputs/tiny" in snippet("gateway.md", "bash", "serve.py")
+    assert "tiny_swe_model.py outputs/tiny" in snippet("gateway.md", "bash", "serve.py")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "recipes" / "swe_tasks"))
-        import tiny_model
+        for path in (ROOT / "recipes", ROOT / "recipes" / "swe_tasks"):
+            patch.syspath_prepend(str(path))
+        import tiny_swe_model
 
-        tiny_model.build_tokenizer().save_pretrained(made / "outputs" / "tiny")
-        for name in ("tiny_model", "generate"):
+        tiny_swe_model.build_swe_tokenizer().save_pretrained(made / "outputs" / "tiny")
+        for name in ("tiny_swe_model", "generate"):
             sys.modules.pop(name)
     (made / "guess.py").write_text(snippet("environments.md", "python", "class GuessEnvironment"))
     (made / "halving.py").write_text(snippet("agents.md", "python", "class HalvingAgent"))

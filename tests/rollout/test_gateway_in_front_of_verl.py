@@ -23,7 +23,8 @@ from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.rendering import Renderer
 from tree_rl.rollout.transcript import Row
-from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop, read_gateway_options
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 
@@ -196,7 +197,7 @@ def test_all_sessions_of_a_worker_share_a_gateway_that_ends_with_the_last(model_
         assert all(len(outputs) >= 1 for outputs in asyncio.run(run()))
     finally:
         del loop.gateways.lend
-    assert lent == {0, 1} and loop.gateways._lent == {}
+    assert lent == {0, 1} and loop.gateways._lent == []
 
 
 def test_with_a_seed_a_session_draws_the_same_whoever_else_asks(model_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tree_rl.rollout.environments.published_tasks import ACTIVATE, PUBLISHED
-from tree_rl.rollout.environments.reports import TestReport, passed_tests
-from tree_rl.rollout.environments.sandbox import SandboxError
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_reports import TestReport, passed_tests
 from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.sandbox import SandboxError
 
 ROWS = Path(__file__).parent / "published_rows"
 SOUND = {

@@ -11,7 +11,7 @@ from gateway_harness import check_record, serving, trained_text
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import GO_ON, SUMMARISE, ReActAgent, ReActOptions
-from tree_rl.rollout.environment import ShellEnvironment
+from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import rows_of_calls
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environments.open_sandbox import open_sandbox
-from tree_rl.rollout.environments.sandbox import Backend, Sandbox, SandboxDied, SandboxError, SandboxOptions
-from tree_rl.rollout.workspace import CommandResult
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.sandbox import Backend, Sandbox, SandboxDied, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox.workspace import CommandResult
 
 LIMITS = Limits(
     timeout_seconds=1.5, cpu_seconds=5, output_bytes=5000, file_bytes=20 << 20, memory_bytes=1 << 30, processes=40
@@ -180,7 +180,7 @@ def test_a_back_end_that_cannot_start_names_its_key() -> None:
 
     refused = {"host": "http://127.0.0.1", "port": 1, "auth_token": "x"}
     with pytest.raises(SandboxError, match=r"sandbox\.backend=remote did not start"):
-        within(SandboxOptions(backend="remote", arguments=refused, startup_seconds=5), start)
+        within(SandboxOptions(backend="remote", arguments={**refused, "startup_timeout": 5}), start)
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
         options = SandboxOptions(backend="docker", arguments={"container_runtime": "no-such-program"})
         open_sandbox(options, image="python:3.11", directory="/testbed")
@@ -189,7 +189,7 @@ def test_a_back_end_that_cannot_start_names_its_key() -> None:
 
 
 def test_docker_and_modal_are_built_from_the_config() -> None:
-    options = SandboxOptions(backend="docker", arguments={"docker_args": ["--network=none"]}, startup_seconds=7)
+    options = SandboxOptions(backend="docker", arguments={"docker_args": ["--network=none"], "startup_timeout": 7})
     config = open_sandbox(options, image="example/image:1", directory="/testbed").deployment._config  # type: ignore[attr-defined]
     assert (config.image, config.docker_args, config.startup_timeout) == ("example/image:1", ["--network=none"], 7)
     try:
@@ -206,7 +206,7 @@ def test_unconfined_commands_must_be_allowed(monkeypatch: pytest.MonkeyPatch) ->
         SandboxOptions(backend="local")
     with pytest.raises(ValueError, match=r"sandbox\.backend='lokal'"):
         SandboxOptions(backend="lokal")  # type: ignore[arg-type]
-    monkeypatch.setattr("tree_rl.rollout.environments.sandbox.strictest_means", lambda: "namespaces")
+    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.strictest_means", lambda: "namespaces")
     with pytest.raises(ValueError, match="install bubblewrap"):
         SandboxOptions()
     assert SandboxOptions(allow_unconfined=True).backend == "confined"

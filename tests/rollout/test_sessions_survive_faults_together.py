@@ -19,12 +19,12 @@ from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, ReActAgent, ReActOptions
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environments.sandbox import SandboxOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.session import RecordedSession
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 
 SESSIONS = 64

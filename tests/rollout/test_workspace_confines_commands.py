@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.confinement import (
+from tree_rl.rollout.sandbox.confinement import (
     HIDING,
     Limits,
     Means,
@@ -20,7 +20,7 @@ from tree_rl.rollout.confinement import (
     users_known,
     working_means,
 )
-from tree_rl.rollout.workspace import Workspace
+from tree_rl.rollout.sandbox.workspace import Workspace
 
 WORKING = working_means()
 

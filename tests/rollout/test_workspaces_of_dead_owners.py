@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.confinement import Means, working_means
-from tree_rl.rollout.ownership import MAKING, PREFIX, OwnedFolder, remove_left_over_folders
-from tree_rl.rollout.workspace import Workspace
+from tree_rl.rollout.sandbox.confinement import Means, working_means
+from tree_rl.rollout.sandbox.ownership import MAKING, PREFIX, OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.sandbox.workspace import Workspace
 
+OWN = "from tree_rl.rollout.sandbox.ownership import OwnedFolder"
 OWNER = """
 import sys
-from tree_rl.rollout.workspace import Workspace
+from tree_rl.rollout.sandbox.workspace import Workspace
 workspace = Workspace({"a.txt": "alpha"}, means=sys.argv[1])
 print(workspace.directory.parent, flush=True)
 workspace.run(f"mkdir locked && chmod 0 locked; sleep {sys.argv[2]} & sleep {sys.argv[2]}")
@@ -78,13 +79,13 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(means: Means) -> None:
 
 def test_the_next_process_that_needs_a_workspace_sweeps(temporary: Path) -> None:
     left = subprocess.run(
-        [sys.executable, "-c", "from tree_rl.rollout.ownership import OwnedFolder\nprint(OwnedFolder('x').path)"],
+        [sys.executable, "-c", f"{OWN}\nprint(OwnedFolder('x').path)"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
     assert Path(left).is_dir()
-    program = "from tree_rl.rollout.workspace import Workspace\nwith Workspace(): pass"
+    program = "from tree_rl.rollout.sandbox.workspace import Workspace\nwith Workspace(): pass"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert list(temporary.iterdir()) == []
 

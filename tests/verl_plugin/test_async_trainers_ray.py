@@ -16,7 +16,7 @@ STEPS = 4
 ENVIRONMENT = """
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from tree_rl.rollout.environment import ShellEnvironment
+from tree_rl.rollout.environments import ShellEnvironment
 
 
 class LengthEnvironment(ShellEnvironment):

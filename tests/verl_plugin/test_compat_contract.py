@@ -11,7 +11,7 @@ import pytest
 
 import tree_rl.verl_plugin
 from tree_rl.verl_plugin import compat
-from tree_rl.verl_plugin.agent_loops import agent_loop, prompt_forests
+from tree_rl.verl_plugin.agent_loops import prompt_forests, tool_agent_loop
 from tree_rl.verl_plugin.embedded_rollout import replica as hf_replica
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.engine import engine
@@ -246,7 +246,7 @@ def test_the_name_hf_resolves_on_both_sides() -> None:
     get_replica_class = import_module("verl.workers.rollout.replica").get_rollout_replica_class
     assert get_rollout_class("hf", "async") is hf_replica.HFServerAdapter
     assert get_replica_class("hf") is hf_replica.HFReplica
-    for cls in (hf_replica.HFReplica, hf_replica.HFServerAdapter, agent_loop.TreeToolAgentLoop):
+    for cls in (hf_replica.HFReplica, hf_replica.HFServerAdapter, tool_agent_loop.TreeToolAgentLoop):
         assert not inspect.isabstract(cls)
 
 

@@ -13,7 +13,7 @@ from tree_rl.tree.forest import Forest
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 ENVIRONMENT = """
-from tree_rl.rollout.environment import ShellEnvironment
+from tree_rl.rollout.environments import ShellEnvironment
 
 
 class CountingEnvironment(ShellEnvironment):

@@ -9,21 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
-SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+sys.path.append(str(Path(__file__).parents[2] / "recipes"))
+import tiny_model
+
 TEMPLATE = """\
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
@@ -50,19 +40,7 @@ TEMPLATE = """\
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, and Qwen's special tokens."""
-    vocabulary = {token: index for index, token in enumerate(SPECIAL)}
-    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocabulary[symbol] = len(vocabulary)
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(list(SPECIAL[:3]))
-    backend.add_tokens(list(SPECIAL[3:]))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096
-    )
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
+    return tiny_model.build_tokenizer(TEMPLATE, added=tiny_model.MARKUP)
 
 
 def save_model(folder: Path, config_class: type[PretrainedConfig] = Qwen3Config, **more: Any) -> str:
@@ -74,24 +52,8 @@ def save_model(folder: Path, config_class: type[PretrainedConfig] = Qwen3Config,
         more: entries that the family adds to its config.
     """
     tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = config_class(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        dtype="float32",
-        **more,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = tiny_model.build_model(tokenizer, seed=0, config_class=config_class, intermediate_size=96, **more)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

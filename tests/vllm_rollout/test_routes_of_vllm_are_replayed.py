@@ -17,24 +17,30 @@ LOG_PROB_TOLERANCE = 1e-4
 TURN_TOKENS = 30
 
 
-def session_of_tool_agent(served: SimpleNamespace) -> list[Any]:
+def session_of_calls(served: SimpleNamespace) -> list[Any]:
     """Six calls that branch after the prompt, after a turn and after an observation, as verl's outputs."""
-    from tree_rl.rollout.environment import Outcome
-    from tree_rl.rollout.session import SessionRecord
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
     from tree_rl.rollout.transcript import ModelCall
-    from tree_rl.verl_plugin.agent_loops.agent_loop import _RecordingModel, to_outputs
+    from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+    from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 
     def ids(text: str) -> list[int]:
         return served.tokenizer.encode(text, add_special_tokens=False)
 
-    model = _RecordingModel(served.client, {name: value for name, value in SAMPLING.items() if name != "seed"})
+    model = VerlBackend(served.client, end_token_ids=frozenset())
+    sampling = {name: value for name, value in SAMPLING.items() if name != "seed"}
     calls: list[ModelCall] = []
 
     async def answer(prompt_ids: list[int]) -> list[int]:
-        token_ids, log_probs = await model(prompt_ids, max_tokens=TURN_TOKENS)
-        assert log_probs is not None
-        calls.append(ModelCall(prompt_ids=tuple(prompt_ids), response_ids=tuple(token_ids), log_probs=tuple(log_probs)))
-        return [*prompt_ids, *token_ids]
+        made = await model.generate(prompt_ids, max_tokens=TURN_TOKENS, sampling=sampling, session="s")
+        assert made.log_probs is not None
+        calls.append(
+            ModelCall(
+                prompt_ids=tuple(prompt_ids), response_ids=made.token_ids, log_probs=made.log_probs, routes=made.routes
+            )
+        )
+        return [*prompt_ids, *made.token_ids]
 
     async def session() -> None:
         prompt = ids("every unique token of the forest stands once, whatever the rows")
@@ -46,9 +52,8 @@ def session_of_tool_agent(served: SimpleNamespace) -> list[Any]:
         await answer(await answer(prompt))
 
     asyncio.run(session())
-    outcome = Outcome(answer="", turns=2, malformed_calls=0, is_complete=True)
-    record = SessionRecord(calls=tuple(calls), reward=1.0, outcome=outcome, tool_calls=0)
-    return to_outputs(record, model, seconds=1.0)
+    metrics = AgentLoopMetrics(generate_sequences=0.0, tool_calls=0.0, num_preempted=0)
+    return rows_to_outputs(tuple(calls), reward=1.0, figures={}, metrics=metrics)
 
 
 def session_of_gateway(served: SimpleNamespace) -> list[Any]:
@@ -56,7 +61,7 @@ def session_of_gateway(served: SimpleNamespace) -> list[Any]:
     one whose answer ends at a stop text, for which the gateway asks the server in slices."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-    from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import rows_to_outputs
+    from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 
     async def talk(chat: openai.AsyncOpenAI, _: Any) -> None:
         async def ask_for(messages: list[Any], **options: Any) -> Any:
@@ -73,7 +78,7 @@ def session_of_gateway(served: SimpleNamespace) -> list[Any]:
     return rows_to_outputs(record.calls, reward=1.0, figures={}, metrics=metrics)
 
 
-@pytest.fixture(scope="module", params=[session_of_tool_agent, session_of_gateway])
+@pytest.fixture(scope="module", params=[session_of_calls, session_of_gateway])
 def rollout(request: pytest.FixtureRequest, served_experts: SimpleNamespace) -> SimpleNamespace:
     """A session's outputs and rows, and the experts that they say its tokens visited."""
     from engine_harness import Row

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from tree_rl.rollout.environment import ToolCall
+from tree_rl.rollout.environments.environment import ToolCall
 
 THINK_END = "</think>"
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)

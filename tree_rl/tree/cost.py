@@ -73,10 +73,6 @@ class CostModel:
         return float(self.rows(forest.row_index.lengths).sum()) >= LEAST_GAIN * self.forest(forest, wanted)
 
 
-UNKNOWN_MODEL = CostModel(per_token=24_576.0, per_pair=2.0)
-"""For rows of a model whose sizes are not known: the scale of verl's `calculate_workload`."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
     """The sizes of a decoder that decide its cost."""

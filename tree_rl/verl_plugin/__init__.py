@@ -23,7 +23,7 @@ REGISTRATIONS = {
     "verl.workers.engine": "tree_rl.verl_plugin.engine.engine",
     "verl.workers.rollout.replica": "tree_rl.verl_plugin.embedded_rollout.registration",
     "verl.workers.rollout.base": "tree_rl.verl_plugin.embedded_rollout.registration",
-    "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loops.agent_loop",
+    "verl.experimental.agent_loop": "tree_rl.verl_plugin.agent_loops.tool_agent_loop",
     "verl.experimental.agent_loop.agent_loop": "tree_rl.verl_plugin.agent_loops.gateway_agent_loop",
     "verl.trainer.constants_ppo": "tree_rl.verl_plugin.launch.job_environment",
     "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.trainer.estimator_names",

@@ -1,1 +1,1 @@
-"""Who acts: agents that ask a recorded model over HTTP and work in an environment. One file each."""
+"""Agents that ask a recorded model over HTTP and work in an environment. One file each."""

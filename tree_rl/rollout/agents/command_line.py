@@ -1,4 +1,4 @@
-"""Any command-line agent: a confined process that finds the model through environment variables.
+"""Any command-line agent: a confined process whose environment variables point to the model.
 
 In a `confined` sandbox the agent and everything it starts reach the session's gateway and nothing else of the network;
 its HOME is the repository's directory.
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from tree_rl.rollout.agents.agent import AgentError
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environment import Environment, Outcome
-from tree_rl.rollout.environments.sandbox import quote
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.workspace import CommandResult
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.sandbox import quote
+from tree_rl.rollout.sandbox.workspace import CommandResult
 
 PORT = 8700
-"""Of the gateway, as a confined agent sees it: the same in every session."""
+"""Where a confined agent finds the gateway: the same in every session."""
 
 
 class RunsAgents(Protocol):

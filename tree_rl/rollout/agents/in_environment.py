@@ -1,4 +1,4 @@
-"""An agent in an environment, as the gateway's agent loop runs it: fresh world, work, tests, reward, clean-up.
+"""Plays an agent in an environment for the gateway's agent loop: reset, work, score, clean up.
 
 Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.AgentInEnvironment`, and in
 `agent_options` the arguments below.
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-from tree_rl.rollout.agents.agent import AgentError, TaskAgent
-from tree_rl.rollout.environment import Environment, Outcome
-from tree_rl.rollout.environments.sandbox import SandboxDied, SandboxError
+from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.agent import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
 Status = Literal["completed", "limit", "timed_out", "agent_failed", "sandbox_died", "environment_failed"]
 SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed")
@@ -29,12 +29,12 @@ AGENTS: Mapping[str, str] = {
 }
 ENVIRONMENTS: Mapping[str, str] = {
     "swe": "tree_rl.rollout.environments.swe.SweEnvironment",
-    "shell": "tree_rl.rollout.environment.ShellEnvironment",
+    "shell": "tree_rl.rollout.environments.shell_environment.ShellEnvironment",
 }
 
 
 class SessionLost(RuntimeError):  # noqa: N818
-    """A session of which nobody knows what it reached; it leaves no rows, and its siblings go on."""
+    """A session that nobody can score. It leaves no rows; its siblings go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +42,11 @@ class FinishedTask:
     """How work on a task ended."""
 
     status: Status
-    """completed: the agent ended by itself; limit: a limit of turns, calls or context ended it; timed_out: its time
-    did; agent_failed: it raised or crashed; sandbox_died: its commands got no answer; environment_failed: the
-    environment did not start, broke, or could not be scored."""
+    """completed: the agent ended by itself. limit: a limit of turns, calls or context ended it. timed_out: it took too
+    long. agent_failed: it raised or crashed. sandbox_died: the sandbox stopped answering. environment_failed: the
+    environment did not start, broke, or could not score."""
     reward: float | None
-    """None after an end that says nothing about what was reached."""
+    """None if nobody can score the session."""
     outcome: Outcome
     detail: str
     """The error that ended it; empty if none did."""
@@ -63,7 +63,7 @@ async def run_task(
     messages: Sequence[Mapping[str, Any]],
     timeout_seconds: float,
 ) -> FinishedTask:
-    """Work on one task. What goes wrong becomes its status; an exception other than a cancellation is a defect of code.
+    """Work on one task. What goes wrong becomes the status; any other exception is a bug.
 
     Args:
         agent: fresh.
@@ -156,7 +156,10 @@ def _build(kind: str, known: Mapping[str, str], name: str, options: Mapping[str,
         raise ValueError(
             f"{CONFIG_KEY}.{kind}={name!r}: expected one of {', '.join(known)}, or a class as package.module.Class"
         )
-    found = getattr(import_module(module), class_name)
+    try:
+        found = getattr(import_module(module), class_name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install 'tree_rl[agents]'") from error
     return found() if not options else found(_read(f"{CONFIG_KEY}.{kind} {name}", found, options))
 
 

@@ -1,31 +1,44 @@
-"""mini-swe-agent, unmodified: its own loop, prompts and client, a model behind the gateway, a shell in a sandbox."""
+"""mini-swe-agent, unmodified: its own loop, prompts and client. The gateway is its model, a sandbox its shell."""
 
 import asyncio
 import concurrent.futures
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from tree_rl.rollout.agents.agent import AgentError
-from tree_rl.rollout.environment import Environment, Outcome
-from tree_rl.rollout.environments.sandbox import SandboxDied
-from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.workspace import CommandResult
+import openai
 
-SETTINGS = {
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments.environment import Environment, Outcome
+from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.sandbox.sandbox import SandboxDied
+from tree_rl.rollout.sandbox.workspace import CommandResult
+
+os.environ |= {
     # Nobody answers questions here, no price list is fetched, and no model of ours has a price.
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
     "MSWEA_COST_TRACKING": "ignore_errors",
     "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "4",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    **os.environ,  # the user's values win
 }
+# Both read these variables when they are imported. That takes seconds: only sessions of this agent import this file.
+import litellm
+from litellm.exceptions import APIError, ContextWindowExceededError
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.config import get_config_from_spec
+from minisweagent.exceptions import Submitted
+from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
+
+litellm.suppress_debug_info = True
+COMMAND_SECONDS = 1800.0
+"""No sandbox needs longer for a command: each has its own, smaller limit."""
 SUBMITTED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SYSTEM = {"system": "Linux", "release": "", "version": "", "machine": "x86_64"}
-"""What its prompt says of the machine: the same everywhere, so that sessions share their prompts."""
+"""What its prompt says of the machine. The same everywhere, so that sessions share their prompts."""
 
 
 class HasShell(Protocol):
@@ -40,20 +53,17 @@ class MiniSweOptions:
     """How mini-swe-agent works.
 
     Raises:
-        ValueError: a limit is not positive.
+        ValueError: `max_turns` is not positive.
     """
 
     max_turns: int = 30
     """Model calls (`step_limit`)."""
-    max_seconds: int = 1800
-    """Wall-clock time (`wall_time_limit_seconds`)."""
     config: str = "mini_textbased.yaml"
     """Its own config file of prompts, by name or path; a text-based one."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_seconds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns={self.max_turns}: expected at least 1")
 
 
 class MiniSweAgent:
@@ -71,44 +81,42 @@ class MiniSweAgent:
     ) -> Outcome:
         """Work on the task: the text of the last user message."""
         task = str(next(message["content"] for message in reversed(messages) if message["role"] == "user"))
-        shell = _Shell(environment, asyncio.get_running_loop(), self.options.max_seconds)
-        # A thread of its own: those of the event loop are few, and other sessions wait for them.
+        shell = _Shell(environment, asyncio.get_running_loop())
+        # A thread of its own: other sessions wait for the few threads of the event loop.
         threads = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="mini-swe")
         working = asyncio.get_running_loop().run_in_executor(threads, self._work, task, shell, endpoint)
-        # Whoever waits may have gone when it fails.
+        # Reading the exception keeps asyncio quiet when nobody waits any more.
         working.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(working)
         finally:
-            # It cannot be interrupted; its next command or model call is refused, and it ends.
+            # Nothing interrupts a thread. Its next command or model call is refused; then it ends.
             shell.is_closed = True
             threads.shutdown(wait=False)
 
     def _work(self, task: str, shell: "_Shell", endpoint: Endpoint) -> Outcome:
-        mini = _library()
-        settings = mini.config(self.options.config)
-        limits = {
+        settings = get_config_from_spec(self.options.config)
+        limits: dict[str, Any] = {
             "step_limit": self.options.max_turns,
             "cost_limit": 0,
-            "wall_time_limit_seconds": self.options.max_seconds,
         }
         prompts = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
-        model = mini.model(
+        model = LitellmTextbasedModel(
             **{**settings.get("model", {}), "model_kwargs": {**_asked(endpoint), "drop_params": True}},
             model_name=f"openai/{endpoint.model}",
         )
-        # What is refused for good is not asked again: a session that is over, or has had its calls.
-        model.abort_exceptions = [*model.abort_exceptions, mini.refusal]
-        agent = mini.agent(model, shell, **prompts, **limits)
+        # No retry where the gateway refuses for good: the session is over, or has had its calls.
+        model.abort_exceptions = [*model.abort_exceptions, APIError]
+        agent = DefaultAgent(model, shell, **prompts, **limits)
         try:
             end = agent.run(task)
-        except mini.full_context:
+        except ContextWindowExceededError:
             end = {"exit_status": "LimitsExceeded"}
-        except mini.refusal as error:
+        except APIError as error:
             if error.status_code != HTTPStatus.FORBIDDEN:
                 raise AgentError(f"mini-swe-agent: {error}") from error
             end = {"exit_status": "LimitsExceeded"}
-        except mini.failures as error:
+        except (openai.OpenAIError, concurrent.futures.TimeoutError) as error:
             raise AgentError(f"mini-swe-agent: {type(error).__name__}: {error}") from error
         if end["exit_status"] == "RepeatedFormatError":
             raise AgentError("mini-swe-agent: several answers in a row without exactly one action")
@@ -125,10 +133,9 @@ class MiniSweAgent:
 class _Shell:
     """Our sandbox as mini-swe-agent's environment, called from its thread."""
 
-    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop, max_seconds: float) -> None:
+    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._environment: HasShell = environment
         self._loop = loop
-        self._max_seconds = max_seconds
         self.config = None
         self.is_closed = False
 
@@ -137,7 +144,7 @@ class _Shell:
         if self.is_closed:
             raise SandboxDied("the session is over")
         running = asyncio.run_coroutine_threadsafe(self._environment.run(action.get("command", "")), self._loop)
-        result = running.result(self._max_seconds)
+        result = running.result(COMMAND_SECONDS)
         output = {
             "output": result.output,
             "returncode": result.exit_code,
@@ -146,7 +153,7 @@ class _Shell:
         first, _, submission = result.output.lstrip().partition("\n")
         if first.strip() == SUBMITTED and result.exit_code == 0:
             end = {"exit_status": "Submitted", "submission": submission}
-            raise _library().submitted({"role": "exit", "content": submission, "extra": end})
+            raise Submitted({"role": "exit", "content": submission, "extra": end})
         return output
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
@@ -156,48 +163,6 @@ class _Shell:
     def serialize(self) -> dict[str, Any]:
         """Nothing: the gateway keeps the record."""
         return {}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Library:
-    agent: Any
-    model: Any
-    config: Any
-    submitted: type[Exception]
-    full_context: type[Exception]
-    refusal: Any
-    failures: tuple[type[Exception], ...]
-
-
-@cache
-def _library() -> _Library:
-    """mini-swe-agent and litellm, imported at the first session: they take seconds.
-
-    Raises:
-        AgentError: they are not installed.
-    """
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
-        import litellm
-        import openai
-        from minisweagent.agents.default import DefaultAgent
-        from minisweagent.config import get_config_from_spec
-        from minisweagent.exceptions import Submitted
-        from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
-    except ImportError as error:
-        raise AgentError(f"agent mini_swe: {error}; install it with pip install 'tree_rl[agents]'") from error
-    litellm.suppress_debug_info = True
-    exceptions = litellm.exceptions
-    return _Library(
-        agent=DefaultAgent,
-        model=LitellmTextbasedModel,
-        config=get_config_from_spec,
-        submitted=Submitted,
-        full_context=exceptions.ContextWindowExceededError,
-        refusal=exceptions.APIError,
-        failures=(openai.OpenAIError, concurrent.futures.TimeoutError),
-    )
 
 
 def _asked(endpoint: Endpoint) -> dict[str, Any]:

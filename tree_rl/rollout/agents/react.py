@@ -1,28 +1,30 @@
-"""The native agent: reason, act, observe, over the OpenAI API, with switches for what makes a conversation branch.
-
-* parallel_tools: all calls of a turn run at once, or the first one only.
-* sub_agents: a tool `delegate` gives a task to a fresh conversation, whose conclusion the main line reads.
-* compact_after_tokens: a long conversation is replaced by its task and the model's own summary.
-* think: `keep` sends reasoning back as it came; `strip` cuts it out of the history.
-"""
+"""The native agent: reason, act, observe, over the OpenAI API. Its options say what makes a conversation branch."""
 
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
+import httpx
 import openai
+from openai.types.chat import ChatCompletion
 
-from tree_rl.rollout.agents.agent import AgentError
-from tree_rl.rollout.environment import Environment, Outcome, ToolCall
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
 Think = Literal["keep", "strip"]
+ParallelTools = bool | Literal["branches"]
 REASONING = re.compile(r"\A\s*(?:<think>)?.*?</think>\s*", re.DOTALL)
 TOOL_CALL = "<tool_call>"
 MALFORMED = "error: malformed tool call; its arguments are no JSON object"
+MAX_SUB_AGENT_TURNS = 5
+MAX_RESULT_CHARACTERS = 6000
+"""A longer tool result loses its middle."""
 SUMMARISE = (
     "Your context is nearly full. Write down, for yourself, what you have found and done and what is left to do."
 )
@@ -52,37 +54,37 @@ class ReActOptions:
 
     max_turns: int = 20
     """Model calls of the main line."""
-    parallel_tools: bool = True
-    """Run all calls of a turn, concurrently; otherwise the first one only."""
+    parallel_tools: ParallelTools = True
+    """Several calls in a turn. true: run all, at the same time. false: run the first; the history keeps only that call.
+    branches: run all; the model answers each result in a sub-branch; the main line reads these answers."""
     sub_agents: bool = False
-    """Offer `delegate`."""
-    max_sub_turns: int = 5
-    """Model calls of one sub-agent."""
+    """Offer the tool `delegate`: a fresh conversation works on a task, and the main line reads its conclusion."""
     compact_after_tokens: int | None = None
-    """Prompt and answer beyond which the conversation is summarised; None never does."""
+    """When prompt and answer are longer, the task and the model's own summary replace the conversation. None: never."""
     think: Think = "keep"
-    """`strip` needs the gateway's `reasoning=inline`."""
-    max_result_characters: int = 6000
-    """Longer tool results lose their middle."""
+    """`keep` leaves reasoning in the history; `strip` removes it, and needs the gateway's `reasoning=inline`."""
     max_retries: int = 4
     """Of a request that the model server refused for the moment."""
 
     def __post_init__(self) -> None:
         if self.think not in ("keep", "strip"):
             raise ValueError(f"think={self.think!r}: expected keep or strip")
-        for name in ("max_turns", "max_sub_turns", "max_result_characters"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.parallel_tools not in (True, False, "branches"):
+            raise ValueError(f"parallel_tools={self.parallel_tools!r}: expected true, false or branches")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns={self.max_turns}: expected at least 1")
 
 
 @dataclass(kw_only=True, slots=True)
 class _Conversation:
-    """Messages of the main line or of one sub-agent."""
+    """The main line, a sub-agent, or a sub-branch that answers one result."""
 
     client: openai.AsyncOpenAI
-    tools: list[Mapping[str, Any]]
+    environment: Environment
+    tools: Sequence[Mapping[str, Any]]
     start: list[dict[str, Any]]
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]]
+    parallel_tools: ParallelTools
 
 
 class ReActAgent:
@@ -94,70 +96,73 @@ class ReActAgent:
 
     def __init__(self, options: ReActOptions | None = None) -> None:
         self.options = options or ReActOptions()
+        self._endpoint: Endpoint | None = None
         self._malformed = 0
         self._sub_agents = 0
 
     async def run(
         self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint
     ) -> Outcome:
-        """Work on the task."""
-        tools = [*environment.tools(), *([DELEGATE] if self.options.sub_agents else [])]
+        """Work on the task; see `TaskAgent`."""
         start = [dict(message) for message in messages]
-        answer, turns, is_complete = await self._converse(start, tools, environment, endpoint, self.options.max_turns)
+        self._endpoint = endpoint
+        async with openai.AsyncOpenAI(
+            base_url=endpoint.openai_url,
+            api_key=endpoint.token,
+            max_retries=self.options.max_retries,
+            http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
+        ) as client:
+            talk = _Conversation(
+                client=client,
+                environment=environment,
+                tools=[*environment.tools(), *([DELEGATE] if self.options.sub_agents else [])],
+                start=start,
+                messages=list(start),
+                parallel_tools=self.options.parallel_tools,
+            )
+            answer, turns, is_complete = await self._converse(talk, self.options.max_turns)
         return Outcome(answer=answer, turns=turns, malformed_calls=self._malformed, is_complete=is_complete)
 
-    async def _converse(
-        self,
-        start: list[dict[str, Any]],
-        tools: list[Mapping[str, Any]],
-        environment: Environment,
-        endpoint: Endpoint,
-        max_turns: int,
-    ) -> tuple[str, int, bool]:
-        """Turn by turn until an answer without a tool call, or a limit.
+    async def _converse(self, talk: _Conversation, max_turns: int) -> tuple[str, int, bool]:
+        """Let the model act until it answers without a tool call, or a limit is reached.
 
         Returns:
-            The last turn's text, the number of turns, and whether the agent ended by itself.
+            The last turn's text, the number of turns, and whether the model ended by itself.
         """
         text = ""
-        client = openai.AsyncOpenAI(
-            base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=self.options.max_retries
-        )
-        async with client:
-            talk = _Conversation(client=client, tools=tools, start=start, messages=list(start))
-            for turn in range(1, max_turns + 1):
-                answer = await self._ask(talk, endpoint.model)
-                if answer is None:
-                    return text, turn - 1, False
-                choice, num_tokens = answer
-                message = choice.message
-                text = REASONING.sub("", message.content or "").strip()
-                calls = list(message.tool_calls or ())
-                if choice.finish_reason == "length":
-                    return text, turn, False
-                if not calls and TOOL_CALL not in text:
-                    return text, turn, True
-                kept = calls if self.options.parallel_tools else calls[:1]
-                talk.messages.append(self._sent_back(message, kept))
-                results = await asyncio.gather(*[self._execute(call, environment, endpoint) for call in kept])
-                if not calls:
-                    # The server leaves a call that it cannot read in the text.
-                    self._malformed += 1
-                    talk.messages.append({"role": "user", "content": MALFORMED})
-                talk.messages += [
-                    {"role": "tool", "tool_call_id": call.id, "content": result}
-                    for call, result in zip(kept, results, strict=True)
-                ]
-                limit = self.options.compact_after_tokens
-                if limit is not None and num_tokens > limit and turn < max_turns:
-                    await self._compact(talk, endpoint.model)
+        for turn in range(1, max_turns + 1):
+            answer = await self._ask(talk)
+            if answer is None:
+                return text, turn - 1, False
+            choice, num_tokens = answer
+            text = _without_reasoning(choice.message.content)
+            calls = list(choice.message.tool_calls or ())
+            if choice.finish_reason == "length":
+                return text, turn, False
+            if not calls and TOOL_CALL not in text:
+                return text, turn, True
+            if calls:
+                await self._act(talk, choice.message, calls if talk.parallel_tools else calls[:1])
+            else:
+                # The gateway leaves a call that it cannot read in the text.
+                self._malformed += 1
+                talk.messages += [self._history(choice.message, ()), {"role": "user", "content": MALFORMED}]
+            limit = self.options.compact_after_tokens
+            if limit is not None and num_tokens > limit and turn < max_turns:
+                await self._compact(talk)
         return text, max_turns, False
 
-    async def _ask(self, talk: _Conversation, model: str) -> tuple[Any, int] | None:
+    async def _ask(self, talk: _Conversation) -> tuple[Any, int] | None:
         """The answer's choice and the tokens of prompt and answer; None where the session's limits end it."""
-        tools: dict[str, Any] = {"tools": talk.tools} if talk.tools else {}
+        assert self._endpoint is not None
+        body = {
+            "model": self._endpoint.model,
+            "messages": talk.messages,
+            **({"tools": talk.tools} if talk.tools else {}),
+        }
         try:
-            answer = await talk.client.chat.completions.create(model=model, messages=talk.messages, **tools)  # type: ignore[arg-type]
+            # `post` sends the body as it is; `chat.completions.create` would walk through it: a third of the call.
+            answer = await talk.client.post("/chat/completions", cast_to=ChatCompletion, body=body)
         except openai.APIStatusError as error:
             if error.code in ("context_length_exceeded", "session_exhausted"):
                 return None
@@ -166,7 +171,16 @@ class ReActAgent:
             raise AgentError(f"the model could not be reached: {error}") from error
         return answer.choices[0], answer.usage.total_tokens if answer.usage else 0
 
-    def _sent_back(self, message: Any, calls: Sequence[Any]) -> dict[str, Any]:
+    async def _act(self, talk: _Conversation, message: Any, calls: Sequence[Any]) -> None:
+        """Run the calls of a turn, and append the turn and what came of them."""
+        results = await asyncio.gather(*[self._execute(talk, call) for call in calls])
+        if talk.parallel_tools == "branches" and len(calls) > 1:
+            answers = [self._answer(talk, message, call, text) for call, text in zip(calls, results, strict=True)]
+            results = await asyncio.gather(*answers)
+        talk.messages.append(self._history(message, calls))
+        talk.messages += [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
+
+    def _history(self, message: Any, calls: Sequence[Any]) -> dict[str, Any]:
         """An assistant turn as it stands in the history."""
         sent: dict[str, Any] = message.model_dump(exclude_none=True)
         if calls:
@@ -177,7 +191,7 @@ class ReActAgent:
             sent["content"] = REASONING.sub("", sent.get("content") or "")
         return sent
 
-    async def _execute(self, call: Any, environment: Environment, endpoint: Endpoint) -> str:
+    async def _execute(self, talk: _Conversation, call: Any) -> str:
         try:
             arguments = json.loads(call.function.arguments or "{}")
         except json.JSONDecodeError:
@@ -186,24 +200,53 @@ class ReActAgent:
             self._malformed += 1
             return MALFORMED
         if self.options.sub_agents and call.function.name == "delegate":
-            return await self._delegate(str(arguments.get("task", "")), environment, endpoint)
-        return self._cut(await environment.call(ToolCall(name=call.function.name, arguments=arguments)))
+            return await self._delegate(talk, str(arguments.get("task", "")))
+        return _cut(await talk.environment.call(ToolCall(name=call.function.name, arguments=arguments)))
 
-    async def _delegate(self, task: str, environment: Environment, endpoint: Endpoint) -> str:
+    async def _answer(self, talk: _Conversation, message: Any, call: Any, result: str) -> str:
+        """Let the model answer one result alone, in one turn that still sees its reasoning."""
+        so_far = [*talk.messages, message.model_dump(exclude_none=True), _tool_message(call, result)]
+        text, _, _ = await self._converse(replace(talk, messages=so_far, parallel_tools=True), 1)
+        return _cut(text) or result
+
+    async def _delegate(self, talk: _Conversation, task: str) -> str:
+        assert self._endpoint is not None
         self._sub_agents += 1
         start = [{"role": "system", "content": SUB_AGENT}, {"role": "user", "content": task}]
-        named = endpoint.named(f"sub-{self._sub_agents}")
-        tools = list(environment.tools())
-        text, _, _ = await self._converse(start, tools, environment, named, self.options.max_sub_turns)
-        return self._cut(text) or "the assistant came to no conclusion"
+        sub_agent = replace(
+            talk,
+            client=talk.client.copy(base_url=self._endpoint.named(f"sub-{self._sub_agents}").openai_url),
+            tools=list(talk.environment.tools()),
+            start=start,
+            messages=list(start),
+        )
+        text, _, _ = await self._converse(sub_agent, MAX_SUB_AGENT_TURNS)
+        return _cut(text) or "the assistant came to no conclusion"
 
-    async def _compact(self, talk: _Conversation, model: str) -> None:
+    async def _compact(self, talk: _Conversation) -> None:
         talk.messages.append({"role": "user", "content": SUMMARISE})
         # The tools stay in the request: without them the prompt would begin differently and share nothing.
-        answer = await self._ask(talk, model)
-        summary = "" if answer is None else REASONING.sub("", answer[0].message.content or "").strip()
+        answer = await self._ask(talk)
+        summary = "" if answer is None else _without_reasoning(answer[0].message.content)
         talk.messages = [*talk.start, {"role": "user", "content": GO_ON.format(summary=summary)}]
 
-    def _cut(self, text: str) -> str:
-        most = self.options.max_result_characters
-        return text if len(text) <= most else f"{text[: most // 2]}\n[...]\n{text[-most // 2 :]}"
+
+def _tool_message(call: Any, result: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "content": result}
+
+
+def _without_reasoning(content: str | None) -> str:
+    """What a turn says; nothing where its reasoning never ended."""
+    said = REASONING.sub("", content or "").strip()
+    return "" if said.startswith("<think>") else said
+
+
+def _cut(text: str) -> str:
+    half = MAX_RESULT_CHARACTERS // 2
+    return text if len(text) <= MAX_RESULT_CHARACTERS else f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all sessions: the client takes 50 ms to read the system's certificates."""
+    return httpx.create_ssl_context()

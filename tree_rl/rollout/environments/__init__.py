@@ -1,1 +1,6 @@
-"""Worlds to act in: sandboxes on this machine or elsewhere, and software tasks that tests reward."""
+"""Worlds in which agents act, and the tests that score them."""
+
+from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
+from tree_rl.rollout.environments.shell_environment import ShellEnvironment
+
+__all__ = ["Environment", "Outcome", "ShellEnvironment", "ToolCall"]

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tree_rl.rollout.environments.sandbox import quote
 from tree_rl.rollout.environments.swe_task import SweTask, names
+from tree_rl.rollout.sandbox.sandbox import quote
 
 DIRECTORY = "/testbed"
 ACTIVATE = "export PATH=/opt/miniconda3/envs/testbed/bin:$PATH CONDA_DEFAULT_ENV=testbed"

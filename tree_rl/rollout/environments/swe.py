@@ -6,20 +6,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environment import SHELL_TOOL, Outcome, ToolCall, describe_result
-from tree_rl.rollout.environments.open_sandbox import open_sandbox
-from tree_rl.rollout.environments.reports import TestReport, judge, passed_tests
-from tree_rl.rollout.environments.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, call_shell
+from tree_rl.rollout.environments.swe_reports import TestReport, judge, passed_tests
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.workspace import CommandResult
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.sandbox.workspace import CommandResult
 
 RUNNER_NAME = "unittest_runner.py"
 REPORT_CHARACTERS = 4000
 
 
 class SweEnvironment:
-    """One software task. Implements `tree_rl.rollout.environment.Environment`.
+    """One software task. Implements `tree_rl.rollout.environments.environment.Environment`.
 
     Args:
         options: of the sandbox; the default needs no Docker.
@@ -80,12 +81,7 @@ class SweEnvironment:
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""
-        command = call.arguments.get("command")
-        if call.name != "shell":
-            return f"error: unknown tool {call.name!r}; the only tool is shell"
-        if not isinstance(command, str):
-            return 'error: shell expects {"command": "..."}'
-        return describe_result(await self.run(command))
+        return await call_shell(call, self.run)
 
     async def score(self, outcome: Outcome) -> float:
         """Run the tests: 1.0 if all that count pass, else 0.0. What they reported is kept in `report`."""

@@ -10,7 +10,7 @@ LogFormat = Literal["signed", "pytest"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweTask:
-    """One task. What is written into the sandbox only at scoring is unknown to the agent.
+    """One task. The agent sees nothing of what enters the sandbox at scoring.
 
     Raises:
         ValueError: nothing to start from, or no test that decides.

@@ -2,8 +2,8 @@
 
 Usage: python3 -I -B unittest_runner.py NONCE MODULE ...
 
-Code under test shares this process, so it could forge a result by design; what a policy stumbles over it cannot use: an
-early exit, printed success, modules that shadow unittest, replaced assertions.
+The tested code shares this process, so it could forge a result on purpose. It gains nothing by an early exit, printed
+success, modules that shadow unittest, or replaced assertions.
 """
 
 import importlib

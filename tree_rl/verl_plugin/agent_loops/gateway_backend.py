@@ -15,7 +15,7 @@ SEED_NAMES: Mapping[str, str] = {"sglang": "sampling_seed"}
 class VerlBackend:
     """verl's client as the gateway's model.
 
-    verl offers no way to cancel one request: if an agent leaves, its answer is finished by the server and dropped.
+    verl cannot cancel one request: when an agent leaves, the server finishes its answer, and we drop it.
 
     Args:
         client: verl's `LLMServerClient`.

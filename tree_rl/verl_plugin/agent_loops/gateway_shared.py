@@ -1,4 +1,4 @@
-"""One gateway per rollout worker: it starts with the first session that needs it and ends with the last."""
+"""Gateways of a rollout worker: one starts with the first session that needs it and ends with the last."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,39 +15,45 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Lent:
+    client: Any
+    options: GatewayOptions
     started: "asyncio.Task[Gateway]"
     users: int = 0
 
 
 class SharedGateways:
-    """Gateways in use, by the client that they stand in front of."""
+    """Gateways in use: one for each client and each set of options."""
 
     def __init__(self) -> None:
-        self._lent: dict[int, _Lent] = {}
+        self._lent: list[_Lent] = []
 
     @asynccontextmanager
     async def lend(
         self, client: Any, tokenizer: Any, options: GatewayOptions, *, server: str
     ) -> "AsyncIterator[Gateway]":
-        """Use the gateway in front of a client; the first user's options hold.
+        """Use the gateway with these options in front of a client; sessions with other options get another gateway.
 
         Args:
-            client: verl's `LLMServerClient`, one per worker; it outlives its users.
+            client: verl's `LLMServerClient`, one per worker.
             tokenizer: of the model.
             options: of the gateway.
             server: verl's `rollout.name`.
+
+        Raises:
+            OSError: another gateway has the port of the options.
         """
-        lent = self._lent.get(id(client))
+        lent = next((one for one in self._lent if one.client is client and one.options == options), None)
         if lent is None:
             starting = asyncio.create_task(_start(client, tokenizer, options, server))
-            lent = self._lent[id(client)] = _Lent(started=starting)
+            lent = _Lent(client=client, options=options, started=starting)
+            self._lent.append(lent)
         lent.users += 1
         try:
             yield await asyncio.shield(lent.started)
         finally:
             lent.users -= 1
             if not lent.users:
-                del self._lent[id(client)]
+                self._lent.remove(lent)
                 if not lent.started.done():
                     await asyncio.wait({lent.started})
                 if lent.started.exception() is None:

@@ -1,7 +1,7 @@
-"""Random numbers of a rollout that depend on the seed, the step and the row, not on what the process did before.
+"""Seeds of requests that depend on the run's seed, the step and the row, not on what the process did before.
 
-A resumed run then rolls out what the interrupted one would have. `rollout.name=hf` always works so; vLLM, where seeds
-cost speed, with verl's own `rollout.full_determinism=True`.
+A resumed run then repeats the rollouts of the interrupted one. `rollout.name=hf` always has seeds. They cost vLLM
+speed: there verl's `rollout.full_determinism=True` switches them on.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class SeededClient:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """verl's call; a seed that is no session's passes unchanged, as somebody chose it for this very call."""
+        """verl's call. A seed that belongs to no session passes unchanged."""
         asked = self._asked.get(sampling_params.get("seed", -1))
         if asked is not None:
             prompt_seed = derived_seed(sampling_params["seed"], list(prompt_ids))

@@ -1,4 +1,4 @@
-"""A file system for one workspace: the system's programs, read-only, a directory of its own, and nothing else.
+"""The file system that a workspace's commands see: the system's programs (read-only), their directory, nothing else.
 
 Two ways to the same view: bubblewrap's arguments, or a mount table and a script for util-linux alone.
 """
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PLACE = "/workspace"
-"""Where a command finds its directory: the same in every session, so that what it prints is the same too."""
+"""Where a command finds its directory. The same in every session, so that its output is the same."""
 DOOR = "/run/model"
-"""Where a command finds the folder `door` beside its workspace, read-only: the way to the model, if there is one."""
+"""Where a command finds the folder `door` beside its workspace, read-only. It holds the socket to the model."""
 LOOPBACK = "loopback.py"
-"""Program in that folder which makes 127.0.0.1 work; bubblewrap does that by itself."""
+"""Program in that folder that makes 127.0.0.1 work; bubblewrap does that itself."""
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 SETTINGS = ("alternatives", "ld.so.cache", "passwd", "group", "nsswitch.conf", "localtime")
 NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")

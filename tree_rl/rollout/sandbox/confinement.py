@@ -1,8 +1,7 @@
-"""How a command is confined: the argv that goes in front of it, from the strictest means that works on this machine.
+"""Confines a command: the arguments in front of it, from the strictest means that works on this machine.
 
-With `bubblewrap` or `mounts` a command sees the system's programs, its own directory and nothing else of the machine;
-with the weaker means it reads whatever its user may read. The kernel is shared in any case: agents that look for holes
-in it belong into virtual machines.
+With `bubblewrap` or `mounts` a command sees the system's programs and its own directory, nothing else. With the weaker
+means it reads what its user may read. It always shares the kernel: agents that attack the kernel need virtual machines.
 """
 
 import os
@@ -14,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tree_rl.rollout.jail import PLACE, jail_argv, lay_out_jail
-from tree_rl.rollout.ownership import OwnedFolder
+from tree_rl.rollout.sandbox.jail import PLACE, jail_argv, lay_out_jail
+from tree_rl.rollout.sandbox.ownership import OwnedFolder
 
 Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
 STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "mounts", "namespaces", "limits")
@@ -29,7 +28,7 @@ PROGRAMS: Mapping[Means, tuple[str, ...]] = {
 }
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")
-"""A killed trainer takes its commands along; bubblewrap sees to that itself."""
+"""Kills the commands of a killed trainer; bubblewrap does that itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +48,14 @@ class Limits:
     file_bytes: int = 16 << 20
     """Size of any file it writes."""
     disk_bytes: int = 256 << 20
-    """Size of the whole directory: a command that is seen beyond it is killed. Looked at a few times a second."""
+    """Size of the whole directory. We look a few times a second and kill a command beyond it."""
     memory_bytes: int = 1 << 30
     """Address space of each process."""
     processes: int = 32
     """Processes and threads at a time; not enforced by `limits` without root, where only the time-out ends a fork
     bomb."""
     network: bool = False
-    """Whether it reaches the machine's network; only `limits` cannot keep it away."""
+    """Whether it reaches the machine's network. The means `limits` cannot prevent it."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

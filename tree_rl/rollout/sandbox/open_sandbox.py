@@ -1,6 +1,6 @@
 """Which sandbox a task runs in: our own confined workspace, or SWE-ReX, imported only where it is asked for."""
 
-from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, ConfinedSandbox, Sandbox, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, ConfinedSandbox, Sandbox, SandboxError, SandboxOptions
 
 
 def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str | None) -> Sandbox:
@@ -22,7 +22,7 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
     if options.backend == "confined":
         return ConfinedSandbox(options.limits, options.readable)
     try:
-        from tree_rl.rollout.environments.rex_sandbox import RexSandbox
+        from tree_rl.rollout.sandbox.rex_sandbox import RexSandbox
     except ImportError as error:
         raise SandboxError(
             f"{KEY}.backend={options.backend} needs SWE-ReX ({error}); install it with pip install 'tree_rl[agents]'"

@@ -1,4 +1,4 @@
-"""The trainer's side of a sandbox's door: a socket in its folder, whose connections go to one address and no other."""
+"""The trainer's end of a sandbox's way to the model: a Unix socket that leads to the gateway alone."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ SOCKET = "socket"
 
 
 @asynccontextmanager
-async def relay_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
+async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
     """Serve `folder/socket` while the context lasts.
 
     Args:
@@ -25,7 +25,7 @@ async def relay_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
         assert task is not None
         carrying.add(task)
         try:
-            # A side that is gone ends the connection, as it would without a relay.
+            # A side that is gone ends the connection, as it would without the socket.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 far_reader, far_writer = await asyncio.open_connection(host, port)
                 try:

@@ -1,7 +1,7 @@
-"""A directory of files and a shell in it: what an agent's commands really run in.
+"""A directory of files and a shell in it, where the commands of an agent run.
 
-Commands get time, output, memory and process limits, an empty environment, no network, and nothing they start outlives
-them. See `confinement` for what this does and does not protect.
+A command has limits of time, output, memory and processes, an empty environment and no network. What it starts dies
+with it. `confinement` says what this protects.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from tree_rl.rollout.confinement import Limits, Means, command_users, confined_argv, place_of, strictest_means
-from tree_rl.rollout.jail import lay_out_jail
-from tree_rl.rollout.ownership import OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.sandbox.confinement import Limits, Means, command_users, confined_argv, place_of, strictest_means
+from tree_rl.rollout.sandbox.jail import lay_out_jail
+from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 DRAIN_BYTES = 64 << 20

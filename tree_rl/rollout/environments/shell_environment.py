@@ -1,62 +1,11 @@
-"""What an agent acts on: four methods, and an environment whose tool is a shell in a workspace."""
+"""An environment of files and a shell, and how an agent reads what a command did."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.workspace import CommandResult, Workspace
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """One call as the model wrote it."""
-
-    name: str
-    """Tool name."""
-    arguments: Mapping[str, Any]
-    """Decoded JSON object."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What is known of a session when it is scored."""
-
-    answer: str
-    """Text of the last turn, reasoning removed."""
-    turns: int
-    """Model calls on the main line."""
-    malformed_calls: int
-    """Tool calls that could not be read."""
-    is_complete: bool
-    """Whether the agent ended by itself; False when a limit ended it."""
-
-
-class Environment(Protocol):
-    """The world of one session. Built without arguments, one per session."""
-
-    async def reset(self, task: Mapping[str, Any]) -> None:
-        """Set the world up.
-
-        Args:
-            task: the `extra_info` of the data set's row.
-        """
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Describe the tools, in OpenAI's function format, for the chat template."""
-
-    async def call(self, call: ToolCall) -> str:
-        """Execute a tool and return what the agent sees. Calls of one turn run concurrently.
-
-        Mistakes of the agent (an unknown tool, bad arguments) are answered in words; an exception fails the session.
-        """
-
-    async def score(self, outcome: Outcome) -> float:
-        """Return the session's reward."""
-
-    async def close(self) -> None:
-        """Release everything; called once, whatever happened."""
-
+from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
 
 SHELL_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -79,6 +28,21 @@ def describe_result(result: CommandResult) -> str:
         "[timed out]" if result.timed_out else f"[exit {result.exit_code}]" if result.exit_code else "",
     ]
     return "\n".join(part for part in (result.output.rstrip("\n"), *notes) if part)
+
+
+async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResult]]) -> str:
+    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words.
+
+    Args:
+        call: of the agent.
+        run: executes a command.
+    """
+    command = call.arguments.get("command")
+    if call.name != "shell":
+        return f"error: unknown tool {call.name!r}; the only tool is shell"
+    if not isinstance(command, str):
+        return 'error: shell expects {"command": "..."}'
+    return describe_result(await run(command))
 
 
 class ShellEnvironment:
@@ -111,12 +75,7 @@ class ShellEnvironment:
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""
-        command = call.arguments.get("command")
-        if call.name != "shell":
-            return f"error: unknown tool {call.name!r}; the only tool is shell"
-        if not isinstance(command, str):
-            return 'error: shell expects {"command": "..."}'
-        return describe_result(await self._workspace.run_async(command))
+        return await call_shell(call, self._workspace.run_async)
 
     async def score(self, outcome: Outcome) -> float:
         """Run the task's `check`.

@@ -1,7 +1,7 @@
-"""Temporary folders that are removed even if their owner is killed: the next owner on the machine does it.
+"""Temporary folders that disappear even if their owner is killed: the next owner on the machine removes them.
 
-A folder's owner holds a lock on it, which the kernel takes back when the owner dies, however it dies. A folder that
-nobody holds is left over; what still runs in it is killed.
+An owner locks its folder. The kernel frees the lock when the owner dies. A folder without a lock is left over: we kill
+what still runs in it and remove it.
 """
 
 import fcntl
@@ -17,9 +17,9 @@ from types import TracebackType
 logger = logging.getLogger(__name__)
 
 PREFIX = "tree-rl-owned-"
-"""No folder that a user makes by hand has such a name: whatever bears it and is not held is deleted."""
+"""We delete every folder with this prefix that nobody locks; no user gives a folder such a name."""
 MAKING = "making-"
-"""A folder whose owner does not hold it yet has this name; a minute later its owner is dead, too."""
+"""Second part of the name until the owner has the lock. After `MAKING_SECONDS` the owner counts as dead."""
 MAKING_SECONDS = 60.0
 
 
@@ -34,7 +34,7 @@ class OwnedFolder:
         made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{MAKING}{kind}-"))
         self._lock: int | None = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Nobody removes it before it is locked, as only now does it bear a name that is looked for.
+        # Nobody looks for the first name, so nobody removes the folder before it has its lock.
         self.path = made.rename(made.with_name(made.name.replace(MAKING, "", 1)))
 
     def __enter__(self) -> "OwnedFolder":

@@ -1,4 +1,4 @@
-"""Where an agent's commands run: a confined directory here, or a machine that SWE-ReX reaches.
+"""Where the commands of an agent run: a confined directory here, or a machine that SWE-ReX reaches.
 
 `confined` needs no Docker and is the default. The other back ends are SWE-ReX deployments: `local` (this machine,
 unconfined), `docker`, `modal` and `remote`.
@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tree_rl.rollout.confinement import HIDING, Limits, strictest_means
-from tree_rl.rollout.environments.relay import SOCKET, relay_to
-from tree_rl.rollout.jail import DOOR, LOOPBACK
-from tree_rl.rollout.workspace import CommandResult, Workspace
+from tree_rl.rollout.sandbox.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.sandbox.jail import DOOR, LOOPBACK
+from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
+from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
 
 Backend = Literal["confined", "local", "docker", "modal", "remote"]
 BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
@@ -27,11 +27,11 @@ DOOR_PROGRAM = "model_door.py"
 
 
 class SandboxError(RuntimeError):
-    """A sandbox that could not start, with the config key to change."""
+    """A sandbox cannot start; the message names the config key to change."""
 
 
 class SandboxDied(RuntimeError):  # noqa: N818
-    """A sandbox that stopped answering: the session ends, the agent is not to blame."""
+    """A sandbox stopped answering. The session ends; the agent is not at fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +49,12 @@ class SandboxOptions:
         )
     )
     """Of each command. `docker`, `modal` and `remote` have the network of their container."""
-    startup_seconds: float = 180.0
-    """Time a sandbox may take to start."""
     readable: tuple[str, ...] = ()
     """Paths of this machine that `confined` commands see besides the system's programs, read-only: an agent's own
     installation, for example."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Given to SWE-ReX's config of the back end: `docker_args`, `container_runtime`, `modal_sandbox_kwargs`, `host`,
-    `port`, `auth_token`, ..."""
+    `port`, `auth_token`, ... `startup_timeout` (180 s) works for every back end."""
     allow_unconfined: bool = False
     """Lets commands run that can read what the trainer's user can read: the back end `local`, or `confined` on a
     machine where neither bubblewrap nor mount namespaces work."""
@@ -170,11 +168,11 @@ class ConfinedSandbox:
         for name in (DOOR_PROGRAM, LOOPBACK):
             shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
         program = ["python3", "-I", "-B", f"{DOOR}/{DOOR_PROGRAM}", f"{DOOR}/{SOCKET}", str(port), command]
-        # A thread of its own: those of short commands are few, and an agent works for minutes.
+        # A thread of its own: an agent works for minutes, and short commands need their few threads.
         threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent")
         run = partial(workspace.run, quote(program), environment=variables, limits=limits)
         try:
-            async with relay_to(*gateway, workspace.door):
+            async with socket_to(*gateway, workspace.door):
                 return await asyncio.get_running_loop().run_in_executor(threads, run)
         except OSError as error:
             raise SandboxDied(f"the workspace failed: {error}") from error

@@ -1,4 +1,4 @@
-"""From what a test run printed to which tests passed."""
+"""Reads from the output of a test run which tests passed."""
 
 import re
 from collections.abc import Collection

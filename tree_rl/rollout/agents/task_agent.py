@@ -1,9 +1,9 @@
-"""What an agent is to the trainer: something that works on a task, asking the model at an endpoint."""
+"""An agent in an environment: it works on a task and asks the model at an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tree_rl.rollout.environment import Environment, Outcome
+from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
 
@@ -22,9 +22,9 @@ class TaskAgent(Protocol):
 
         Raises:
             AgentError: the agent failed.
-            tree_rl.rollout.environments.sandbox.SandboxDied: its sandbox did.
+            tree_rl.rollout.sandbox.sandbox.SandboxDied: its sandbox did.
         """
 
 
 class AgentError(RuntimeError):
-    """An agent that could not go on; its calls are kept, and what it did is scored."""
+    """An agent cannot go on. The trainer keeps its calls and scores what it did."""

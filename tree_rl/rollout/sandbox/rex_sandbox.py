@@ -20,10 +20,10 @@ from swerex.deployment.config import (
 from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
-from tree_rl.rollout.confinement import Limits
-from tree_rl.rollout.environments.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions, quote
-from tree_rl.rollout.ownership import OwnedFolder
-from tree_rl.rollout.workspace import SEARCH_PATH, CommandResult
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.ownership import OwnedFolder
+from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.sandbox.workspace import SEARCH_PATH, CommandResult
 
 Answered = TypeVar("Answered")
 CONFIGS: Mapping[str, type] = {
@@ -34,6 +34,7 @@ CONFIGS: Mapping[str, type] = {
 }
 FAILURES = (SwerexException, aiohttp.ClientError, OSError, TimeoutError)
 """What SWE-ReX raises when a sandbox does not answer."""
+STARTUP_SECONDS = 180.0
 TIMED_OUT, KILLED = 124, -9
 ANSWER_SECONDS = 15.0
 """Time beyond a command's own limit after which its sandbox counts as dead."""
@@ -97,8 +98,9 @@ class RexSandbox:
         given = dict(options.arguments)
         if image is not None and options.backend in WITH_IMAGE:
             given["image"] = image
+        self._startup_seconds = float(given.pop("startup_timeout", STARTUP_SECONDS))
         if options.backend in WITH_IMAGE:
-            given.setdefault("startup_timeout", options.startup_seconds)
+            given["startup_timeout"] = self._startup_seconds
         try:
             self.deployment: AbstractDeployment = CONFIGS[options.backend](**given).get_deployment()
         # Back ends raise what they like: Modal asks its service for a token here.
@@ -111,7 +113,7 @@ class RexSandbox:
             self._owned = OwnedFolder("workspace")
             self._directory = str(self._owned.path)
         try:
-            async with asyncio.timeout(self._options.startup_seconds):
+            async with asyncio.timeout(self._startup_seconds):
                 await self.deployment.start()
                 made = await self._execute(Command(command=["mkdir", "-p", self._directory], timeout=ANSWER_SECONDS))
         except Exception as error:

@@ -1,0 +1,80 @@
+"""The options of `rollout.custom.gateway_agent`: who acts, and what becomes of sessions that fail."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tree_rl.rollout.gateway.options import GatewayOptions
+
+CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayAgentOptions:
+    """How agents run.
+
+    Raises:
+        ValueError: a value is out of range; the message names its key.
+    """
+
+    agent: str
+    """Class of the agent, as `package.module.Class`."""
+    agent_options: Mapping[str, Any]
+    """Arguments of its constructor."""
+    session_timeout_s: float = 1800.0
+    """An agent that takes longer is cancelled."""
+    failed_reward: float | None = None
+    """Reward of a session whose agent failed or was cancelled. None drops the session; its siblings stay."""
+    seed: int | None = None
+    """Repeats rollouts: this number, the step, the prompt's index in the data set, the session and the call's prompt
+    decide the random numbers of a call. None leaves them to the server, where the order of requests counts."""
+
+    def __post_init__(self) -> None:
+        if self.session_timeout_s <= 0:
+            raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")
+
+
+def read_gateway_options(
+    given: Mapping[str, Any], *, max_context_tokens: int, max_turn_tokens: int, template_options: Mapping[str, Any]
+) -> tuple[GatewayAgentOptions, GatewayOptions]:
+    """Read the options of `rollout.custom.gateway_agent`.
+
+    Args:
+        given: fields of `GatewayAgentOptions`, and under `gateway` fields of `GatewayOptions`. None means default.
+        max_context_tokens: default of the gateway's field.
+        max_turn_tokens: default of the gateway's field.
+        template_options: verl's `data.apply_chat_template_kwargs`.
+
+    Raises:
+        ValueError: an unknown key, a bad value or no agent, named.
+    """
+    options = {key: value for key, value in given.items() if value is not None}
+    gateway = {key: value for key, value in dict(options.pop("gateway", {})).items() if value is not None}
+    refuse_unknown(CONFIG_KEY, options, [*(field.name for field in fields(GatewayAgentOptions)), "gateway"])
+    if not options.get("agent"):
+        raise ValueError(
+            f"{CONFIG_KEY}.agent: expected the class of an agent as package.module.Class, received nothing"
+        )
+    refuse_unknown(f"{CONFIG_KEY}.gateway", gateway, [field.name for field in fields(GatewayOptions)])
+    defaults = {
+        "max_context_tokens": max_context_tokens,
+        "max_turn_tokens": max_turn_tokens,
+        "template_options": dict(template_options),
+    }
+    return GatewayAgentOptions(**{"agent_options": {}, **options}), GatewayOptions(**{**defaults, **gateway})
+
+
+def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:
+    """Refuse options that do not exist.
+
+    Args:
+        key: of the config, for the message.
+        given: names in the config.
+        known: names that exist.
+
+    Raises:
+        ValueError: the first unknown name, and what is known.
+    """
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(known)}")

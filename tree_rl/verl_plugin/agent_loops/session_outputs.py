@@ -1,0 +1,73 @@
+"""What verl receives of a recorded session: one output per row."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from tree_rl.rollout.routes import routes_of_row
+from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+
+
+def rows_to_outputs(
+    calls: tuple[ModelCall, ...], *, reward: float, figures: Mapping[str, float], metrics: AgentLoopMetrics
+) -> list[AgentLoopOutput]:
+    """Turn a session into verl's outputs.
+
+    Args:
+        calls: of the session.
+        reward: of every row.
+        figures: numbers of the session.
+        metrics: its times.
+
+    Raises:
+        ValueError: the model generated nothing.
+    """
+    rows = rows_of_calls(calls)
+    if not rows or not rows[0].response_ids:
+        raise ValueError(
+            "session without a generated token: the agent made no call that was answered; the gateway refuses a first "
+            "prompt that leaves no room in data.max_prompt_length + data.max_response_length"
+        )
+    turns = max(call.turn for call in calls) + 1
+    return [
+        AgentLoopOutput(
+            prompt_ids=list(row.prompt_ids),
+            response_ids=list(row.response_ids),
+            response_mask=list(row.response_mask),
+            response_logprobs=None if row.response_log_probs is None else list(row.response_log_probs),
+            routed_experts=routes_of_row(row, [call.routes for call in calls]),
+            reward_score=reward,
+            num_turns=2 * turns,
+            metrics=metrics,
+            extra_fields={
+                "turn_scores": [],
+                "tool_rewards": [],
+                "reward_extra_info": {**figures, "branches": len(rows)},
+                **provenance(row, calls),
+            },
+        )
+        for row in rows
+    ]
+
+
+def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:
+    """Where a row's tokens come from, for verl's fields.
+
+    Args:
+        row: of the session.
+        calls: of the session.
+
+    Returns:
+        `response_calls` (one entry per response token, -1 for context), `call_turns, call_agents, call_versions` (one
+        per call of the session), and verl's own span of weight versions over the row's trained tokens.
+    """
+    own = [calls[index] for index in sorted(set(row.response_calls) - {-1})]
+    return {
+        "response_calls": list(row.response_calls),
+        "call_turns": [call.turn for call in calls],
+        "call_agents": [call.agent for call in calls],
+        "call_versions": [(call.min_version, call.max_version) for call in calls],
+        "min_global_steps": min((v for call in own if (v := call.min_version) is not None), default=None),
+        "max_global_steps": max((v for call in own if (v := call.max_version) is not None), default=None),
+    }

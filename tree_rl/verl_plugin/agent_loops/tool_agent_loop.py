@@ -1,0 +1,62 @@
+"""verl agent loop `tree_tool_agent`: the agent `react` in an environment, with one short config.
+
+`actor_rollout_ref.rollout.custom.tree_agent` configures it; `extra_info.tree_agent` of a sample overrides that.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import register
+
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import refuse_unknown
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import GatewaySettings, TreeGatewayAgentLoop
+
+CONFIG_KEY = "actor_rollout_ref.rollout.custom.tree_agent"
+KEYS = ["environment", "strip_reasoning", "parallel_tools", "max_turns", "max_turn_tokens"]
+PARALLEL_TOOLS: Mapping[str, bool | str] = {"single": False, "in_turn": True, "branches": "branches"}
+"""Value of `tree_agent.parallel_tools` -> value of `ReActOptions.parallel_tools`."""
+
+
+@register("tree_tool_agent")
+class TreeToolAgentLoop(TreeGatewayAgentLoop):
+    """Runs `react` against the worker's gateway.
+
+    Args:
+        args: verl's.
+        kwargs: verl's; an environment brings its own tools, verl's are not used.
+    """
+
+    def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
+        """Read `custom.tree_agent`; the sample's own options win."""
+        configured = (self.rollout_config.get("custom") or {}).get("tree_agent") or {}
+        return self._read(as_gateway_agent({**configured, **(task.get("tree_agent") or {})}))
+
+
+def as_gateway_agent(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what `custom.tree_agent` means in the keys of `custom.gateway_agent`.
+
+    Args:
+        given: some of `KEYS`. None means default.
+
+    Raises:
+        ValueError: an unknown key or a bad value, named.
+    """
+    options = {key: value for key, value in given.items() if value is not None}
+    refuse_unknown(CONFIG_KEY, options, KEYS)
+    parallel = options.get("parallel_tools", "in_turn")
+    if parallel not in PARALLEL_TOOLS:
+        raise ValueError(f"{CONFIG_KEY}.parallel_tools={parallel!r}: expected one of {', '.join(PARALLEL_TOOLS)}")
+    return {
+        "agent": "tree_rl.rollout.agents.in_environment.AgentInEnvironment",
+        "agent_options": {
+            "agent": "react",
+            "options": {
+                "max_turns": options.get("max_turns", 8),
+                "parallel_tools": PARALLEL_TOOLS[parallel],
+                "think": "strip" if options.get("strip_reasoning", True) else "keep",
+            },
+            "environment": options.get("environment", "shell"),
+        },
+        # Agents see reasoning in the text, so that they can remove it.
+        "gateway": {"reasoning": "inline", "max_turn_tokens": options.get("max_turn_tokens")},
+    }
