@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gateway_clients import keep_to, prose
 from gateway_faults import HEALTHY, Told, check_record, fail, held
 
-TEMPLATE = Path(__file__).parents[1] / "tests" / "rollout" / "qwen3_chat.jinja"
+TEMPLATE = Path(__file__).parents[1] / "tests" / "rollout" / "reasoning_chat.jinja"
 LOADS = ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2.0))
 """Sessions at once, healthy calls of each, and the model's mean pause in seconds."""
 CALL_TIMEOUT_S = 10.0
@@ -132,17 +132,19 @@ async def serve(
         share_cores: whether clients may run on the gateway's core.
     """
     from tree_rl.rollout.gateway import server
+    from tree_rl.rollout.gateway import session as session_module
     from tree_rl.rollout.gateway.gateway import Gateway
     from tree_rl.rollout.gateway.options import GatewayOptions
 
     # Streams are asked for by clients alone that leave in their middle: they begin soon.
     server.STREAM_PING_S = pause_s / 4
+    session_module.CALL_TIMEOUT_S = CALL_TIMEOUT_S
     model = Model(tokenizer, pause_s)
     calls: dict[str, list[Call]] = defaultdict(list)
-    options = GatewayOptions(max_context_tokens=65_536, max_turn_tokens=4096, call_timeout_s=CALL_TIMEOUT_S)
+    options = GatewayOptions(max_context_tokens=65_536, max_turn_tokens=4096)
     gateway = Gateway(tokenizer=tokenizer, backend=model, options=options)
-    app = gateway._doors.app
-    gateway._doors.app = lambda: Stopwatch(app(), calls)
+    app = gateway._http.app
+    gateway._http.app = lambda: Stopwatch(app(), calls)
     async with gateway:
         opened = [gateway.open_session() for _ in range(sessions)]
         endpoints = [(gateway.endpoint(session).openai_url, session.token) for session in opened]

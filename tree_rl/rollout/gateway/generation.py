@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tree_rl.rollout.gateway.backend import Backend, FinishReason, Generation
-from tree_rl.rollout.gateway.fields import RequestError
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 FIRST_SLICE_TOKENS = 64
 

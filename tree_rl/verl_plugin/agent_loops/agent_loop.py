@@ -16,7 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from tree_rl.rollout.chat import Chat
 from tree_rl.rollout.environment import Environment
-from tree_rl.rollout.routes import routes_of_row
+from tree_rl.rollout.expert_routes import routes_of_row
 from tree_rl.rollout.session import SessionOptions, SessionRecord, run_session
 from tree_rl.rollout.transcript import Row, rows_of_calls
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from tree_rl.rollout.gateway.agent import Agent, AgentResult
+from tree_rl.rollout.expert_routes import routes_of_row
+from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.seeds import derived_seed
-from tree_rl.rollout.routes import routes_of_row
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 
