@@ -8,7 +8,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,9 +17,9 @@ import openai
 from tree_rl.rollout.agents.agent import AgentError
 from tree_rl.rollout.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.gateway.tokens.reasoning import REASONING
 
 Think = Literal["keep", "strip"]
-REASONING = re.compile(r"\A\s*(?:<think>)?.*?</think>\s*", re.DOTALL)
 TOOL_CALL = "<tool_call>"
 MALFORMED = "error: malformed tool call; its arguments are no JSON object"
 SUMMARISE = (

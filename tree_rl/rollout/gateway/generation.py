@@ -1,7 +1,7 @@
-"""One answer of the model, cut where a stop text ends it.
+"""One answer of the model, cut at a stop text.
 
-Stop texts are watched here, not by the server: not every server knows them. Where there are some, the turn is generated
-in growing slices, so that little is generated in vain behind one; every token is still drawn in its own exact context.
+The gateway watches for stop texts itself, since not every server does. It then generates a turn in growing slices, so
+that few tokens behind a stop text are wasted. Every token is still drawn in its own exact context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ class Answer:
     """A generated turn."""
 
     token_ids: tuple[int, ...]
-    """Every generated id up to what ended the turn: an end token, the token that completes a stop text, a limit."""
+    """Every generated id up to the end token, the token that completes a stop text, or a limit."""
     log_probs: tuple[float, ...] | None
     finish_reason: FinishReason
     stop_text: str | None
     """The stop text that ended it."""
     text: str
-    """What the agent sees: without the end token, or up to the stop text."""
+    """What the agent sees: the turn without its end token, or up to the stop text."""
     text_ids: tuple[int, ...] | None
-    """The ids that spell `text`; None where the stop text begins in the middle of a token."""
+    """The ids that spell `text`. None if the stop text begins inside a token."""
     min_version: int | None
     max_version: int | None
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """Of the prompt and of what was generated; see `ModelCall`."""
+    """Experts that prompt and answer visited, as in `ModelCall`."""
 
 
 async def generate_answer(
@@ -51,22 +51,22 @@ async def generate_answer(
 
     Args:
         backend: the model.
-        renderer: decodes.
-        prompt_ids: what it continues.
-        max_tokens: at most.
-        stop: texts that end it.
-        sampling: for the backend.
-        session: for the backend.
+        renderer: decodes tokens.
+        prompt_ids: ids that the turn continues.
+        max_tokens: limit of generated tokens.
+        stop: texts that end the turn.
+        sampling: for the backend, in vLLM's names.
+        session: id, for the backend.
 
     Raises:
         RequestError: the backend refuses the request.
-        BackendError: it cannot answer.
+        BackendError: the backend cannot answer.
     """
     done = Generation(token_ids=(), log_probs=(), finish_reason="length")
     size = max_tokens if not stop else FIRST_SLICE_TOKENS
     while True:
         limit = min(size, max_tokens - len(done.token_ids))
-        # A request with its own seed must not draw the same numbers in every slice.
+        # With a seed, every slice must draw other numbers.
         seeded = {"seed": sampling["seed"] + len(done.token_ids)} if sampling.get("seed") is not None else {}
         try:
             slice_ = await backend.generate(

@@ -1,6 +1,10 @@
 """The only place that knows how a turn marks its reasoning: `<think>` and `</think>`."""
 
+import re
+
 THINK_START, THINK_END = "<think>", "</think>"
+REASONING = re.compile(rf"\A\s*(?:{THINK_START})?.*?{THINK_END}\s*", re.DOTALL)
+"""The reasoning at the start of a turn, its tags and the white space around it."""
 
 
 def split_reasoning(turn: str, *, is_open: bool = False) -> tuple[str | None, str]:
