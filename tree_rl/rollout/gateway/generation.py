@@ -5,7 +5,7 @@ that few tokens behind a stop text are wasted. Every token is still drawn in its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,9 +92,8 @@ def _joined(before: Generation, after: Generation) -> Generation:
     log_probs = None
     if before.log_probs is not None and after.log_probs is not None:
         log_probs = before.log_probs + after.log_probs
-    versions = [
-        v for v in (before.min_version, before.max_version, after.min_version, after.max_version) if v is not None
-    ]
+    both = (before.min_version, before.max_version, after.min_version, after.max_version)
+    versions = [version for version in both if version is not None]
     return Generation(
         token_ids=before.token_ids + after.token_ids,
         log_probs=log_probs,
@@ -109,14 +108,8 @@ def _joined(before: Generation, after: Generation) -> Generation:
 def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Renderer) -> Answer:
     start, stop_text = found
     count = next(n for n in range(1, len(done.token_ids) + 1) if stop_text in renderer.decode(done.token_ids[:n]))
-    kept = Generation(
-        token_ids=done.token_ids[:count],
-        log_probs=None if done.log_probs is None else done.log_probs[:count],
-        finish_reason="stop",
-        min_version=done.min_version,
-        max_version=done.max_version,
-        routes=done.routes,
-    )
+    log_probs = None if done.log_probs is None else done.log_probs[:count]
+    kept = replace(done, token_ids=done.token_ids[:count], log_probs=log_probs, finish_reason="stop")
     visible = text[:start]
     text_ids = kept.token_ids[: renderer.tokens_within(kept.token_ids, visible)]
     is_whole = renderer.decode(text_ids) == visible

@@ -1,7 +1,6 @@
 """The HTTP application: checks keys, reads requests, writes answers and errors."""
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from tree_rl.rollout.gateway.protocols.chat_protocol import ChatProtocol
 from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, PatientStream, wait_for
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
-from tree_rl.rollout.gateway.session import Session
+from tree_rl.rollout.gateway.session import Session, token_digest
 
 PROTOCOLS: tuple[ChatProtocol, ...] = (openai_chat, anthropic_messages)
 PREFIXES = ("", "/a/{agent}", "/s/{session}", "/s/{session}/a/{agent}")
@@ -51,11 +50,11 @@ class HttpApplication:
     def add(self, session: Session) -> None:
         """Serve a session."""
         self._by_id[session.id] = session
-        self._by_token[_digest(session.token)] = session
+        self._by_token[token_digest(session.token)] = session
 
     def remove(self, session: Session) -> None:
         """Stop serving it."""
-        del self._by_id[session.id], self._by_token[_digest(session.token)]
+        del self._by_id[session.id], self._by_token[token_digest(session.token)]
 
     def sessions(self) -> list[Session]:
         """The sessions that are served."""
@@ -88,7 +87,7 @@ class HttpApplication:
         if not await wait_for(task, request.receive, timeout_s=patience):
             return Response(status_code=499)
         if not task.done():
-            events = _Events(protocol, asked, session)
+            events = partial(_events, protocol, asked, session)
             return PatientStream(task, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, RequestError | BackendError):
@@ -127,7 +126,7 @@ class HttpApplication:
         if scheme.lower() == "bearer":
             token = bearer.strip()
         name = request.path_params.get("session")
-        session = self._by_token.get(_digest(token)) if name is None else self._by_id.get(name)
+        session = self._by_token.get(token_digest(token)) if name is None else self._by_id.get(name)
         if name is not None and session is None:
             raise RequestError("no such session: it is over, or never was", status=404, code="session_not_found")
         if session is None or not session.accepts(token):
@@ -137,18 +136,14 @@ class HttpApplication:
         return session
 
 
-class _Events:
-    """The events of a finished task, an error among them."""
-
-    def __init__(self, protocol: ChatProtocol, asked: ChatRequest, session: Session) -> None:
-        self._protocol, self._asked, self._session = protocol, asked, session
-
-    def __call__(self, task: asyncio.Task[Completion]) -> Iterator[bytes]:
-        try:
-            yield from self._protocol.stream(self._asked, _result(task))
-        except (RequestError, BackendError) as error:
-            self._session.refused[error.status] += 1
-            yield self._protocol.error_event(error)
+def _events(
+    protocol: ChatProtocol, asked: ChatRequest, session: Session, task: asyncio.Task[Completion]
+) -> Iterator[bytes]:
+    try:
+        yield from protocol.stream(asked, _result(task))
+    except (RequestError, BackendError) as error:
+        session.refused[error.status] += 1
+        yield protocol.error_event(error)
 
 
 async def _json(request: Request) -> Any:
@@ -206,7 +201,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     return _refusal(_protocol(request), BackendError(f"the gateway failed: {type(error).__name__}", status=500), None)
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -71,7 +71,7 @@ class Session:
 
     def accepts(self, token: str) -> bool:
         """Whether a client's token is this session's. Every wrong token takes the same time."""
-        return hmac.compare_digest(_digest(token), _digest(self.token))
+        return hmac.compare_digest(token_digest(token), token_digest(self.token))
 
     def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
@@ -194,8 +194,9 @@ class Session:
         if task.cancelled():
             self._cancelled += 1
         else:
-            task.exception()  # read here too: whoever waited for it may have gone
+            task.exception()  # asyncio warns of errors that nobody reads, and the client may have left
 
 
-def _digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
+    """What tokens are compared by: it takes the same time for all."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

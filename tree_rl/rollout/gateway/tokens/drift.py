@@ -78,7 +78,7 @@ def first_difference(
         Index of the first differing token, and the model's text from there to where both agree again. None if all ids
         are equal.
     """
-    start = common_prefix(generated, again)
+    start = _common_prefix(generated, again)
     if start == len(generated) == len(again):
         return None
     left, right = generated[start:], again[start:]
@@ -119,12 +119,9 @@ def find_drifted_siblings(
     return tuple(found)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    for index, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return index
-    return min(len(a), len(b))
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    different = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
+    return next(different, min(len(a), len(b)))
 
 
 def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:
