@@ -1,6 +1,6 @@
 """The clients of gateway_overhead.py, in a process of their own: sessions at once, their calls one after the other.
 
-Reads endpoints and options as JSON from standard input, and writes what each session's clients were told.
+Reads endpoints and options as JSON from standard input, and writes what each session's clients saw.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gateway_faults import EDITED, HEALTHY, LEFT, STATUS, Told
+from gateway_faults import EDITED, HEALTHY, LEFT, STATUS, ClientReport
 
 TOOL = {
     "type": "function",
@@ -62,7 +62,7 @@ class Client:
         self.tokens: list[list[int]] = []
         self.faults: Counter[str] = Counter()
 
-    async def play(self, turns: int, faulty: float) -> Told:
+    async def play(self, turns: int, faulty: float) -> ClientReport:
         """Make `turns` healthy calls, and before each as many faulty ones as make their share of all calls `faulty`."""
         for turn in range(turns):
             while self.random.random() < faulty:
@@ -76,7 +76,7 @@ class Client:
             message = self.read(answer)
             result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": prose(250, turn)}
             self.messages += [message, result]
-        return Told(seconds=self.seconds, tokens=self.tokens, faults=dict(self.faults))
+        return ClientReport(seconds=self.seconds, tokens=self.tokens, faults=dict(self.faults))
 
     async def fault(self, kind: str) -> None:
         """Make one faulty call."""
@@ -114,7 +114,7 @@ class Client:
         return json.dumps({"model": "m", "messages": messages, "tools": [TOOL], **more}).encode()
 
     def headers(self, kind: str) -> dict[str, str]:
-        """The key, and for the benchmark's own eyes what kind of call it is."""
+        """The key, and the kind of call for the benchmark's clock."""
         token = self.token[::-1] if kind == "wrong key" else self.token
         return {"authorization": f"Bearer {token}", "x-kind": kind}
 
@@ -127,7 +127,7 @@ class Client:
         return message
 
 
-async def play(endpoints: Sequence[tuple[str, str]], turns: int, faulty: float) -> list[Told]:
+async def play(endpoints: Sequence[tuple[str, str]], turns: int, faulty: float) -> list[ClientReport]:
     """All sessions at once."""
     import httpx
 
@@ -142,8 +142,8 @@ def main() -> None:
     asked = json.load(sys.stdin)
     if not asked["share_cores"]:
         keep_to(clients=True)
-    told = asyncio.run(play(asked["endpoints"], asked["turns"], asked["faulty"]))
-    print(json.dumps([asdict(one) for one in told]))
+    reports = asyncio.run(play(asked["endpoints"], asked["turns"], asked["faulty"]))
+    print(json.dumps([asdict(one) for one in reports]))
 
 
 if __name__ == "__main__":

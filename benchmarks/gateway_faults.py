@@ -1,4 +1,4 @@
-"""What goes wrong among the calls of gateway_overhead.py: kinds of faults, and what none of them may lose or leave."""
+"""Faults among the calls of gateway_overhead.py, and the checks that none loses a record or leaves anything behind."""
 
 import asyncio
 import os
@@ -24,15 +24,15 @@ STATUS: Mapping[str, int | None] = {
     LEFT: None,
     EDITED: 200,
 }
-"""Kinds of faulty calls, and how the gateway answers them. 5 MB are within its limit of bytes and beyond that of
-tokens; a hanging back end ends with the call's time-out; a client leaves between the events of a stream; an agent that
+"""Kinds of faulty calls, and the status of the gateway's answer. 5 MB are within the limit of bytes and beyond that of
+tokens. A hanging back end ends with the call's time-out. A client leaves between the events of a stream. An agent that
 edits its history gets an answer, in a branch."""
 UNKNOWN_SESSION = ("wrong key",)
-"""Answered before it is known whose call it is, so that no session counts it."""
+"""No session counts these: the gateway answers before it knows the session."""
 
 
 async def fail(kind: str) -> None:
-    """Do as a failing back end does, if the kind of a call says so; one whose client leaves works until it has left.
+    """Fail as the kind of a call says. If the client leaves, work until it has left.
 
     Raises:
         BackendError: with the status of the kind.
@@ -46,8 +46,8 @@ async def fail(kind: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """What a session's clients know of it."""
+class ClientReport:
+    """What a session's clients saw."""
 
     seconds: list[float]
     """Of each healthy call, from request to answer."""
@@ -57,13 +57,13 @@ class Told:
     """Kind -> calls."""
 
 
-def check_record(record: Any, given: Sequence[tuple[Any, Any]], told: Told) -> None:
-    """Hold a session's record against what the model gave and what the clients were told.
+def check_record(record: Any, given: Sequence[tuple[Any, Any]], report: ClientReport) -> None:
+    """Compare a session's record with what the model gave and what the clients saw.
 
     Args:
         record: `RecordedSession`.
         given: prompt and answer of each call that the model answered, in order.
-        told: by the session's clients.
+        report: by the session's clients.
 
     Raises:
         AssertionError: a call, a token or a row is lost, or there is one too many.
@@ -73,22 +73,24 @@ def check_record(record: Any, given: Sequence[tuple[Any, Any]], told: Told) -> N
     recorded = [(call.prompt_ids, call.response_ids) for call in record.calls]
     assert recorded == list(given), f"{len(recorded)} calls recorded, {len(given)} answered, or other tokens"
     lengths = [[len(prompt), len(answer)] for prompt, answer in recorded]
-    assert lengths == told.tokens, f"tokens of prompts and answers: {lengths} recorded, {told.tokens} told to clients"
+    assert lengths == report.tokens, (
+        f"tokens of prompts and answers: {lengths} recorded, {report.tokens} seen by clients"
+    )
     rows = rows_of_calls(record.calls, shared="first_row")
-    assert len(rows) == 1 + told.faults.get(EDITED, 0), f"{len(rows)} rows of {told.faults}"
+    assert len(rows) == 1 + report.faults.get(EDITED, 0), f"{len(rows)} rows of {report.faults}"
     trained = sum(sum(row.response_mask) for row in rows)
-    assert trained == sum(answer for _, answer in told.tokens), f"{trained} tokens trained of {told.tokens}"
+    assert trained == sum(answer for _, answer in report.tokens), f"{trained} tokens trained of {report.tokens}"
     refused: Counter[int] = Counter()
-    for kind, count in told.faults.items():
+    for kind, count in report.faults.items():
         status = STATUS[kind]
         if status not in (None, 200) and kind not in UNKNOWN_SESSION:
             refused[status or 0] += count
     assert record.refused == refused, f"refused {record.refused}, expected {refused}"
-    assert record.cancelled == told.faults.get(LEFT, 0), f"{record.cancelled} cancelled of {told.faults}"
+    assert record.cancelled == report.faults.get(LEFT, 0), f"{record.cancelled} cancelled of {report.faults}"
 
 
 def held() -> dict[str, int]:
-    """What this process holds: open files, child processes, threads, and entries of its temporary directory."""
+    """Numbers of open files, child processes, threads, and entries of the temporary directory."""
     tasks = list(Path("/proc/self/task").iterdir())
     return {
         "files": len(os.listdir("/proc/self/fd")),

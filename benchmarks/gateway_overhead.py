@@ -1,9 +1,9 @@
 """What the recording gateway adds to a call beyond the model's time, with Qwen's vocabulary and growing conversations.
 
 Run: python examples/write_qwen_tokenizer.py outputs/qwen; python benchmarks/gateway_overhead.py outputs/qwen --csv F
-The model is a pause that answers with real text. Clients run in a process of their own, on the last core, the gateway
-on the others: on a shared core a client may run before the gateway's clock stops (--share-cores). With --faults a share
-of the calls goes wrong; the others are timed, and the records are held against what the model gave.
+The model is a pause that answers with real text. Clients run in a process of their own on the last core, the gateway on
+the others: on a shared core a client may run before the gateway's clock stops (--share-cores). With --faults a share of
+the calls goes wrong. The others are timed, and the records are compared with what the model gave.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gateway_clients import keep_to, prose
-from gateway_faults import HEALTHY, Told, check_record, fail, held
+from gateway_faults import HEALTHY, ClientReport, check_record, fail, held
 
-TEMPLATE = Path(__file__).parents[1] / "tests" / "rollout" / "qwen3_chat.jinja"
+TEMPLATE = Path(__file__).parents[1] / "tests" / "rollout" / "reasoning_chat.jinja"
 LOADS = ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2.0))
 """Sessions at once, healthy calls of each, and the model's mean pause in seconds."""
 CALL_TIMEOUT_S = 10.0
-"""Ends the calls that a hanging back end holds; the model's longest pause takes 3 s."""
+"""Ends the calls of a hanging back end. The model's longest pause takes 3 s."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Call:
     model: float = 0.0
     """The model's."""
     late: float = 0.0
-    """Part of the model's: how long its answer waited to be noticed, timers' own lateness of up to 1 ms included."""
+    """Part of the model's time: how long its answer waited for the event loop. Timers add up to 1 ms."""
 
 
 CALL: ContextVar[Call] = ContextVar("CALL")
@@ -74,7 +74,7 @@ class Model:
         self.running += 1
         try:
             await fail(call.kind)
-            # Uneven pauses, so that sessions do not march in step.
+            # Uneven pauses keep sessions out of step.
             asked = self.pause_s * random.uniform(0.5, 1.5)
             started = time.perf_counter()
             await asyncio.sleep(asked)
@@ -121,7 +121,7 @@ class Played:
 async def serve(
     tokenizer: Any, sessions: int, turns: int, pause_s: float, *, faulty: float, share_cores: bool
 ) -> Played:
-    """Run one load, and hold the records against what the model gave.
+    """Run one load, and compare the records with what the model gave.
 
     Args:
         tokenizer: with its chat template.
@@ -132,46 +132,48 @@ async def serve(
         share_cores: whether clients may run on the gateway's core.
     """
     from tree_rl.rollout.gateway import server
+    from tree_rl.rollout.gateway import session as session_module
     from tree_rl.rollout.gateway.gateway import Gateway
     from tree_rl.rollout.gateway.options import GatewayOptions
 
-    # Streams are asked for by clients alone that leave in their middle: they begin soon.
+    # Only clients that leave in the middle of a stream ask for one. Streams begin soon.
     server.STREAM_PING_S = pause_s / 4
+    session_module.CALL_TIMEOUT_S = CALL_TIMEOUT_S
     model = Model(tokenizer, pause_s)
     calls: dict[str, list[Call]] = defaultdict(list)
-    options = GatewayOptions(max_context_tokens=65_536, max_turn_tokens=4096, call_timeout_s=CALL_TIMEOUT_S)
+    options = GatewayOptions(max_context_tokens=65_536, max_turn_tokens=4096)
     gateway = Gateway(tokenizer=tokenizer, backend=model, options=options)
-    app = gateway._doors.app
-    gateway._doors.app = lambda: Stopwatch(app(), calls)
+    app = gateway._http.app
+    gateway._http.app = lambda: Stopwatch(app(), calls)
     async with gateway:
         opened = [gateway.open_session() for _ in range(sessions)]
         endpoints = [(gateway.endpoint(session).openai_url, session.token) for session in opened]
         asked = {"endpoints": endpoints, "turns": turns, "faulty": faulty, "share_cores": share_cores}
         cpu = time.process_time()
-        told = await run_clients(asked)
+        reports = await run_clients(asked)
         cpu = time.process_time() - cpu
         records = [await gateway.close_session(session) for session in opened]
         assert gateway.num_sessions == 0 and model.running == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    for session, record, one in zip(opened, records, told, strict=True):
+    for session, record, one in zip(opened, records, reports, strict=True):
         check_record(record, model.given[session.id], one)
     healthy = [[call for call in calls[session.id] if call.kind == HEALTHY] for session in opened]
-    assert all(len(ones) == len(one.seconds) == turns for ones, one in zip(healthy, told, strict=True))
+    assert all(len(ones) == len(one.seconds) == turns for ones, one in zip(healthy, reports, strict=True))
     flat = [call for ones in healthy for call in ones]
-    round_trips = [second for one in told for second in one.seconds]
+    round_trips = [second for one in reports for second in one.seconds]
     return Played(
         milliseconds={
             "gateway": [1e3 * (call.total - call.model) for call in flat],
             "wake-up": [1e3 * call.late for call in flat],
             "round trip": [1e3 * (trip - call.model) for trip, call in zip(round_trips, flat, strict=True)],
         },
-        longest_prompt=max(prompt for one in told for prompt, _ in one.tokens),
+        longest_prompt=max(prompt for one in reports for prompt, _ in one.tokens),
         cpu_s=cpu,
-        faults=sum((Counter(one.faults) for one in told), Counter()),
+        faults=sum((Counter(one.faults) for one in reports), Counter()),
     )
 
 
-async def run_clients(asked: Mapping[str, Any]) -> list[Told]:
+async def run_clients(asked: Mapping[str, Any]) -> list[ClientReport]:
     """Play clients in another process."""
     script = str(Path(__file__).with_name("gateway_clients.py"))
     clients = await asyncio.create_subprocess_exec(
@@ -179,7 +181,7 @@ async def run_clients(asked: Mapping[str, Any]) -> list[Told]:
     )
     out, _ = await clients.communicate(json.dumps(asked).encode())
     assert clients.returncode == 0, "the clients failed"
-    return [Told(**one) for one in json.loads(out)]
+    return [ClientReport(**one) for one in json.loads(out)]
 
 
 def measure(

@@ -45,14 +45,14 @@ def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    corpus = [(HERE.parents[1] / "LICENSE").read_text(), (HERE / "qwen3_chat.jinja").read_text(), *[PARAGRAPH] * 20]
+    corpus = [(HERE.parents[1] / "LICENSE").read_text(), (HERE / "reasoning_chat.jinja").read_text(), *[PARAGRAPH] * 20]
     trainer = trainers.BpeTrainer(
         vocab_size=900, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     backend.train_from_iterator(corpus, trainer)
     backend.add_tokens(list(MARKUP))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = template or (HERE / "qwen3_chat.jinja").read_text()
+    tokenizer.chat_template = template or (HERE / "reasoning_chat.jinja").read_text()
     return tokenizer
 
 

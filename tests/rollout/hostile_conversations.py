@@ -1,12 +1,10 @@
-"""Conversations as agents may send them, for better and worse: what the tests of the gateway's memory share."""
+"""Conversations as agents may send them: the gateway's property tests share them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from gateway_harness import SHELL
 from hypothesis import strategies as st
-
-from tree_rl.rollout.gateway.fields import RequestError
 
 TEXTS = st.sampled_from(
     [
@@ -82,10 +80,3 @@ def conversations(edits: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], tup
         first = now if edit[0] == "append" and number < 5 else first
         found.append((now, tools))
     return found
-
-
-def outcome(read: Any) -> Any:
-    try:
-        return read()
-    except RequestError as error:
-        return str(error), error.status

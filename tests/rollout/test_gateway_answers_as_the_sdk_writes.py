@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
-from tree_rl.rollout.gateway import openai_api
-from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion, GeneratedToken
-from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols import openai_chat
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, GeneratedToken
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
 TEXTS = st.sampled_from(["", "a", "ü\u0301 名", "\ud800", '"\n\\'])
 CALLS = st.lists(
@@ -34,7 +34,7 @@ CHOICES = st.builds(
 def test_an_answer_is_what_the_sdk_writes(choices: list[Choice], model: str, with_log_probs: bool) -> None:
     request = ChatRequest(model=model, messages=(), count=len(choices), with_log_probs=with_log_probs)
     completion = Completion(id="x", created=1, prompt_tokens=3, choices=tuple(choices))
-    written = openai_api.answer(request, completion)
+    written = openai_chat.answer(request, completion)
     assert json.dumps(written) == json.dumps(
         ChatCompletion.model_validate(written).model_dump(mode="json", exclude_unset=True)
     )

@@ -11,12 +11,12 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as decoding
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.gateway.exchange import ChatRequest
 from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.recorder import Recorder
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.recorder import Recorder
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 USER, OPEN, CLOSE = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
 

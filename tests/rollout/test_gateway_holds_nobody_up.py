@@ -12,8 +12,8 @@ import httpx
 import pytest
 from gateway_harness import check_record, serving
 
-from tree_rl.rollout.gateway.recorder import LONG_TEXT, LONGEST_TOKENS
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.recorder import LONG_TEXT, LONGEST_TOKENS
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 LIMIT = 6000
 """Tokens of a prompt."""

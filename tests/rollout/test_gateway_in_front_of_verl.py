@@ -18,10 +18,10 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
-from tree_rl.rollout.gateway.agent import AgentResult
+from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop

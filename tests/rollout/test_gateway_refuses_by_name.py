@@ -14,7 +14,7 @@ from gateway_harness import SHELL, serving
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -107,11 +107,14 @@ def test_bad_anthropic_requests_are_refused_by_field(tiny: SimpleNamespace, body
     assert message in answer.json()["error"]["message"]
 
 
-def test_a_large_body_is_refused_and_its_client_reads_the_answer(tiny: SimpleNamespace) -> None:
+def test_a_large_body_is_refused_and_its_client_reads_the_answer(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tree_rl.rollout.gateway.server.MAX_BODY_BYTES", 1 << 20)
     body = json.dumps({"messages": [{"role": "user", "content": "x" * (10 << 20)}]}).encode()
-    answer = post(tiny, CHAT, body, max_body_bytes=1 << 20)
+    answer = post(tiny, CHAT, body)
     assert answer.status_code == 413 and "at most 1048576 bytes" in answer.json()["error"]["message"]
-    answer = post(tiny, MESSAGES, body, max_body_bytes=1 << 20)
+    answer = post(tiny, MESSAGES, body)
     assert answer.status_code == 413 and answer.json()["error"]["type"] == "request_too_large"
 
 
@@ -209,10 +212,12 @@ def test_a_session_has_so_many_calls_and_no_more(tiny: SimpleNamespace) -> None:
     assert asyncio.run(run()) == [200, 200, 403]
 
 
-def test_a_call_that_takes_too_long_is_cancelled(tiny: SimpleNamespace) -> None:
+def test_a_call_that_takes_too_long_is_cancelled(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 0.05)
+
     async def run() -> tuple[int, int]:
         backend = tiny.backend()
-        async with serving(backend, tiny.tokenizer, call_timeout_s=0.05, max_turn_tokens=5000) as gateway:
+        async with serving(backend, tiny.tokenizer, max_turn_tokens=5000) as gateway:
             endpoint = gateway.endpoint(gateway.open_session())
             async with httpx.AsyncClient(headers={"x-api-key": endpoint.token}) as client:
                 answer = await client.post(endpoint.url + CHAT, json={"messages": HELLO})
@@ -226,8 +231,7 @@ def test_a_call_that_takes_too_long_is_cancelled(tiny: SimpleNamespace) -> None:
     [
         ({"on_drift": "ignore"}, "on_drift='ignore': expected one of reuse, branch"),
         ({"reasoning": "hidden"}, "reasoning='hidden'"),
-        ({"max_body_bytes": 0}, "max_body_bytes=0: expected at least 1"),
-        ({"call_timeout_s": 0}, "call_timeout_s=0"),
+        ({"max_calls": 0}, "max_calls=0: expected at least 1"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:

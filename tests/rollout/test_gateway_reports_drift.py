@@ -18,7 +18,7 @@ from gateway_harness import (
     serving,
 )
 
-from tree_rl.rollout.gateway.drift import find_drifted_siblings, first_difference
+from tree_rl.rollout.gateway.tokens.drift import find_drifted_siblings, first_difference
 from tree_rl.rollout.transcript import ModelCall
 
 SAMPLES = 16

@@ -1,14 +1,7 @@
-"""Reasoning that clients drop comes back, and what is remembered of it is what a look-up would find."""
+"""Reasoning that clients drop comes back, and only behind the same history."""
 
-from typing import Any
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from tree_rl.rollout.gateway import own_turns
-from tree_rl.rollout.gateway.messages import KEPT, ChatMessage
-from tree_rl.rollout.gateway.own_turns import OwnTurns
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, key_after
 
 
 def user(text: str) -> ChatMessage:
@@ -19,17 +12,45 @@ def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
 
 
+def keys(messages: list[ChatMessage]) -> list[bytes]:
+    found = [b""]
+    for message in messages:
+        found.append(key_after(found[-1], message))
+    return found[1:]
+
+
 def test_a_message_has_another_key_behind_another_history() -> None:
     messages = [ChatMessage(role=role, content="so") for role in ("user", "assistant", "user", "assistant")]
-    turns = OwnTurns()
-    known = turns.restore(messages)[1]
+    known = keys(messages)
     assert len(set(known)) == 4
-    longer = [*messages, user("so")]
-    assert turns.restore(longer)[1][:4] == known
-    changed = [messages[0], said("no"), *messages[2:]]
-    same = [one == other for one, other in zip(turns.restore(changed)[1], known, strict=True)]
-    assert same == [True, False, False, False]
-    assert turns.restore(longer) == OwnTurns().restore(longer)
+    assert OwnTurns().restore(messages) == (tuple(messages), known[-1])
+    assert keys([*messages, user("so")])[:4] == known
+    changed = keys([messages[0], said("no"), *messages[2:]])
+    assert [one == other for one, other in zip(changed, known, strict=True)] == [True, False, False, False]
+
+
+def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
+    def called(name: str, arguments: object) -> ChatMessage:
+        call = CalledTool(id="c", name=name, arguments=arguments)  # type: ignore[arg-type]
+        return ChatMessage(role="assistant", tool_calls=(call,))
+
+    different = [
+        *(user("ab"), user("b"), user("b "), said("ab"), said("b"), ChatMessage(role="usera", content="b")),
+        *(called("a", "b"), called("ab", ""), called("a", {"n": 1}), called("a", {"n": True}), called("a", {"n": 1.0})),
+    ]
+    assert len({key_after(b"", message) for message in different}) == len(different)
+    assert key_after(b"", called("a", {"n": 1, "m": 2})) == key_after(b"", called("a", {"m": 2, "n": 1}))
+    assert key_after(b"", said("b")) == key_after(b"", said(" b\n"))
+
+
+def test_a_message_that_comes_back_is_kept_once() -> None:
+    turns = OwnTurns()
+    first, _ = turns.restore([user("".join("so"))])
+    again, _ = turns.restore([user("".join("so")), said("a")])
+    assert again[0] is first[0]
+    tool, other = (ChatMessage(role="tool", content="so", tool_call_id=name) for name in "ab")
+    assert turns.restore([tool])[0] == (tool,)
+    assert turns.restore([other])[0] == (other,)
 
 
 def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found() -> None:
@@ -39,6 +60,8 @@ def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found
     assert turns.restore(longer)[0][1].reasoning == "first"
     turns.add(turns.restore(asked)[1], said("a", "second"))
     assert turns.restore(longer)[0][1].reasoning == "second"
+    assert turns.restore([*asked, said("a", "first")])[0][1].reasoning == "first"
+    assert turns.restore([*asked, said("a", "third")])[0][1].reasoning == "third"
 
 
 def test_an_answer_that_the_agent_made_up_first_is_found_once_the_model_gives_it() -> None:
@@ -47,61 +70,3 @@ def test_an_answer_that_the_agent_made_up_first_is_found_once_the_model_gives_it
     assert turns.restore(longer)[0] == tuple(longer)
     turns.add(turns.restore(asked)[1], said("a", "why"))
     assert turns.restore(longer)[0][1].reasoning == "why"
-
-
-def test_only_new_messages_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[ChatMessage] = []
-    key_after = own_turns.key_after
-
-    def counting(keys: Any, message: ChatMessage) -> bytes:
-        looked_at.append(message)
-        return key_after(keys, message)
-
-    monkeypatch.setattr(own_turns, "key_after", counting)
-    turns = OwnTurns()
-    for agent in range(2 * KEPT):
-        messages = [user(str(agent))]
-        for number in range(10):
-            looked_at.clear()
-            keys = turns.restore(messages)[1]
-            assert len(looked_at) == (2 if number else 1)
-            turns.add(keys, said(f"a{number}", "why"))
-            messages += [said(f"a{number}"), user("so")]
-    assert len(turns._recent) == KEPT
-
-
-MESSAGES = [user("q"), user("r"), *(said(text, why) for text in ("a", "a ", "b") for why in (None, "", "x", "y"))]
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), st.sampled_from(MESSAGES)),
-        st.tuples(st.just("cut"), st.integers(1, 6)),
-        st.tuples(st.just("answer"), st.sampled_from([one for one in MESSAGES if one.role == "assistant"])),
-        st.tuples(st.just("copy"), st.integers(0, 6)),
-    ),
-    max_size=30,
-)
-
-
-@settings(max_examples=300)
-@given(STEPS)
-def test_what_is_remembered_is_what_a_look_up_finds(steps: list[tuple[str, Any]]) -> None:
-    turns, forgetful = OwnTurns(), OwnTurns()
-    messages: list[ChatMessage] = [MESSAGES[0]]
-    for kind, value in steps:
-        match kind:
-            case "append":
-                messages = [*messages, value]
-            case "cut":
-                messages = messages[:value]
-            case "copy":  # an equal message, but another object
-                place = value % len(messages)
-                one = messages[place]
-                copied = ChatMessage(role=one.role, content=one.content, reasoning=one.reasoning)
-                messages = [*messages[:place], copied, *messages[place + 1 :]]
-        forgetful._recent = []
-        restored, keys = turns.restore(messages)
-        assert (restored, keys) == forgetful.restore(messages)
-        if kind == "answer":
-            turns.add(keys, value)
-            forgetful.add(keys, value)
-            messages = [*messages, said(value.content)]

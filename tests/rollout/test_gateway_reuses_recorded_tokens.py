@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 from gateway_harness import CHATML, TinyModel, build_tokenizer, check_record
 
-from tree_rl.rollout.gateway.exchange import ChatRequest
-from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.recorder import Prompt
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.session import Session
+from tree_rl.rollout.gateway.tokens.recorder import Prompt
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 END = "<|im_end|>"
 

@@ -99,12 +99,16 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_sixty_four_faulty_sessions_lose_nothing_and_leave_nothing(tiny: SimpleNamespace) -> None:
+def test_sixty_four_faulty_sessions_lose_nothing_and_leave_nothing(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("tree_rl.rollout.gateway.server.MAX_BODY_BYTES", 1 << 20)
+
     async def run() -> tuple[list[Client], list[Any], FaultyModel]:
         backend = FaultyModel(tiny.model, tiny.tokenizer)
         limits = httpx.Limits(max_connections=None)
-        options = {"call_timeout_s": 5.0, "max_body_bytes": 1 << 20, "reasoning": "inline"}
-        async with serving(backend, tiny.tokenizer, **options) as gateway:
+        async with serving(backend, tiny.tokenizer, reasoning="inline") as gateway:
             async with httpx.AsyncClient(timeout=60, limits=limits) as http:
                 clients = [Client(http, gateway, seed) for seed in range(SESSIONS)]
                 await asyncio.gather(*[client.play() for client in clients])
@@ -172,10 +176,11 @@ def test_a_slow_stream_stays_alive_and_still_tells_its_error(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tree_rl.rollout.gateway.server.STREAM_PING_S", 0.05)
+    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 0.3)
 
     async def run() -> list[str]:
         backend = FaultyModel(tiny.model, tiny.tokenizer)
-        async with serving(backend, tiny.tokenizer, call_timeout_s=0.3) as gateway, httpx.AsyncClient() as http:
+        async with serving(backend, tiny.tokenizer) as gateway, httpx.AsyncClient() as http:
             client = Client(http, gateway, 0)
             hanging = {"messages": [{"role": "user", "content": "fault hang"}], "stream": True, "max_tokens": 5}
             openai_stream = await client.post(hanging)
@@ -186,6 +191,6 @@ def test_a_slow_stream_stays_alive_and_still_tells_its_error(
             return [openai_stream.text, anthropic_stream.text]
 
     openai_text, anthropic_text = asyncio.run(run())
-    assert openai_text.count(": ping") >= 2 and "call_timeout_s=0.3" in openai_text
+    assert openai_text.count(": ping") >= 2 and "longer than 0.3 s" in openai_text
     assert anthropic_text.count("event: ping") >= 2 and "event: error" in anthropic_text
     assert '"type": "timeout_error"' in anthropic_text

@@ -39,7 +39,7 @@ print(len(said) % 2)
 """
 AGENT = """
 import asyncio, os, sys
-from tree_rl.rollout.gateway.agent import AgentResult
+from tree_rl.rollout.gateway.agent_protocol import AgentResult
 
 
 class CommandAgent:

@@ -16,7 +16,6 @@ from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.tool_calls import parse_turn
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 
@@ -266,19 +265,3 @@ def test_the_environment_is_closed_whatever_happens(tokenizer: PreTrainedTokeniz
     played = run(tokenizer, {PROMPT: shell("true")}, environment=Failing())
     assert (played.done.status, played.done.reward, Failing.closed) == ("environment_failed", None, 1)
     assert "tool broke" in played.done.detail
-
-
-@pytest.mark.parametrize(
-    ("content", "text", "calls"),
-    [
-        ("plain", "plain", []),
-        ("<think><tool_call>{}</tool_call></think>hi", "hi", []),
-        ("<think>never closed <tool_call>{}</tool_call>", "", []),
-        ('a<tool_call>{"name": "x"}</tool_call>b', "ab", [ToolCall(name="x", arguments={})]),
-        ('<tool_call>{"name": 3}</tool_call><tool_call>[]</tool_call><tool_call>', "<tool_call>", [None, None]),
-        ('<tool_call>{"name": "x", "arguments": "y"}</tool_call>', "", [None]),
-    ],
-)
-def test_turns_are_read(content: str, text: str, calls: list[ToolCall | None]) -> None:
-    turn = parse_turn(content)
-    assert (turn.text, list(turn.calls)) == (text, calls)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
-from tree_rl.tree.cost import LEAST_GAIN, UNKNOWN_MODEL, ModelShape
+from tree_rl.tree.cost import LEAST_GAIN, ModelShape
 from tree_rl.tree.report.overlap import combine, measure_forest
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
@@ -46,12 +46,6 @@ def test_parts_add_up(rows, seed):
     trees = [np.flatnonzero(forest.tree_of_row == tree) for tree in range(forest.num_trees)]
     parts = [measure_forest(forest.select_rows(tree), trained=mask.select(tree)) for tree in trees]
     assert combine(parts) == measure_forest(forest, trained=mask)
-
-
-def test_an_unknown_model_is_weighed_as_verl_weighs_rows():
-    forest = Forest.from_rows([[1, 2, 3], [1, 2, 4, 5]])
-    assert UNKNOWN_MODEL.forest(forest) == 24_576 * 5 + 2 * (1 + 2 + 3 + 3 + 4)
-    assert UNKNOWN_MODEL.rows(np.array([3])).tolist() == [24_576 * 3 + 2 * 6]
 
 
 def test_operations_of_one_token_by_hand():

@@ -35,7 +35,7 @@ AGENT = """
 import anthropic
 import openai
 
-from tree_rl.rollout.gateway.agent import AgentResult
+from tree_rl.rollout.gateway.agent_protocol import AgentResult
 
 
 class AskingAgent:

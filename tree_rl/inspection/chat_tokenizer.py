@@ -3,16 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
 import tokenizers
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tree_rl.inspection.row import RowFileError
+from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,10 +18,8 @@ class ChatTokenizer:
 
     vocabulary: tokenizers.Tokenizer
     """tokenizer.json."""
-    template: jinja2.Template
+    template: ChatTemplate
     """Renders messages as transformers' apply_chat_template does."""
-    template_settings: dict[str, str]
-    """Control tokens that templates name: bos_token, eos_token."""
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -52,13 +47,12 @@ class ChatTokenizer:
             raise RowFileError(f"--tokenizer {folder}: expected a chat template in chat_template.jinja, found none")
         return cls(
             vocabulary=tokenizers.Tokenizer.from_file(str(vocabulary)),
-            template=_environment().from_string(source),
-            template_settings={name: _text(config.get(name)) for name in ("bos_token", "eos_token")},
+            template=ChatTemplate(source, {name: _text(config.get(name)) for name in ("bos_token", "eos_token")}),
         )
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer can write, control tokens included."""
+        """Number of ids, control tokens included."""
         return int(self.vocabulary.get_vocab_size(with_added_tokens=True))
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, *, ask: bool = False) -> str:
@@ -70,34 +64,15 @@ class ChatTokenizer:
             ask: append the header of the assistant's turn.
 
         Returns:
-            The text, control tokens spelt out.
+            The text. Control tokens are spelled out.
         """
-        return self.template.render(
-            messages=messages, tools=tools or None, add_generation_prompt=ask, **self.template_settings
-        )
+        return self.template.render(messages, tools=tools or None, is_prompt=ask)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Token ids as text, control tokens spelt out."""
+        """Text of token ids. Control tokens are spelled out."""
         return str(self.vocabulary.decode(list(ids), skip_special_tokens=False))
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = datetime.now().strftime
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # jinja's own filter escapes HTML characters, which models never see.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
 def _text(token: Any) -> str:
-    """A control token of tokenizer_config.json, which may be an object with the field `content`."""
+    """A control token of tokenizer_config.json: text, or an object with the field `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

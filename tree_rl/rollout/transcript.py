@@ -1,8 +1,7 @@
-"""From the model calls of a session to rows, one per branch.
+"""Rows of a session's model calls, one per branch.
 
-A generated token's log-prob belongs to the exact tokens before it. So a position of a row is trained (mask 1) only if
-some call generated that token after exactly the row's tokens before it; history that was re-rendered, however similar
-its text, is context (mask 0).
+The log-prob of a generated token holds for the exact tokens before it. So a token of a row is trained (mask 1) only if
+a call generated it behind exactly the row's tokens. All other tokens are context (mask 0), however similar their text.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ SharedTokens = Literal["every_row", "first_row"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCall:
-    """One request to the model and its answer.
+    """One request to the model, and its answer.
 
     Raises:
         ValueError: the prompt is empty, or log-probs do not match the response.
@@ -25,20 +24,20 @@ class ModelCall:
     prompt_ids: tuple[int, ...]
     """Token ids the model was given."""
     response_ids: tuple[int, ...]
-    """Token ids it generated, the end token included."""
+    """Token ids it generated, with the end token."""
     log_probs: tuple[float, ...] | None
     """Log-prob of each generated token when it was drawn; None if the server reported none."""
     turn: int = 0
-    """Assistant turns before it in its own context."""
+    """Number of assistant turns in its context."""
     agent: str = "main"
-    """Which agent of the session asked: its own name for itself."""
+    """Name of the agent that asked."""
     min_version: int | None = None
     """Oldest weights that generated a token of it; None if the server reported none."""
     max_version: int | None = None
     """Newest weights that did."""
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """int [prompt and generated tokens, decoder layers, experts per token], experts that each visited, the last token
-    left out where the model never read it; None if the server reported none."""
+    """int [prompt and generated tokens, decoder layers, experts per token], experts that each token visited. The last
+    token is missing if the model never read it. None if the server reported none."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -52,17 +51,16 @@ class Row:
     """One branch of a session, as a trainer stores it."""
 
     prompt_ids: tuple[int, ...]
-    """The session's first prompt; where a branch does not start with it, its own context up to the first trained
+    """The session's first prompt. If the branch does not start with it, its own context up to the first trained
     token."""
     response_ids: tuple[int, ...]
-    """Everything behind the prompt: generated tokens, observations, re-rendered history."""
+    """Everything behind the prompt: generated tokens, observations, history that was rendered anew."""
     response_mask: tuple[int, ...]
-    """1 where the token was generated in exactly this context and is trained in this row, otherwise 0."""
+    """1 for a token that was generated in exactly this context and is trained in this row, otherwise 0."""
     response_log_probs: tuple[float, ...] | None
-    """Recorded log-prob where the mask is 1, 0.0 elsewhere; None if a call reported none."""
+    """Recorded log-prob where the mask is 1, 0.0 elsewhere. None if a call reported none."""
     response_calls: tuple[int, ...]
-    """Index of the call that generated the token in this context, trained in this row or not; -1 for context. Turn,
-    agent and weight version of a token are those of its call."""
+    """Index of the call that generated the token in this context, whether this row trains it or not. -1 for context."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -73,16 +71,16 @@ class Row:
 def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_row") -> list[Row]:
     """Cut a session into rows.
 
-    A call whose prompt continues all tokens of a row extends that row (what lies between is an observation). Any other
+    A call extends a row if its prompt continues all tokens of the row; the tokens between are an observation. Any other
     call opens a new row: reasoning was stripped, or a parallel branch starts.
 
     Args:
         calls: in the order they were answered.
-        shared: a generated token that several rows contain in the same context is trained in `every_row` (its weight
-            grows with the number of branches behind it, as among independent rows) or in the `first_row` only.
+        shared: where a generated token is trained that several rows contain in the same context. `every_row`: its
+            weight grows with the number of branches behind it, as with independent rows. `first_row`: once.
 
     Returns:
-        Rows in the order they were opened. A row that would train nothing is left out, unless it is the only one.
+        Rows in the order they were opened, without those that train nothing. If no row trains, the first one.
     """
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
     branches: list[int] = []
@@ -135,7 +133,7 @@ def _row(
     first_prompt = np.array(calls[0].prompt_ids, dtype=np.int64)
     starts_alike = _starts_with(tokens, first_prompt) and len(first_prompt) < len(tokens)
     split = len(first_prompt) if starts_alike else len(calls[last].prompt_ids)
-    # A prompt may contain what another call generated; such a token has to stay in the response to be trained.
+    # A prompt may contain tokens that another call generated. Only the response is trained, so they stay in it.
     split = min(split, int(mask.argmax())) if mask.any() else split
     has_log_probs = all(call.log_probs is not None for call in calls)
     return Row(

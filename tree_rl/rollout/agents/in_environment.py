@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
 from tree_rl.rollout.environments.environment import Environment, Outcome
-from tree_rl.rollout.gateway.agent import AgentResult
+from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
@@ -99,7 +99,7 @@ async def run_task(
 
 
 class AgentInEnvironment:
-    """Implements `tree_rl.rollout.gateway.agent.Agent`; one per session.
+    """Implements `tree_rl.rollout.gateway.agent_protocol.Agent`; one per session.
 
     Args:
         agent: `react`, `mini_swe`, `command_line`, or a class as `package.module.Class`.

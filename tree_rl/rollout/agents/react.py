@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,10 @@ from openai.types.chat import ChatCompletion
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.gateway.tokens.reasoning import REASONING, THINK_START
 
 Think = Literal["keep", "strip"]
 ParallelTools = bool | Literal["branches"]
-REASONING = re.compile(r"\A\s*(?:<think>)?.*?</think>\s*", re.DOTALL)
 TOOL_CALL = "<tool_call>"
 MALFORMED = "error: malformed tool call; its arguments are no JSON object"
 MAX_SUB_AGENT_TURNS = 5
@@ -238,7 +237,7 @@ def _tool_message(call: Any, result: str) -> dict[str, Any]:
 def _without_reasoning(content: str | None) -> str:
     """What a turn says; nothing where its reasoning never ended."""
     said = REASONING.sub("", content or "").strip()
-    return "" if said.startswith("<think>") else said
+    return "" if said.startswith(THINK_START) else said
 
 
 def _cut(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the gateway asks of a language model: token ids in; token ids, log-probs and weight versions out."""
+"""The model behind the gateway: token ids in; token ids, log-probs and weight versions out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class BackendError(Exception):
-    """A model server that could not answer.
+    """The model server could not answer.
 
     Args:
         message: what happened.
@@ -38,7 +38,7 @@ class Generation:
     log_probs: tuple[float, ...] | None
     """Log-prob of each id in the distribution it was drawn from; None if the server reports none."""
     finish_reason: FinishReason
-    """stop: the model ended its turn; length: a limit did; abort: the server did, what it had is still returned."""
+    """stop: the model ended its turn. length: a limit did. abort: the server did, and returned what it had."""
     min_version: int | None = None
     """Oldest weights used; None if the server reports none."""
     max_version: int | None = None
@@ -57,15 +57,15 @@ class Backend(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
-        """Continue a prompt. Cancelling the call cancels the generation where the server can do that.
+        """Continue a prompt. Cancelling the call cancels the generation if the server can do that.
 
         Args:
             prompt_ids: token ids.
-            max_tokens: tokens to generate at most.
+            max_tokens: limit of generated tokens.
             sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`.
-            session: id of the agent's session, for servers that keep its prefix in a cache.
+            session: id of the agent's session. Servers use it to find the cached prefix.
 
         Raises:
-            BackendError: with the HTTP status that the agent should see.
-            ValueError: the server refuses the request; the agent sees status 400.
+            BackendError: the server failed. The error names the HTTP status for the agent.
+            ValueError: the server refuses the request. The agent sees status 400.
         """

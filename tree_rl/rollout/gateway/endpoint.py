@@ -1,4 +1,4 @@
-"""Where an agent finds its session."""
+"""The address and key of an agent's session."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ class Endpoint:
     """Address and key of one session."""
 
     url: str
-    """Base address without `/v1`, as Anthropic clients want it."""
+    """Base address without `/v1`, for Anthropic's clients."""
     token: str
-    """Key of this session alone: bearer token or `x-api-key`."""
+    """Key of this session: bearer token or `x-api-key`."""
     model: str
-    """Name of the model; any other is served alike."""
+    """Name of the model. The gateway answers under every name."""
 
     @property
     def openai_url(self) -> str:
-        """Base address with `/v1`, as OpenAI clients want it."""
+        """Base address with `/v1`, for OpenAI's clients."""
         return f"{self.url}/v1"
 
     def named(self, agent: str) -> "Endpoint":
-        """The same session for a sub-agent, whose calls carry its name.
+        """The same session for a sub-agent. Its calls carry its name.
 
         Args:
             agent: letters, digits, `.`, `_` and `-`.
@@ -28,7 +28,7 @@ class Endpoint:
         return Endpoint(url=f"{self.url}/a/{agent}", token=self.token, model=self.model)
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that point a command-line agent here."""
+        """Environment variables that point a command-line agent to the session."""
         return {
             "OPENAI_BASE_URL": self.openai_url,
             "OPENAI_API_BASE": self.openai_url,

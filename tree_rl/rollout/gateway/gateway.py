@@ -1,4 +1,4 @@
-"""The recording gateway of one rollout worker: an HTTP server in the worker's event loop, and its open sessions."""
+"""The recording gateway of a rollout worker: an HTTP server in the worker's event loop, and its open sessions."""
 
 import asyncio
 import contextlib
@@ -13,20 +13,20 @@ import uvicorn
 from tree_rl.rollout.gateway.backend import Backend
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.rendering import Renderer, Tokenizer
-from tree_rl.rollout.gateway.server import Doors
+from tree_rl.rollout.gateway.server import HttpApplication
 from tree_rl.rollout.gateway.session import RecordedSession, Session
+from tree_rl.rollout.gateway.tokens.rendering import Renderer, Tokenizer
 
 SHUTDOWN_S = 5
 KEEP_ALIVE_S = 600
-"""Agents run tools between calls: a connection closed under a request that just left is an error at the client."""
+"""Agents run tools between calls. A connection that closes while they send the next request is an error for them."""
 
 
 class Gateway:
     """Serves a model to agents over HTTP and records what it generates.
 
-    Use as an asynchronous context manager, or call `start` and `close`. Between them Python's garbage collector leaves
-    alone what the process held before (`gc.freeze`): to search it holds every session up for as long as 0.3 s.
+    Use it as an asynchronous context manager, or call `start` and `close`. Between them Python's garbage collector
+    skips what the process held before (`gc.freeze`): a search of it would stop every session for up to 0.3 s.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
@@ -35,7 +35,7 @@ class Gateway:
         model: name by which the model is listed.
 
     Raises:
-        ValueError: a tokenizer with which ids cannot be kept exact.
+        ValueError: the gateway cannot keep ids exact with this tokenizer.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Gateway:
         self._renderer = Renderer(tokenizer, options.template_options)
         self._backend = backend
         self._model = model
-        self._doors = Doors(model=model, max_body_bytes=options.max_body_bytes)
+        self._http = HttpApplication(model=model)
         self._socket: socket.socket | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -53,7 +53,7 @@ class Gateway:
     @property
     def num_sessions(self) -> int:
         """Open sessions."""
-        return len(self._doors)
+        return len(self._http)
 
     async def start(self) -> None:
         """Listen.
@@ -62,11 +62,11 @@ class Gateway:
             OSError: the address is taken.
         """
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
-        self._socket = socket.create_server((self.options.host, self.options.port), family=family)
-        # asyncio does this only for sockets that name their protocol; without it every answer waits 40 ms for an ACK.
+        self._socket = socket.create_server((self.options.host, 0), family=family)
+        # Without it every answer waits 40 ms for an ACK. asyncio sets it only for sockets that name their protocol.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
-            self._doors.app(),
+            self._http.app(),
             lifespan="off",
             ws="none",
             log_level="warning",
@@ -85,7 +85,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Close every session and stop listening."""
-        for session in self._doors.sessions():
+        for session in self._http.sessions():
             await self.close_session(session)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
@@ -101,11 +101,11 @@ class Gateway:
             sampling: the trainer's sampling parameters, in vLLM's names.
         """
         session = Session(renderer=self._renderer, backend=self._backend, options=self.options, sampling=sampling or {})
-        self._doors.add(session)
+        self._http.add(session)
         return session
 
     def endpoint(self, session: Session) -> Endpoint:
-        """Where an agent finds a session.
+        """The address and key of a session.
 
         Raises:
             RuntimeError: the gateway does not listen.
@@ -121,10 +121,10 @@ class Gateway:
 
         Args:
             session: an open one.
-            grace_s: how long calls that run may take; the rest are cancelled.
+            grace_s: how long running calls may still take. Then they are cancelled.
         """
         record = await session.close(grace_s=grace_s)
-        self._doors.remove(session)
+        self._http.remove(session)
         return record
 
     async def __aenter__(self) -> "Gateway":
@@ -138,7 +138,7 @@ class Gateway:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals to the process."""
+    """A server that does not catch the process's signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,18 +1,18 @@
-"""One answer of the model, cut where a stop text ends it.
+"""One answer of the model, cut at a stop text.
 
-Stop texts are watched here, not by the server: not every server knows them. Where there are some, the turn is generated
-in growing slices, so that little is generated in vain behind one; every token is still drawn in its own exact context.
+The gateway watches for stop texts itself, since not every server does. It then generates a turn in growing slices, so
+that few tokens behind a stop text are wasted. Every token is still drawn in its own exact context.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tree_rl.rollout.gateway.backend import Backend, FinishReason, Generation
-from tree_rl.rollout.gateway.fields import RequestError
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 FIRST_SLICE_TOKENS = 64
 
@@ -22,19 +22,19 @@ class Answer:
     """A generated turn."""
 
     token_ids: tuple[int, ...]
-    """Every generated id up to what ended the turn: an end token, the token that completes a stop text, a limit."""
+    """Every generated id up to the end token, the token that completes a stop text, or a limit."""
     log_probs: tuple[float, ...] | None
     finish_reason: FinishReason
     stop_text: str | None
     """The stop text that ended it."""
     text: str
-    """What the agent sees: without the end token, or up to the stop text."""
+    """What the agent sees: the turn without its end token, or up to the stop text."""
     text_ids: tuple[int, ...] | None
-    """The ids that spell `text`; None where the stop text begins in the middle of a token."""
+    """The ids that spell `text`. None if the stop text begins inside a token."""
     min_version: int | None
     max_version: int | None
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """Of the prompt and of what was generated; see `ModelCall`."""
+    """Experts that prompt and answer visited, as in `ModelCall`."""
 
 
 async def generate_answer(
@@ -51,22 +51,22 @@ async def generate_answer(
 
     Args:
         backend: the model.
-        renderer: decodes.
-        prompt_ids: what it continues.
-        max_tokens: at most.
-        stop: texts that end it.
-        sampling: for the backend.
-        session: for the backend.
+        renderer: decodes tokens.
+        prompt_ids: ids that the turn continues.
+        max_tokens: limit of generated tokens.
+        stop: texts that end the turn.
+        sampling: for the backend, in vLLM's names.
+        session: id, for the backend.
 
     Raises:
         RequestError: the backend refuses the request.
-        BackendError: it cannot answer.
+        BackendError: the backend cannot answer.
     """
     done = Generation(token_ids=(), log_probs=(), finish_reason="length")
     size = max_tokens if not stop else FIRST_SLICE_TOKENS
     while True:
         limit = min(size, max_tokens - len(done.token_ids))
-        # A request with its own seed must not draw the same numbers in every slice.
+        # With a seed, every slice must draw other numbers.
         seeded = {"seed": sampling["seed"] + len(done.token_ids)} if sampling.get("seed") is not None else {}
         try:
             slice_ = await backend.generate(
@@ -92,9 +92,8 @@ def _joined(before: Generation, after: Generation) -> Generation:
     log_probs = None
     if before.log_probs is not None and after.log_probs is not None:
         log_probs = before.log_probs + after.log_probs
-    versions = [
-        v for v in (before.min_version, before.max_version, after.min_version, after.max_version) if v is not None
-    ]
+    both = (before.min_version, before.max_version, after.min_version, after.max_version)
+    versions = [version for version in both if version is not None]
     return Generation(
         token_ids=before.token_ids + after.token_ids,
         log_probs=log_probs,
@@ -109,14 +108,8 @@ def _joined(before: Generation, after: Generation) -> Generation:
 def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Renderer) -> Answer:
     start, stop_text = found
     count = next(n for n in range(1, len(done.token_ids) + 1) if stop_text in renderer.decode(done.token_ids[:n]))
-    kept = Generation(
-        token_ids=done.token_ids[:count],
-        log_probs=None if done.log_probs is None else done.log_probs[:count],
-        finish_reason="stop",
-        min_version=done.min_version,
-        max_version=done.max_version,
-        routes=done.routes,
-    )
+    log_probs = None if done.log_probs is None else done.log_probs[:count]
+    kept = replace(done, token_ids=done.token_ids[:count], log_probs=log_probs, finish_reason="stop")
     visible = text[:start]
     text_ids = kept.token_ids[: renderer.tokens_within(kept.token_ids, visible)]
     is_whole = renderer.decode(text_ids) == visible

@@ -1,4 +1,4 @@
-"""One agent's session: every call of the model, recorded by exact token ids in the trie of its contexts."""
+"""One agent's session: answers its calls and records their exact token ids."""
 
 import asyncio
 import hashlib
@@ -8,20 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Backend, BackendError
-from tree_rl.rollout.gateway.drift import DriftReport
-from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion, GeneratedToken, StopCause
-from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.recorder import Prompt, Recorder
-from tree_rl.rollout.gateway.rendering import Renderer
-from tree_rl.rollout.gateway.request_memory import RequestMemory
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, GeneratedToken, StopCause
+from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.seeds import derived_seed
+from tree_rl.rollout.gateway.tokens.drift import DriftReport
+from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall
+
+CALL_TIMEOUT_S = 3600.0
+"""A call that takes longer is cancelled and answered with status 504."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,14 +30,14 @@ class RecordedSession:
     """What a closed session leaves."""
 
     calls: tuple[ModelCall, ...]
-    """In the order they were answered; input of `rows_of_calls`."""
+    """In the order they were answered. `rows_of_calls` makes rows of them."""
     drift: DriftReport
     cancelled: int
-    """Calls whose client left, or that ran when the session was closed."""
+    """Calls whose client left, or that were running when the session was closed."""
     refused: Mapping[int, int]
     """HTTP status -> requests that were answered with it."""
     model_seconds: float
-    """Time that answers took the model, added up."""
+    """Sum of the times that the model took."""
 
 
 class Session:
@@ -46,8 +47,8 @@ class Session:
         renderer: of the model's tokenizer.
         backend: the model.
         options: of the gateway.
-        sampling: the trainer's sampling parameters; a `seed` among them seeds the session, of which each call gets a
-            seed of its own, from its prompt and from how often the prompt was asked before.
+        sampling: the trainer's sampling parameters. A `seed` among them seeds the session: each call gets a seed of its
+            own, from its prompt and from how often the prompt was asked before.
     """
 
     def __init__(
@@ -61,7 +62,6 @@ class Session:
         self._options = options
         self._sampling = dict(sampling)
         self._recorder = Recorder(self.id, renderer=renderer, options=options)
-        self._requests: dict[str, RequestMemory] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._admitted = 0
@@ -70,40 +70,24 @@ class Session:
         self._is_open = True
 
     def accepts(self, token: str) -> bool:
-        """Whether a client's token is this session's; takes the same time for every wrong one."""
-        return hmac.compare_digest(_digest(token), _digest(self.token))
-
-    def read(self, body: bytes, api: ModuleType) -> ChatRequest:
-        """Read a request.
-
-        Args:
-            body: as sent.
-            api: `openai_api` or `anthropic_api`.
-
-        Raises:
-            RequestError: says what is wrong with it.
-        """
-        memory = self._requests.setdefault(api.__name__, RequestMemory())
-        decoded, heard = memory.load(body)
-        request: ChatRequest = api.read_request(decoded, heard)
-        memory.keep(heard)
-        return request
+        """Whether a client's token is this session's. Every wrong token takes the same time."""
+        return hmac.compare_digest(token_digest(token), token_digest(self.token))
 
     def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
-        """Answer a request in a task of its own; cancelling it cancels the generation.
+        """Answer a request in a task. Cancelling the task cancels the generation.
 
         Args:
             request: what is asked.
             agent: who asks.
 
         Raises:
-            RequestError: the session is closed, or has had its calls.
+            RequestError: the session is closed, or has made its `max_calls`.
         """
         if not self._is_open:
             raise RequestError("this session is closed", status=410, code="session_closed")
         if self._admitted + request.count > self._options.max_calls:
             raise RequestError(
-                f"this session has had its {self._options.max_calls} model calls (max_calls)",
+                f"this session has made its {self._options.max_calls} model calls (max_calls)",
                 status=403,
                 code="session_exhausted",
             )
@@ -140,7 +124,7 @@ class Session:
 
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
-            async with asyncio.timeout(self._options.call_timeout_s):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 prompt = await self._recorder.prompt(request)
                 if request.count == 1:
                     choices = [await self._choice(prompt, agent, 0)]
@@ -149,9 +133,7 @@ class Session:
                         tasks = [group.create_task(self._choice(prompt, agent, n)) for n in range(request.count)]
                     choices = [task.result() for task in tasks]
         except TimeoutError as error:
-            raise BackendError(
-                f"the model took longer than call_timeout_s={self._options.call_timeout_s}", status=504
-            ) from error
+            raise BackendError(f"the model took longer than {CALL_TIMEOUT_S:g} s", status=504) from error
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         return Completion(
@@ -212,8 +194,9 @@ class Session:
         if task.cancelled():
             self._cancelled += 1
         else:
-            task.exception()  # read here too: whoever waited for it may have gone
+            task.exception()  # asyncio warns of errors that nobody reads, and the client may have left
 
 
-def _digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
+    """What tokens are compared by: it takes the same time for all."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

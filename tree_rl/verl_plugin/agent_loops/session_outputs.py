@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from tree_rl.rollout.routes import routes_of_row
+from tree_rl.rollout.expert_routes import routes_of_row
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 
 

@@ -1,14 +1,13 @@
-"""The token trie of a session, walked by text: which recorded tokens a new prompt begins with.
+"""The token trie of a session: which recorded tokens a new prompt begins with.
 
-A node says two things: the text that it stands for in the chat template's rendering, and its token ids. For what an
-agent wrote both agree. For a turn of the model the ids are the generated ones, whatever text the template makes of it.
+A node has text, as the chat template writes it, and token ids. What an agent wrote has the ids of its text. A turn of
+the model keeps the generated ids, however the template spells it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tree_rl.rollout.gateway.messages import KEPT
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 LOOK_AHEAD = 200
 """Characters that decide how the tokenizer ends a token."""
@@ -16,7 +15,7 @@ LOOK_AHEAD = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedTurn:
-    """What a node of the model's own knows beyond its text and ids."""
+    """What a node knows about the turn of the model that it stands for."""
 
     call: int
     """Index of the recorded call."""
@@ -27,8 +26,8 @@ class GeneratedTurn:
     is_whole: bool
     """Whether the node's ids spell `raw_text`; not so where a stop text begins within a token."""
     in_template: Callable[[], tuple[str, str]]
-    """The turn as the template writes it at the end of a conversation, and what closes it there. Asked only where a
-    text differs from `raw_text`: it costs a rendering."""
+    """The turn as the template writes it at the end of a conversation, and what closes it there. Costs a rendering, so
+    it is called only where a text differs from `raw_text`."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -60,19 +59,6 @@ class Node:
         return known + tuple(token for one in reversed(behind) for token in one.ids)
 
 
-@dataclass(slots=True)
-class Step:
-    """A node matched on the way through a text. A prompt makes hundreds, so they are as cheap as Python has them."""
-
-    node: Node
-    start: int
-    end: int
-    num_turns: int
-    place: int
-    """How many steps stand before it."""
-    before: "Step | None"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
     """How far recorded tokens carry a text."""
@@ -80,23 +66,23 @@ class Match:
     node: Node
     """The last node whose text is contained whole."""
     turns: tuple[tuple[Node, str], ...]
-    """The generated turns that stand on no remembered way, from the last to the first, as the text writes them."""
+    """The generated turns up to `node`, in order, as the text writes them."""
     cut: tuple[str, tuple[int, ...]] | None
-    """Text and ids of the part of a generated turn that follows, if the text leaves the turn in its middle."""
+    """Text and ids of the beginning of a generated turn, if the text leaves the turn in its middle."""
     rest: str
     """What no recorded token covers."""
-    way: tuple[Step, ...]
-    """From the root to `node`."""
-    num_new: int
-    """How many of the last steps stand on no remembered way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """Steps that every text takes, or can take, that begins with this one."""
+@dataclass(slots=True)
+class _Step:
+    """A node matched on the path through a text."""
 
-    text: str
-    steps: tuple[Step, ...]
+    node: Node
+    end: int
+    """Characters of the text up to the node's end."""
+    num_turns: int
+    """Turns of the model up to the node, itself included."""
+    before: "_Step | None"
 
 
 class ContextTrie:
@@ -109,7 +95,6 @@ class ContextTrie:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._root = Node(parent=None, text="", ids=(), depth=0)
-        self._ways: list[_Way] = []
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues.
@@ -119,57 +104,25 @@ class ContextTrie:
         Args:
             text: a whole rendering.
         """
-        root = Step(self._root, 0, 0, 0, 0, None)
-        ways = [way for way in self._ways if text.startswith(way.text)]
-        known = max(ways, key=lambda way: len(way.steps), default=None)
-        stack = [root] if known is None else self._behind(known, text)
-        best = root
+        best = _Step(self._root, 0, 0, None)
+        stack = [best]
         while stack:
             step = stack.pop()
-            start, num_turns = step.end, step.num_turns
-            # Of equals the first, that is the latest child.
-            if num_turns > best.num_turns or (num_turns == best.num_turns and start > best.end):
+            # Of equals the first one stays: the latest child.
+            if step.num_turns > best.num_turns or (step.num_turns == best.num_turns and step.end > best.end):
                 best = step
-            stack += self._steps(step, step.node.children, text)
-        way, new = self._way_to(best, known)
+            for child in step.node.children:
+                end = self._end_of_match(child, text, step.end)
+                if end is not None:
+                    stack.append(_Step(child, end, step.num_turns + (child.turn is not None), step))
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
         return Match(
             node=best.node,
-            turns=tuple((step.node, text[step.start : step.end]) for step in new if step.node.turn is not None),
+            turns=_turns_up_to(best, text),
             cut=cut,
             rest=rest if cut is None else rest[len(cut[0]) :],
-            way=way,
-            num_new=len(new),
         )
-
-    def remember(self, text: str, match: Match, prompt: Node) -> None:
-        """Spare later texts that begin like this one the way through what they share with it.
-
-        Args:
-            text: of a prompt.
-            match: of the text.
-            prompt: the node at its end.
-        """
-        behind: list[Node] = []
-        node: Node | None = prompt
-        while node is not None and node is not match.node:
-            behind.append(node)
-            node = node.parent
-        steps = list(match.way)
-        for node in reversed(behind):
-            last = steps[-1]
-            steps.append(Step(node, last.end, last.end + len(node.text), last.num_turns, last.place + 1, last))
-        # How the next prompt writes the last piece depends on the answer (reasoning may begin in it).
-        del steps[-1]
-        if len(steps) < 2:
-            return
-        # What decides that a node ends here: the special token behind it.
-        seen = text[: steps[-1].end + len(self._renderer.specials[0])]
-        if not all(self._is_decided(step, len(seen)) for step in steps[len(match.way) - match.num_new :]):
-            return
-        others = [way for way in self._ways if not seen.startswith(way.text)]
-        self._ways = [*others[1 - KEPT :], _Way(seen, tuple(steps))]
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
         """Add what a match lacks.
@@ -203,43 +156,6 @@ class ContextTrie:
         prompt.children.append(node)
         return node
 
-    def _steps(self, step: Step, children: Sequence[Node], text: str) -> list[Step]:
-        """The nodes behind a step that a text contains."""
-        found = []
-        for child in children:
-            end = self._end_of_match(child, text, step.end)
-            if end is not None:
-                num_turns = step.num_turns + (child.turn is not None)
-                found.append(Step(child, step.end, end, num_turns, step.place + 1, step))
-        return found
-
-    def _behind(self, way: _Way, text: str) -> list[Step]:
-        """What is left to visit behind a remembered way: its end, and what branches off, in the order of a search."""
-        sooner: list[list[Step]] = []
-        later: list[Step] = []
-        for step, following in zip(way.steps, way.steps[1:], strict=False):
-            children = step.node.children
-            if len(children) > 1:
-                place = children.index(following.node)
-                later += self._steps(step, children[:place], text)
-                sooner.append(self._steps(step, children[place + 1 :], text))
-        return [*later, way.steps[-1], *(branch for branches in reversed(sooner) for branch in branches)]
-
-    def _way_to(self, last: Step, known: _Way | None) -> tuple[tuple[Step, ...], list[Step]]:
-        """All steps to the last one, and, in reverse, those that do not stand on a known way."""
-        steps = () if known is None else known.steps
-        new: list[Step] = []
-        step: Step | None = last
-        while step is not None and not (step.place < len(steps) and steps[step.place] is step):
-            new.append(step)
-            step = step.before
-        return (*steps[: 0 if step is None else step.place + 1], *reversed(new)), new
-
-    def _is_decided(self, step: Step, num_characters: int) -> bool:
-        """Whether so many characters of a text tell which form of a turn it contains."""
-        turn = step.node.turn
-        return turn is None or step.start + len(turn.raw_text) + len(self._renderer.end_text) <= num_characters
-
     def _end_of_match(self, node: Node, text: str, position: int) -> int | None:
         if node.turn is not None:
             return self._end_of_turn(node.turn, text, position)
@@ -250,7 +166,7 @@ class ContextTrie:
         return end if ends_here else None
 
     def _end_of_turn(self, turn: GeneratedTurn, text: str, position: int) -> int | None:
-        """A turn stands in a text as the model wrote it, or as the template writes it; and it ends there."""
+        """Where a turn ends that stands in a text as the model wrote it, or as the template writes it."""
         if not turn.is_whole:
             return None
         if text.startswith(turn.raw_text + self._renderer.end_text, position):
@@ -259,7 +175,7 @@ class ContextTrie:
         return position + len(written) if text.startswith(written + closing, position) else None
 
     def _cut_turn(self, node: Node, rest: str) -> tuple[str, tuple[int, ...]] | None:
-        """The longest beginning of a turn behind `node` that a text shares as the model wrote it."""
+        """The longest beginning of a turn behind `node` that a text spells as the model did."""
         longest: tuple[int, ...] = ()
         for turn in [child.turn for child in node.children if child.turn is not None]:
             if rest[:1] != turn.raw_text[:1] or not rest:
@@ -272,7 +188,7 @@ class ContextTrie:
         return (self._renderer.decode(longest), longest) if longest else None
 
     def _goes_on_alike(self, ids: tuple[int, ...], rest: str) -> bool:
-        """Whether the tokenizer, too, ends a token where `ids` end in `rest`: a cut must not force an odd spelling."""
+        """Whether the tokenizer ends a token where `ids` end in `rest`. If not, a cut would force an odd spelling."""
         last = ids[-1:]
         start = len(self._renderer.decode(ids[:-1]))
         (spelled,) = self._renderer.encode([rest[start : start + LOOK_AHEAD]])
@@ -285,3 +201,13 @@ class ContextTrie:
         node = Node(parent=parent, text=text, ids=ids, depth=parent.depth + len(ids))
         parent.children.append(node)
         return node
+
+
+def _turns_up_to(last: _Step, text: str) -> tuple[tuple[Node, str], ...]:
+    turns = []
+    step = last
+    while step.before is not None:
+        if step.node.turn is not None:
+            turns.append((step.node, text[step.before.end : step.end]))
+        step = step.before
+    return tuple(reversed(turns))

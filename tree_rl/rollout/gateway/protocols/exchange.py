@@ -1,10 +1,10 @@
-"""A chat request and its answer, in the terms that both APIs share."""
+"""A chat request and its answer, in one form for every protocol."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tree_rl.rollout.gateway.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 StopCause = Literal["stop", "length", "tool_calls", "stop_sequence"]
 
@@ -14,14 +14,14 @@ class ChatRequest:
     """What an agent asks for."""
 
     model: str
-    """As sent; answers carry it back. The gateway serves one model under every name."""
+    """As sent. The answer carries it back. The gateway serves one model under every name."""
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     """In OpenAI's function format."""
     count: int = 1
-    """Answers wanted (`n`)."""
+    """Number of answers (`n`)."""
     max_tokens: int | None = None
-    """Generated tokens of one answer at most; None leaves it to the gateway."""
+    """Limit of generated tokens for one answer. None leaves it to the gateway."""
     stop: tuple[str, ...] = ()
     """Texts at which an answer ends."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -30,12 +30,12 @@ class ChatRequest:
     with_usage: bool = False
     """End the stream with a usage event (OpenAI)."""
     with_log_probs: bool = False
-    """Carry log-probs of the generated tokens (OpenAI)."""
+    """Answer with the log-probs of the generated tokens (OpenAI)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedToken:
-    """One token of an answer, for clients that ask for log-probs."""
+    """One token of an answer and its log-prob."""
 
     text: str
     log_prob: float
@@ -48,11 +48,11 @@ class Choice:
     message: ChatMessage
     stop_cause: StopCause
     stop_sequence: str | None
-    """The text that ended it, for `stop_sequence`."""
+    """The text that ended the answer, if `stop_cause` is `stop_sequence`."""
     num_tokens: int
     """Generated tokens."""
     tokens: tuple[GeneratedToken, ...] | None
-    """None unless asked for."""
+    """None unless the client asked for log-probs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Waiting for an answer while watching the client: one that leaves takes its generation with it."""
+"""Waits for an answer while it watches the client. A client that leaves cancels its generation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tree_rl.rollout.gateway.exchange import Completion
+from tree_rl.rollout.gateway.protocols.exchange import Completion
 
 EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
 
@@ -16,11 +16,11 @@ async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_
 
     Args:
         task: of the session.
-        receive: of the connection, its request read to the end.
-        timeout_s: None waits without end.
+        receive: of the connection, after the whole request was read.
+        timeout_s: None waits forever.
 
     Returns:
-        Whether the client is still there; if not, the task has been cancelled.
+        Whether the client is still there. If not, the task has been cancelled.
     """
     gone = asyncio.ensure_future(_client_gone(receive))
     try:
@@ -38,13 +38,13 @@ async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_
 
 
 class PatientStream(Response):
-    """An event stream that begins before its answer is there, and says from time to time that it lives.
+    """An event stream that begins before the answer is ready, and sends pings until then.
 
     Args:
-        task: brings the answer.
+        task: returns the answer.
         events: of the finished task, errors included.
-        ping: sent while the client waits.
-        every_s: how often.
+        ping: the event that is sent while the client waits.
+        every_s: seconds between pings.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The memory of a session: prompts made of recorded tokens, and calls recorded behind them."""
+"""What a session remembers: makes prompts out of recorded tokens, and records calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,26 +6,25 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from tree_rl.rollout.chat import THINK_START
-from tree_rl.rollout.gateway.context_trie import ContextTrie, GeneratedTurn, Match, Node
-from tree_rl.rollout.gateway.drift import DriftReport, ReturnedTurn, find_drifted_siblings, first_difference
-from tree_rl.rollout.gateway.exchange import ChatRequest
-from tree_rl.rollout.gateway.fields import RequestError
 from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.own_turns import OwnTurns
-from tree_rl.rollout.gateway.rendering import Renderer
-from tree_rl.rollout.gateway.template_memory import TemplateMemory
-from tree_rl.rollout.gateway.turns import read_message
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
+from tree_rl.rollout.gateway.tokens.drift import DriftReport, ReturnedTurn, find_drifted_siblings, first_difference
+from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns
+from tree_rl.rollout.gateway.tokens.reasoning import opens_reasoning
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
 
 LARGE_TEXT = 200_000
-"""Characters beyond which rendering leaves the event loop to others."""
+"""Longer texts, in characters, are rendered in a thread, so that the event loop serves others."""
 LONG_TEXT = 10_000
-"""Characters beyond which tokenizing does: they take it 6 ms, in which it leaves Python to others."""
+"""Longer texts, in characters, are tokenized in a thread. The tokenizer takes 6 ms for so many."""
 LONGEST_TOKENS = 6
-"""Characters for each token of the longest prompt that are tokenized first of a text with more: words take 4 or 5."""
+"""Characters per token. Of a text that must be too long at this rate, only the beginning is tokenized at first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +34,8 @@ class Prompt:
     request: ChatRequest
     messages: tuple[ChatMessage, ...]
     """With the reasoning that clients drop."""
-    keys: list[bytes]
-    """Of the request's messages."""
+    key: bytes
+    """Of the request's last message, in `OwnTurns`."""
     text: str
     """As the template writes it."""
     ids: tuple[int, ...]
@@ -59,7 +58,6 @@ class Recorder:
         self._options = options
         self._trie = ContextTrie(renderer)
         self._own = OwnTurns()
-        self._written = TemplateMemory()
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[int, tuple[Node, str]] = {}
 
@@ -78,8 +76,8 @@ class Recorder:
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        messages, keys = self._own.restore(request.messages)
-        write = partial(self._renderer.render, messages, tools=request.tools, is_prompt=True, memory=self._written)
+        messages, key = self._own.restore(request.messages)
+        write = partial(self._renderer.render, messages, tools=request.tools, is_prompt=True)
         is_large = sum(len(message.content) for message in messages) >= LARGE_TEXT
         text = await asyncio.to_thread(write) if is_large else write()
         match = self._trie.match(text)
@@ -90,8 +88,7 @@ class Recorder:
         ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
         self._check_length(len(ids))
         self._note_returned(match)
-        self._trie.remember(text, match, node)
-        return Prompt(request=request, messages=messages, keys=keys, text=text, ids=ids, node=node)
+        return Prompt(request=request, messages=messages, key=key, text=text, ids=ids, node=node)
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
         """Record an answer.
@@ -120,7 +117,7 @@ class Recorder:
         message = read_message(
             answer.text,
             parse_tools=bool(prompt.request.tools),
-            is_reasoning_open=prompt.text.rstrip().endswith(THINK_START),
+            is_reasoning_open=opens_reasoning(prompt.text),
             reasoning=self._options.reasoning,
             key=f"{self._session}_{index}",
         )
@@ -132,7 +129,7 @@ class Recorder:
             in_template=cache(partial(self._in_template, prompt.messages, message, prompt.request.tools, answer.text)),
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
-        self._own.add(prompt.keys, message)
+        self._own.add(prompt.key, message)
         return message
 
     def _in_template(
@@ -142,20 +139,21 @@ class Recorder:
         tools: tuple[Mapping[str, Any], ...],
         raw_text: str,
     ) -> tuple[str, str]:
+        """A turn as the template writes it behind its prompt, and what closes it there."""
+        end_text = self._renderer.end_text
         try:
-            before = self._renderer.render(messages, tools=tools, is_prompt=True, memory=self._written)
-            longer = (*messages, message)
-            whole = self._renderer.render(longer, tools=tools, is_prompt=False, memory=self._written)
+            before = self._renderer.render(messages, tools=tools, is_prompt=True)
+            whole = self._renderer.render((*messages, message), tools=tools, is_prompt=False)
         except RequestError:
-            return raw_text, self._renderer.end_text
+            return raw_text, end_text
         if not whole.startswith(before):
-            return raw_text, self._renderer.end_text
-        text, closing, _ = whole[len(before) :].rpartition(self._renderer.end_text)
+            return raw_text, end_text
+        text, closing, _ = whole[len(before) :].rpartition(end_text)
         return (text, closing) if closing else (whole[len(before) :], "")
 
     def _note_returned(self, match: Match) -> None:
         """Remember the turns that a prompt brings back for the first time."""
-        for node, written in reversed(match.turns):
+        for node, written in match.turns:
             if node.turn is not None:
                 self._returned.setdefault(node.turn.call, (node, written))
 
@@ -176,12 +174,12 @@ class Recorder:
         )
 
     async def _tokenized(self, match: Match) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Pieces of a prompt's text that no recorded token covers, and their ids; refuses a prompt that is too long."""
+        """The pieces of a prompt that no recorded token covers, and their ids. Refuses a prompt that is too long."""
         known = match.node.depth + (len(match.cut[1]) if match.cut else 0)
         limit = self._options.max_context_tokens
         beginning = match.rest[: LONGEST_TOKENS * limit]
         if len(beginning) < len(match.rest):
-            # Five megabytes take the tokenizer three seconds. A tenth more than the limit outweighs a cut in a word.
+            # Five megabytes take the tokenizer three seconds. The cut may split a word, hence a tenth above the limit.
             (ids,) = await self._encoded([beginning])
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))

@@ -1,4 +1,4 @@
-"""Which experts a session's tokens visited, from the model's calls to rows (router replay).
+"""Router replay: the experts that a row's tokens visited, from the recorded calls.
 
 Legend: L decoder layers, K experts per token.
 """
@@ -13,14 +13,14 @@ from tree_rl.rollout.transcript import Row
 def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Experts that a row's tokens visited, [prompt and response tokens, L, K]; zeros where nothing was recorded.
 
-    A token's are those of the first call that computed it in this context, so that branches agree on what they share.
+    A token has the experts of the first call that computed it in this context, so branches agree on shared tokens.
 
     Args:
         row: of the session.
         routes: of each call of the session.
 
     Returns:
-        None if a call that generated a token of the row recorded nothing.
+        The experts. None if a call that generated a token of the row recorded none.
     """
     calls = np.array(row.response_calls)
     recorded: list[np.ndarray] = []
@@ -29,7 +29,7 @@ def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray |
         of_call = routes[call] if call < len(routes) else None
         if of_call is None:
             return None
-        # The row goes with the call up to the last token that the call generated in it.
+        # Row and call are equal up to the last token that the call generated in the row.
         end = len(row.prompt_ids) + int(np.flatnonzero(calls == call)[-1]) + 1
         recorded.append(of_call[done:end])
         done += len(recorded[-1])

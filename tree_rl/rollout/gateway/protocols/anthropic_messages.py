@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests read by hand, field by field; answers built from the SDK's own types."""
+"""Anthropic's messages. Answers are built with the types of Anthropic's SDK."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,11 +7,11 @@ from typing import Any
 from anthropic.types import Message, MessageTokensCount, ModelInfo
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.request_memory import Heard
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
+PATH = "/v1/messages"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
 ERROR_TYPES = {
@@ -25,24 +25,23 @@ ERROR_TYPES = {
 }
 
 
-def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
+def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/messages`.
 
     Args:
-        body: decoded.
-        heard: what is known of its messages.
+        body: decoded JSON.
 
     Raises:
         RequestError: names the field that is missing, malformed or not supported.
     """
     fields = Fields(body)
     max_tokens = fields.integer("max_tokens", None, low=1) or _missing("max_tokens")
-    return _request(fields, heard or Heard(), max_tokens=max_tokens)
+    return _request(fields, max_tokens=max_tokens)
 
 
 def read_count_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/messages/count_tokens`."""
-    return _request(Fields(body), Heard(), max_tokens=None)
+    return _request(Fields(body), max_tokens=None)
 
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
@@ -99,13 +98,13 @@ def _missing(field: str) -> Any:
     raise wrong(field, "a whole number of at least 1", None)
 
 
-def _request(fields: Fields, heard: Heard, *, max_tokens: int | None) -> ChatRequest:
+def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     choice = fields.child("tool_choice").text("type") if fields.raw("tool_choice") is not None else "auto"
     if choice not in ("auto", "none"):
         raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice.type")
     system = _system(fields)
-    messages = heard.messages(fields, _read_message)
-    if not fields.items("messages"):
+    messages = [one for message in fields.objects("messages", required=True) for one in _read_message(message)]
+    if not messages:
         raise wrong("messages", "at least one message", [])
     stop = fields.items("stop_sequences")
     if not all(isinstance(text, str) and text for text in stop):
@@ -178,7 +177,7 @@ def _assistant(blocks: list[Fields]) -> ChatMessage:
 
 
 def _given(role: str, blocks: list[Fields]) -> list[ChatMessage]:
-    """Results of tools are messages of their own, in front of what the user says beside them."""
+    """Tool results are messages of their own, in front of the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
     for block in blocks:
@@ -238,7 +237,7 @@ def _blocks(message: ChatMessage) -> Iterator[dict[str, Any]]:
 
 
 def _parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as a stream opens it, and the deltas that fill it."""
+    """The empty block that opens a block's stream, and the deltas that fill it."""
     if block["type"] == "thinking":
         signature = {"type": "signature_delta", "signature": block["signature"]}
         return {**block, "thinking": ""}, [{"type": "thinking_delta", "thinking": block["thinking"]}, signature]

@@ -1,4 +1,4 @@
-"""A session gives every call the ids that it would give if it read, wrote and tokenized everything anew."""
+"""Whatever an agent does to its conversation, prompts have the recorded ids, and all that was generated is trained."""
 
 import asyncio
 import json
@@ -12,16 +12,13 @@ from hostile_conversations import EDITS, edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.rollout.gateway import openai_api
 from tree_rl.rollout.gateway.backend import Generation
-from tree_rl.rollout.gateway.context_trie import Node
-from tree_rl.rollout.gateway.fields import RequestError, read_json
-from tree_rl.rollout.gateway.messages import ChatMessage
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.own_turns import OwnTurns
-from tree_rl.rollout.gateway.recorder import Recorder
-from tree_rl.rollout.gateway.rendering import Renderer
+from tree_rl.rollout.gateway.protocols import openai_chat
+from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.session import Session
+from tree_rl.rollout.gateway.tokens.context_trie import Node
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import rows_of_calls
 
 
@@ -47,12 +44,6 @@ class Dictated:
         return Generation(token_ids=(*ids, self.end), log_probs=None, finish_reason="stop")
 
 
-class ForgetfulTurns(OwnTurns):
-    def restore(self, messages: Sequence[ChatMessage]) -> tuple[tuple[ChatMessage, ...], list[bytes]]:
-        self._recent = []
-        return super().restore(messages)
-
-
 def ids_on_the_way(node: Node | None) -> tuple[int, ...]:
     return () if node is None else ids_on_the_way(node.parent) + node.ids
 
@@ -61,23 +52,23 @@ def ids_on_the_way(node: Node | None) -> tuple[int, ...]:
 def scene(request: Any) -> SimpleNamespace:
     tokenizer = build_tokenizer()
     options = GatewayOptions(max_context_tokens=4000, max_turn_tokens=100, on_drift=request.param)
-    return SimpleNamespace(options=options, renderer=Renderer(tokenizer, {}), model=Dictated(tokenizer))
+    return SimpleNamespace(
+        tokenizer=tokenizer, options=options, renderer=Renderer(tokenizer, {}), model=Dictated(tokenizer)
+    )
 
 
-def session_of(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, *, is_forgetful: bool) -> Session:
+def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session whose prompts are compared with the trie's ids, or with the tokenizer's."""
     session = Session(renderer=scene.renderer, backend=scene.model, options=scene.options, sampling={})
-    session.id = "s"
-    recorder = Recorder("s", renderer=scene.renderer, options=scene.options)
-    if is_forgetful:
-        recorder._own, recorder._written = ForgetfulTurns(), None  # type: ignore[assignment]
-        monkeypatch.setattr(recorder._trie, "remember", lambda *_: None)
-    session._recorder = recorder
+    recorder = session._recorder
     make = recorder.prompt
 
     async def prompt(asked: Any) -> Any:
         made = await make(asked)
         if scene.options.on_drift == "reuse":
             assert made.ids == ids_on_the_way(made.node)
+        else:
+            assert list(made.ids) == scene.tokenizer.encode(made.text, add_special_tokens=False)
         return made
 
     monkeypatch.setattr(recorder, "prompt", prompt)
@@ -96,7 +87,8 @@ def returned(kind: str, message: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": kept["content"]} if kind == "answer as text" else kept
 
 
-async def compare(steps: list[tuple[Any, ...]], remembering: Session, forgetful: Session) -> None:
+async def play(steps: list[tuple[Any, ...]], session: Session) -> None:
+    """Ask after every step."""
     conversation: list[Any] = [{"role": "user", "content": "the model answers a question"}]
     tools: tuple[Any, ...] = (SHELL,)
     message: dict[str, Any] = {"role": "assistant", "content": ""}
@@ -107,34 +99,36 @@ async def compare(steps: list[tuple[Any, ...]], remembering: Session, forgetful:
         else:
             conversation = edited(conversation, step)
         body = json.dumps({"model": "m", "messages": conversation, "tools": tools}).encode()
-        outcomes = []
-        for session, request in (
-            (remembering, remembering.read(body, openai_api)),
-            (forgetful, openai_api.read_request(read_json(body))),
-        ):
-            try:
-                outcomes.append(openai_api.answer(request, await session.start(request, agent="main")))
-            except RequestError as error:
-                outcomes.append({"error": str(error)})
-        assert outcomes[0].get("choices") == outcomes[1].get("choices")
-        assert outcomes[0].get("error") == outcomes[1].get("error")
-        if "choices" in outcomes[0]:
-            message = outcomes[0]["choices"][0]["message"]
+        request = openai_chat.read_request(read_json(body))
+        try:
+            answer = openai_chat.answer(request, await session.start(request, agent="main"))
+        except RequestError:
+            continue
+        message = answer["choices"][0]["message"]
 
 
-def test_a_session_gives_the_ids_that_it_would_give_with_no_memory(
+def test_prompts_are_exact_and_all_that_was_generated_is_trained(
     scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @given(st.lists(STEPS, max_size=14))
     @settings(max_examples=60)
     def check(steps: list[tuple[Any, ...]]) -> None:
         async def run() -> None:
-            sessions = [session_of(scene, monkeypatch, is_forgetful=forgetful) for forgetful in (False, True)]
-            await compare(steps, *sessions)
-            fast, slow = [await session.close() for session in sessions]
-            assert fast.calls == slow.calls
-            assert fast.drift == slow.drift
-            assert rows_of_calls(fast.calls) == rows_of_calls(slow.calls)
+            session = checked_session(scene, monkeypatch)
+            await play(steps, session)
+            calls = (await session.close()).calls
+            generated = {
+                (call.prompt_ids + call.response_ids[:position], token)
+                for call in calls
+                for position, token in enumerate(call.response_ids)
+            }
+            trained = {
+                (row.token_ids[: len(row.prompt_ids) + position], token)
+                for row in rows_of_calls(calls)
+                for position, (token, mask) in enumerate(zip(row.response_ids, row.response_mask, strict=True))
+                if mask
+            }
+            assert trained == generated
 
         asyncio.run(run())
 

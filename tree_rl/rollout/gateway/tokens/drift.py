@@ -1,7 +1,7 @@
-"""Drift: equal text, other token ids.
+"""Drift: equal text with other token ids.
 
-Text that a model wrote, decoded and tokenized again, often has other ids than the model drew. Sent to the model as such
-it is another context, and what was trained as generated becomes given.
+Text of the model, decoded and tokenized again, often has other ids than the model drew. With them the next prompt is
+another context.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from tree_rl.tree import Forest
 
 DriftKind = Literal["retokenized", "rewritten"]
 WINDOW_TOKENS = 64
-"""Tokens within which two spellings of one text must meet again."""
+"""Two spellings of one text must agree again within so many tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReturnedTurn:
-    """A generated turn that came back in a later prompt and would not have had the ids that the model drew."""
+    """A generated turn in a later prompt, whose text tokenizes to other ids than the model drew."""
 
     session: str
     call: int
@@ -29,56 +29,56 @@ class ReturnedTurn:
     position: int
     """First differing token, counted from the start of the call's prompt."""
     text: str
-    """What the model wrote there, up to where both agree again."""
+    """What the model wrote there, up to where both spellings agree again."""
     kind: DriftKind
-    """retokenized: equal text tokenizes otherwise; rewritten: the template spells the message otherwise (spaces in the
-    arguments of a tool call)."""
+    """retokenized: equal text has other ids. rewritten: the template changes the text, such as spaces in the arguments
+    of a tool call."""
     was_reused: bool
-    """Whether the later prompt kept the model's ids all the same (`on_drift=reuse`)."""
+    """Whether the later prompt kept the model's ids (`on_drift=reuse`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftedSiblings:
-    """Two calls of a session that part where one text is spelled with other ids."""
+    """Two calls of a session that branch where one text has two spellings in ids."""
 
     session: str
     calls: tuple[int, int]
     position: int
     """First differing token, counted from the start of either sequence."""
     text: str
-    """The text that both spell."""
+    """The text of both spellings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftReport:
-    """What drift there was in a session."""
+    """The drift of a session."""
 
     returned: tuple[ReturnedTurn, ...]
-    """Turns that would have drifted, each reported when it first came back."""
+    """Turns that would have drifted. Each is reported once, where it first came back."""
     siblings: tuple[DriftedSiblings, ...]
-    """Branches of the session's token trie that drift alone causes."""
+    """Branches of the session's token trie that only drift causes."""
 
     @property
     def num_avoided(self) -> int:
-        """Turns whose ids were kept although their text tokenizes otherwise."""
+        """Number of turns whose ids were kept although their text has other ids."""
         return sum(turn.was_reused for turn in self.returned)
 
 
 def first_difference(
     generated: Sequence[int], again: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> tuple[int, str] | None:
-    """Where two spellings of a turn part.
+    """Where two spellings of a turn differ.
 
     Args:
         generated: ids that the model drew.
-        again: ids of the text that stands in its place.
+        again: ids of its text in the later prompt.
         decode: text of ids.
 
     Returns:
-        Index of the first differing token and the model's text from there to where both agree again; None if all ids
-        agree.
+        Index of the first differing token, and the model's text from there to where both agree again. None if all ids
+        are equal.
     """
-    start = common_prefix(generated, again)
+    start = _common_prefix(generated, again)
     if start == len(generated) == len(again):
         return None
     left, right = generated[start:], again[start:]
@@ -89,10 +89,10 @@ def first_difference(
 def find_drifted_siblings(
     session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
 ) -> tuple[DriftedSiblings, ...]:
-    """Search the token trie of a session for branches between spellings of one text.
+    """Find branches of a session's token trie between two spellings of one text.
 
     Args:
-        session: named in the result.
+        session: its id, for the result.
         calls: in the order they were answered.
         decode: text of ids.
     """
@@ -119,16 +119,13 @@ def find_drifted_siblings(
     return tuple(found)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    for index, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return index
-    return min(len(a), len(b))
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    different = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
+    return next(different, min(len(a), len(b)))
 
 
 def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Tokens of `left` after which both have spelled the same text, None if they spell different texts."""
+    """Number of tokens of `left` after which both spell the same text. None if the texts differ."""
     left_count = right_count = 1
     while left_count <= min(len(left), WINDOW_TOKENS) and right_count <= min(len(right), WINDOW_TOKENS):
         left_text, right_text = decode(left[:left_count]), decode(right[:right_count])

@@ -1,7 +1,7 @@
-"""Text and tokens of conversations: the chat template, and tokenization piece by piece.
+"""One tokenizer: conversations to text by its chat template, text to token ids piece by piece.
 
-Tokenizers cut text at special tokens before anything else. So text cut in front of every special token and tokenized
-piece by piece gives the ids of the whole, and pieces can be kept and shared between prompts.
+Tokenizers first cut text at special tokens. So pieces that start with a special token can be tokenized one by one: the
+ids are those of the whole text, and prompts can share them.
 """
 
 import re
@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from tree_rl.rollout.gateway.chat_template import ChatTemplate
-from tree_rl.rollout.gateway.fields import RequestError
-from tree_rl.rollout.gateway.messages import ChatMessage
-from tree_rl.rollout.gateway.template_memory import TemplateMemory
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
+from tree_rl.rollout.gateway.tokens.reasoning import with_reasoning
 
 PROBE = "reasoning-probe"
 
@@ -26,7 +26,14 @@ class Tokenizer(Protocol):
     eos_token_id: int
     added_tokens_decoder: Mapping[int, Any]
     backend_tokenizer: Any
-    """Of the package tokenizers: asked directly, it answers in half the time."""
+    """Of the package tokenizers. Asked directly, it takes half the time."""
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, Any]:
+        """`eos_token` and the like, by name."""
+
+    def get_chat_template(self, *, tools: Any) -> str:
+        """The template for conversations with these tools: some tokenizers have several."""
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
         """Render messages."""
@@ -57,10 +64,9 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._template = ChatTemplate(tokenizer, template_options)
         special = {number: token for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special)
-        # One that swallows the white space around it cannot be cut off from it.
+        # Some special tokens swallow the white space around them. Text cannot be cut in front of those.
         plain = [str(token) for token in special.values() if not (token.lstrip or token.rstrip or token.single_word)]
         self.specials = tuple(sorted(plain, key=len, reverse=True))
         if tokenizer.eos_token not in self.specials:
@@ -69,53 +75,39 @@ class Renderer:
                 "set eos_token to the token that ends an assistant turn (for Qwen: <|im_end|>)"
             )
         self.end_text = tokenizer.eos_token
-        # A look-ahead cuts in front of a special token and keeps it; longer ones come first in the alternation.
+        # The look-ahead cuts in front of a special token and keeps it. Longer tokens come first.
         self._cut = re.compile(f"(?={'|'.join(re.escape(token) for token in self.specials)})")
         self._check_pieces()
+        self._settings = {**tokenizer.special_tokens_map, **template_options}
+        self._templates: dict[str, ChatTemplate] = {}
         self._inline_reasoning = False
         self._probe_template(template_options)
 
-    def render(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        is_prompt: bool,
-        memory: TemplateMemory | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
         """Write a conversation as the template does.
 
         Args:
             messages: from the start.
             tools: offered to the model.
             is_prompt: end with the start of an assistant turn.
-            memory: of the session; None, or one that another thread is using, writes everything anew.
 
         Raises:
             RequestError: the template refuses the messages.
         """
-        if memory is not None and memory.in_use.acquire(blocking=False):
-            try:
-                conversation = memory.forms(messages, inline_reasoning=self._inline_reasoning)
-                return self._write(conversation, tools, is_prompt, memory)
-            finally:
-                memory.in_use.release()
-        conversation = [message.for_template(inline_reasoning=self._inline_reasoning) for message in messages]
-        return self._write(conversation, tools, is_prompt, None)
-
-    def _write(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        is_prompt: bool,
-        memory: TemplateMemory | None,
-    ) -> str:
+        conversation = [template_form(message, inline_reasoning=self._inline_reasoning) for message in messages]
+        offered = list(tools) or None
         try:
-            return self._template.render(conversation, tools=list(tools) or None, is_prompt=is_prompt, memory=memory)
+            return self._template(offered).render(conversation, tools=offered, is_prompt=is_prompt)
         except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", field="messages"
             ) from error
+
+    def _template(self, tools: list[Mapping[str, Any]] | None) -> ChatTemplate:
+        source = self._tokenizer.get_chat_template(tools=tools)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._settings)
+        return self._templates[source]
 
     def pieces(self, text: str) -> list[str]:
         """Cut a text in front of every special token."""
@@ -128,15 +120,15 @@ class Renderer:
             pieces: the first may start with ordinary text, as what follows a generated turn does.
 
         Raises:
-            RequestError: text that is no Unicode.
+            RequestError: the text is not Unicode.
         """
-        # Some tokenizers treat the start of their input as the start of a text: a special token in front prevents that.
+        # Some tokenizers treat the start of their input as the start of a text. A special token in front prevents it.
         leads = [not piece.startswith(self.specials) for piece in pieces]
         texts = [self.end_text + piece if lead else piece for piece, lead in zip(pieces, leads, strict=True)]
         if not texts:
             return []
         try:
-            # One at a time: several go to threads that all callers of the tokenizer share, behind whatever is there.
+            # One text at a time: a batch goes to threads that all callers share, and waits for the texts of others.
             encoded = [self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids for text in texts]
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
@@ -161,7 +153,7 @@ class Renderer:
             The largest count whose decoded text is a prefix of `text`; bytes of an unfinished character do not count.
         """
         low, high = 0, len(token_ids)
-        while low < high:  # the longest run of tokens whose text is not yet longer than what both texts share
+        while low < high:  # the longest run of tokens whose text both texts share
             middle = (low + high + 1) // 2
             if text.startswith(self.decode(token_ids[:middle]).rstrip("\ufffd")):
                 low = middle
@@ -172,19 +164,12 @@ class Renderer:
         return low
 
     def _probe_template(self, options: Mapping[str, Any]) -> None:
-        probe = [
-            ChatMessage(role="user", content="x"),
-            ChatMessage(role="assistant", content="y", reasoning=PROBE),
-        ]
-        conversation = [message.for_template(inline_reasoning=False) for message in probe]
+        probe = [ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="y", reasoning=PROBE)]
+        conversation = [template_form(message, inline_reasoning=False) for message in probe]
         expected = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-        # Both ways, which also compiles both before the first call.
-        for memory in (None, TemplateMemory()):
-            written = self.render(probe, tools=(), is_prompt=False, memory=memory)
-            if written != expected:
-                raise ValueError(
-                    f"chat template: expected what transformers renders, {expected!r}, received {written!r}"
-                )
+        written = self.render(probe, tools=(), is_prompt=False)
+        if written != expected:
+            raise ValueError(f"chat template: expected what transformers renders, {expected!r}, received {written!r}")
         self._inline_reasoning = PROBE not in written
 
     def _check_pieces(self) -> None:
@@ -197,3 +182,28 @@ class Renderer:
                 f"tokenizer: expected text cut in front of {self.end_text!r} to tokenize piece by piece, received "
                 f"{apart} against {list(together)} for {whole!r}; the gateway cannot keep ids exact with this tokenizer"
             )
+
+
+def template_form(message: ChatMessage, *, inline_reasoning: bool) -> dict[str, Any]:
+    """A message as chat templates read it.
+
+    Args:
+        message: in the gateway's form.
+        inline_reasoning: put reasoning into the text, for templates that have no field for it.
+    """
+    form: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        if inline_reasoning:
+            form["content"] = with_reasoning(message.reasoning, message.content)
+        else:
+            form["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        form["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        form["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        form["name"] = message.name
+    return form

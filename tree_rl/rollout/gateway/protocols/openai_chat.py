@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests read by hand, field by field; answers as the SDK's own types write them."""
+"""OpenAI's chat completions. Answers are those that the types of OpenAI's SDK write."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,11 +8,11 @@ from openai.types import CompletionUsage, Model
 from openai.types.chat import ChatCompletionChunk
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.messages import CalledTool, ChatMessage, read_arguments
-from tree_rl.rollout.gateway.request_memory import Heard
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments
 
+PATH = "/v1/chat/completions"
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
@@ -20,12 +20,11 @@ UNSUPPORTED = ("audio", "function_call", "functions", "logit_bias", "prediction"
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
+def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/chat/completions`.
 
     Args:
-        body: decoded.
-        heard: what is known of its messages.
+        body: decoded JSON.
 
     Raises:
         RequestError: names the field that is missing, malformed or not supported.
@@ -41,7 +40,7 @@ def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
     if not all(isinstance(text, str) and text for text in stop_texts):
         raise wrong("stop", "a text or a list of texts", stop)
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
-    messages = tuple((heard or Heard()).messages(fields, lambda message: [_message(message)]))
+    messages = tuple(_message(message) for message in fields.objects("messages", required=True))
     if not messages:
         raise wrong("messages", "at least one message", [])
     stream_options = fields.child("stream_options") if fields.raw("stream_options") is not None else Fields({})
@@ -62,7 +61,7 @@ def read_request(body: Any, heard: Heard | None = None) -> ChatRequest:
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
     """The body of a whole answer."""
     head = _head(request, completion, "chat.completion")
-    # As the SDK's type writes it, in its order; a test holds the two against each other.
+    # Written by hand, in the order of the SDK's type. A test compares the two.
     return {
         "id": head["id"],
         "choices": [
@@ -166,7 +165,7 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
 
 
 def _refuse_constraints(fields: Fields) -> None:
-    """Refuse what would bind the model's choice of tokens: nothing here enforces it."""
+    """Refuse what would constrain the model's tokens: the gateway cannot enforce it."""
     if fields.raw("tool_choice") not in (None, "auto", "none"):
         raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice")
     if fields.raw("response_format") and fields.child("response_format").text("type") != "text":
@@ -232,7 +231,7 @@ def _log_probs(choice: Choice) -> dict[str, Any] | None:
 
 
 def _bytes(text: str) -> list[int] | None:
-    """A token that ends within a character has no text of its own."""
+    """None for a token that ends inside a character: it has no text of its own."""
     return None if "\ufffd" in text else list(text.encode())
 
 

@@ -1,4 +1,4 @@
-"""Reading JSON of strangers: every complaint names the field, what was expected and what came."""
+"""Reads JSON requests field by field. Each error names the field, what was expected and what came."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ SHOWN = 60
 
 
 class RequestError(ValueError):
-    """A request that cannot be answered.
+    """A request that the gateway cannot answer.
 
     Args:
         message: expected, received, remedy.
-        field: path of the offending field, such as `messages[2].content`.
-        status: HTTP status.
-        code: short machine-readable reason.
+        field: path of the wrong field, such as `messages[2].content`.
+        status: HTTP status of the answer.
+        code: short reason for programs.
     """
 
     def __init__(
@@ -27,14 +27,14 @@ class RequestError(ValueError):
 
 
 class Fields:
-    """A JSON object and where it stands in the request.
+    """A JSON object and its path in the request.
 
     Args:
-        value: what was sent.
-        path: how messages name it; empty for the whole request.
+        value: decoded JSON.
+        path: name of the object in error messages. Empty for the whole request.
 
     Raises:
-        RequestError: `value` is no object.
+        RequestError: `value` is not an object.
     """
 
     def __init__(self, value: Any, path: str = "") -> None:
@@ -48,11 +48,11 @@ class Fields:
         return f"{self._path}.{key}" if self._path else key
 
     def raw(self, key: str) -> Any:
-        """The field as sent, None where it is absent."""
+        """The field as the client sent it, None if it is absent."""
         return self._value.get(key)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string; required unless there is a default."""
+        """A string. Required unless there is a default."""
         value = self._value.get(key)
         if value is None and default is not None:
             return default
@@ -61,7 +61,7 @@ class Fields:
         return value
 
     def flag(self, key: str) -> bool:
-        """A boolean, False where it is absent."""
+        """A boolean, False if it is absent."""
         value = self._value.get(key)
         if value is None:
             return False
@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def number(self, key: str, *, low: float, high: float) -> float | None:
-        """A number within bounds, None where it is absent."""
+        """A number within bounds, None if it is absent."""
         value = self._value.get(key)
         if value is None:
             return None
@@ -89,7 +89,7 @@ class Fields:
         return float(value)
 
     def items(self, key: str, *, required: bool = False) -> Sequence[Any]:
-        """A list, empty where it is absent and not required."""
+        """A list. Empty if it is absent and not required."""
         value = self._value.get(key)
         if value is None and not required:
             return ()
@@ -97,10 +97,10 @@ class Fields:
             raise wrong(self.name(key), "a list", value)
         return value
 
-    def objects(self, key: str, *, required: bool = False, start: int = 0) -> list["Fields"]:
-        """A list of objects, from one of them on."""
-        items = self.items(key, required=required)
-        return [Fields(items[index], f"{self.name(key)}[{index}]") for index in range(start, len(items))]
+    def objects(self, key: str, *, required: bool = False) -> list["Fields"]:
+        """A list of objects."""
+        name = self.name(key)
+        return [Fields(item, f"{name}[{index}]") for index, item in enumerate(self.items(key, required=required))]
 
     def child(self, key: str) -> "Fields":
         """An object."""
@@ -108,7 +108,7 @@ class Fields:
 
 
 def wrong(field: str, expected: str, received: Any) -> RequestError:
-    """Build the complaint about a field."""
+    """The error for a field that is missing or of the wrong type."""
     if received is None:
         return RequestError(f"expected {expected}, received nothing", field=field)
     shown = json.dumps(received, default=str)
@@ -119,10 +119,10 @@ def read_json(body: bytes) -> Any:
     """Decode a request's body.
 
     Raises:
-        RequestError: not UTF-8, or not JSON.
+        RequestError: the body is not UTF-8, or not JSON.
     """
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8, received byte {body[error.start]:#04x} at {error.start}") from error
     except json.JSONDecodeError as error:
@@ -131,6 +131,6 @@ def read_json(body: bytes) -> Any:
         raise RequestError("expected JSON of reasonable depth, received brackets nested too deep") from error
 
 
-def refuse_constant(constant: str) -> None:
-    """What a decoder does about `NaN` and `Infinity`, which Python's would take."""
+def _refuse_constant(constant: str) -> None:
+    """Refuse `NaN` and `Infinity`: Python's decoder takes them, JSON does not have them."""
     raise RequestError(f"expected JSON, received {constant}, which is no JSON number")

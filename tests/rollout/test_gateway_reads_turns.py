@@ -1,0 +1,75 @@
+"""What a generated turn says: reasoning, text and tool calls, also where the model wrote them badly."""
+
+from typing import Any
+
+import pytest
+
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.reasoning import REASONING, opens_reasoning, split_reasoning
+from tree_rl.rollout.gateway.tokens.turn_reading import read_message
+
+CALL = '<tool_call>{"name": "x"}</tool_call>'
+
+
+def read(text: str, **options: Any) -> ChatMessage:
+    settings: dict[str, Any] = {"parse_tools": True, "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
+    return read_message(text, **{**settings, **options})
+
+
+@pytest.mark.parametrize(
+    ("turn", "text", "calls"),
+    [
+        ("hi", "hi", []),
+        ("<think><tool_call>{}</tool_call></think>hi", "hi", []),
+        ("<think>never closed <tool_call>{}</tool_call>", "", []),
+        (f"a{CALL}b", "ab", [("x", {})]),
+        (
+            f'{CALL} and\n<tool_call>\n{{"name": "y", "arguments": {{"n": 1}}}}\n</tool_call>',
+            "and",
+            [("x", {}), ("y", {"n": 1})],
+        ),
+        ('<tool_call>{"name": 3}</tool_call><tool_call>[]</tool_call>', None, []),
+        ('<tool_call>{"name": "x", "arguments": "y"}</tool_call>', None, []),
+        (f"{CALL}<tool_call>{{</tool_call>", None, []),
+        (f"{CALL}<tool_call>", "<tool_call>", [("x", {})]),
+        (f"a <think> b{CALL}", None, []),
+        (f"{CALL} a <think> b{CALL}", "a", [("x", {})]),
+    ],
+)
+def test_text_and_calls_of_a_turn(turn: str, text: str | None, calls: list[Any]) -> None:
+    """A turn with a call that cannot be read is text alone, as the model wrote it (text None)."""
+    message = read(turn)
+    assert message.content == (turn if text is None else text)
+    assert [(call.name, call.arguments) for call in message.tool_calls] == calls
+    assert [call.id for call in message.tool_calls] == [f"call_s_0_{index}" for index in range(len(calls))]
+
+
+def test_without_tools_markup_stays_text() -> None:
+    assert read(f"a{CALL}b", parse_tools=False).content == f"a{CALL}b"
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_open", "expected"),
+    [
+        ("hi", False, (None, "hi")),
+        ("<think>\na\n</think>\n\nhi", False, ("a", "\n\nhi")),
+        ("a</think>hi", True, ("a", "hi")),
+        ("never closed", True, ("never closed", "")),
+        (" <think>never closed", False, ("never closed", "")),
+        ("a</think>b</think>c", True, ("a</think>b", "c")),
+    ],
+)
+def test_reasoning_is_split_off(turn: str, is_open: bool, expected: tuple[str | None, str]) -> None:
+    assert split_reasoning(turn, is_open=is_open) == expected
+    message = read(turn, is_reasoning_open=is_open)
+    assert (message.reasoning, message.content) == (expected[0], expected[1].strip())
+    assert read(turn, is_reasoning_open=is_open, reasoning="inline").content == turn
+
+
+def test_a_prompt_may_open_the_reasoning() -> None:
+    assert opens_reasoning("<|im_start|>assistant\n<think>\n") and not opens_reasoning("<think>\n\n</think>\n\n")
+
+
+def test_reasoning_at_the_start_can_be_cut_out_of_text() -> None:
+    cut = {text: REASONING.sub("", text) for text in ("<think>a</think>\n b", "a\n</think>b", "b", "<think>b")}
+    assert list(cut.values()) == ["b", "b", "b", "<think>b"]

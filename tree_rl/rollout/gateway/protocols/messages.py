@@ -1,0 +1,45 @@
+"""Chat messages, in one form for every protocol."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalledTool:
+    """One tool call in an assistant message."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+    """Decoded. Text that is not a JSON object stays as the client sent it."""
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as the OpenAI API carries them."""
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatMessage:
+    """One message."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str = ""
+    reasoning: str | None = None
+    """The reasoning of an assistant, separate from its text. None if there is none."""
+    tool_calls: tuple[CalledTool, ...] = ()
+    tool_call_id: str | None = None
+    """The call that a tool message answers."""
+    name: str | None = None
+
+
+def read_arguments(text: str) -> Mapping[str, Any] | str:
+    """Decode the arguments of a tool call. Text that is not a JSON object comes back unchanged."""
+    try:
+        decoded = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text
+    return decoded if isinstance(decoded, dict) else text
