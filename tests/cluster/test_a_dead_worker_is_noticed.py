@@ -81,4 +81,4 @@ def test_a_process_that_hangs_on_a_dead_one_is_ended(worker_class: Any) -> None:
     address = ray.get_runtime_context().gcs_address
     ended = subprocess.run([sys.executable, "-c", HANGING, address], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    assert "storage of the rows' queue 0 died" in ended.stderr and "ending it" in ended.stderr
+    assert "storage of the rows' queue 0 died" in ended.stderr and "ending the trainer" in ended.stderr

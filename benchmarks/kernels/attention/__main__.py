@@ -43,7 +43,7 @@ def measure(
         "unique_tokens": overlap.unique_tokens,
         "flat_tokens": overlap.flat_tokens,
         "rows": overlap.paths,
-        "segments": overlap.segments,
+        "segments": forest.num_segments,
         "unique_pairs": overlap.unique_pairs,
         "flat_pairs": overlap.flat_pairs,
     }
