@@ -37,11 +37,7 @@ class Row:
 
 
 def check_vocabulary(rows: list[Row], vocab_size: int) -> None:
-    """Refuse ids that the model cannot embed.
-
-    Args:
-        rows: the rows.
-        vocab_size: ids must lie in [0, vocab_size).
+    """Refuse ids outside [0, vocab_size), which the model cannot embed.
 
     Raises:
         RowFileError: names the first row, position and id that do not.
