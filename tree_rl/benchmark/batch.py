@@ -78,7 +78,7 @@ def agent_batch(
         num_groups: prompts.
         trained_share: share of tokens that the agent wrote.
         vocab: ids are drawn below it.
-        seed: of everything drawn.
+        seed: of ids, depths and advantages.
 
     Raises:
         RowFileError: so few rows cannot overlap that much.
@@ -113,7 +113,7 @@ def recorded_batches(
     """Whole groups of a recording, those whose overlap is nearest to `por` first, each in one batch only.
 
     Args:
-        rows: from `read_row_file`.
+        rows: of the recording.
         name: of the recording.
         por: overlap to look for.
         flat_tokens: a batch ends with the group that reaches it.

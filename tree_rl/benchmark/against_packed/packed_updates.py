@@ -29,11 +29,7 @@ CURVE_BATCHES = 4
 
 
 def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
-    """Run the benchmark and return the rows of the CSV.
-
-    Args:
-        options: of the command.
-        say: prints a piece of text.
+    """Run the benchmark, report to `say`, and return the rows of the CSV.
 
     Raises:
         GateError: the tree's gradient is wrong.
@@ -74,15 +70,7 @@ def compare(
     repeats: int,
     before_timing: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Compare gradients, warm both sides up, then time them in turns: same model, optimizer and process.
-
-    Args:
-        model: from `build_model`.
-        optimizer: over its parameters.
-        batch: the rows.
-        planners: of `TREE` and `PACKED`.
-        repeats: timed updates of each side.
-        before_timing: called behind the warm-up, such as to trace both sides.
+    """Compare gradients, warm both sides up, call `before_timing`, then time both in turns, `repeats` times each.
 
     Raises:
         GateError: the tree's gradient is wrong.

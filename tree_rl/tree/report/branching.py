@@ -67,7 +67,7 @@ def classify_branches(
         ValueError: a mask whose shape is not that of the rows.
     """
     segments = forest.segments
-    was_sampled = None if sampled is None else _sampled_in_any_row(forest, sampled)
+    was_sampled = None if sampled is None else forest.rows_that_mark(sampled) > 0
     first_child = np.full(len(segments), -1, dtype=np.int64)
     rows_that_end = segments.path_count.astype(np.int64)
     branches = []
@@ -119,11 +119,3 @@ def _same_text(left: list[int], right: list[int], decode: Callable[[Sequence[int
     """Whether some beginnings of both decode to one text that is not empty."""
     texts = {decode(left[:size]) for size in range(1, len(left) + 1)} - {""}
     return any(decode(right[:size]) in texts for size in range(1, len(right) + 1))
-
-
-def _sampled_in_any_row(forest: Forest, sampled: Jagged) -> np.ndarray:
-    if not np.array_equal(sampled.offsets, forest.row_index.offsets):
-        raise ValueError("sampled: expected one entry per row token, received rows of other lengths")
-    marks = np.zeros(forest.num_unique, dtype=bool)
-    marks[forest.row_index.values[sampled.values != 0]] = True
-    return marks
