@@ -1,4 +1,4 @@
-"""Rows from conversations: one row per trajectory, or one per model call, as an agent that rewrites its history makes.
+"""Rows from conversations: one row per trajectory, or one row per model call.
 
 Legend: M messages of a conversation, L tokens of a row.
 """
@@ -31,7 +31,7 @@ class Conversation:
     """The messages of one trajectory as text, cut at every message."""
 
     name: str
-    """How messages to the user call it."""
+    """Its name in error messages."""
     text_through: list[str]
     """[M], text of the messages up to and including each."""
     text_asking: list[str]
@@ -91,7 +91,7 @@ def _cuts(conversation: Conversation, rows_per: RowsPer) -> list[tuple[str, int,
         return [(conversation.name, len(conversation.text_through) - 1, 0)]
     calls = [index for index, text in enumerate(conversation.text_asking) if text]
     if not calls:
-        raise RowFileError(f"{conversation.name}: expected an assistant message, as --rows call makes one row of each")
+        raise RowFileError(f"{conversation.name}: expected an assistant message: --rows call makes one row of each")
     return [(f"{conversation.name}, call {call}", index, index) for call, index in enumerate(calls)]
 
 

@@ -1,4 +1,4 @@
-"""Columns of a parquet, jsonl or json file, before anything is known about their meaning."""
+"""Columns of a parquet, jsonl or json file, whatever they mean."""
 
 import json
 from pathlib import Path

@@ -21,7 +21,7 @@ def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelSh
     if len(reports) > at_most:
         table += f"\n({len(reports) - at_most} more groups in the total; list them with --groups {len(reports)})"
     if not total.causes:
-        return table + "\n\nNo branches: no two rows of a group part behind a common prefix."
+        return table + "\n\nNo branches: no two rows of a group share a prefix and then differ."
     causes = [(str(cause), f"{count:,}") for cause, count in total.causes.most_common()]
     return table + "\n\n" + format_table(("branches because of", "count"), causes)
 

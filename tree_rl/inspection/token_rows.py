@@ -46,7 +46,7 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
 
 
 def integer_array(value: Any, number: int, column: str) -> np.ndarray:
-    """One cell as int64 [L]; refuses, by row and column, what is absent, nested or not integer."""
+    """One cell as int64 [L]; the error for what is absent, nested or not integer names row and column."""
     if value is None:
         raise RowFileError(f"row {number}, column {column}: expected a list of integers, received nothing")
     array = np.asarray(value)
@@ -55,7 +55,7 @@ def integer_array(value: Any, number: int, column: str) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise RowFileError(
             f"row {number}, column {column}: expected a list of integers, received {str(value)[:60]}"
-            + (" (text: name the tokenizer and a messages column instead)" if isinstance(value, str) else "")
+            + (" (text: use --tokenizer and a column of messages)" if isinstance(value, str) else "")
         )
     return array.astype(np.int64)
 

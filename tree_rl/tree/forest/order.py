@@ -1,6 +1,6 @@
-"""Rows in an order where every shared prefix is a run of neighbours, with the prefix that each shares with the last.
+"""Rows in an order that puts common prefixes side by side, and how many tokens each row shares with the one before.
 
-Such an order determines the trie: no token is looked at again. Legend: B rows, S segments, F flat tokens.
+The order determines the trie without another look at the tokens. Legend: B rows, S segments, F flat tokens.
 """
 
 from collections.abc import Sequence
