@@ -1,4 +1,4 @@
-"""The command `tree-rl`: is the installation sound, what would trees save, how would rows pack, what trees do save.
+"""Check the installation, inspect rows, plan a run, time updates, compile kernels.
 
 `inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
@@ -31,15 +31,17 @@ HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfl
 
 app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_args_is_help=True, add_completion=False)
 
-File = Annotated[Path, typer.Argument(help="Rows: parquet, jsonl or json, of token ids or chat messages.")]
+File = Annotated[Path, typer.Argument(help="A parquet, jsonl or json file with token ids or chat messages.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="Hugging Face tokenizer folder; needed for chat messages.")]
 RowsOption = Annotated[RowsPer, typer.Option("--rows", help="Chat messages: one row per trajectory or per model call.")]
-GroupBy = Annotated[str | None, typer.Option(help="Column of the group; default uid, group, group_id or task_id.")]
-Model = Annotated[Path | None, typer.Option(help="config.json of the model: FLOP bound and vocabulary size.")]
+GroupBy = Annotated[str | None, typer.Option(help="Column of the group. Default: uid, group, group_id or task_id.")]
+Model = Annotated[Path | None, typer.Option(help="config.json of the model; sets FLOP bound and vocabulary size.")]
 Groups = Annotated[int, typer.Option(help="Groups to list.", min=0)]
-Draw = Annotated[tuple[Picture, Path] | None, typer.Option(help="Draw one group to a file; - is the terminal.")]
+Draw = Annotated[
+    tuple[Picture, Path] | None, typer.Option(help="Draw one group: svg FILE or text FILE; - prints to the terminal.")
+]
 DrawGroup = Annotated[
-    str | None, typer.Option("--draw-group", help="Group to draw; default the one with the most tokens.")
+    str | None, typer.Option("--draw-group", help="Group to draw. Default: the one with the most tokens.")
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
 
@@ -47,12 +49,12 @@ MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one f
 class DoctorOption:
     """Options of `doctor`, which no other command has."""
 
-    NoRay = Annotated[bool, typer.Option("--no-ray", help="Leave out the check inside a Ray worker.")]
+    NoRay = Annotated[bool, typer.Option("--no-ray", help="Skip the check inside a Ray worker.")]
     Cluster = Annotated[
         bool, typer.Option("--cluster", help="Compare every node of a running cluster with this process.")
     ]
     Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes that the cluster must have.")]
-    Address = Annotated[str | None, typer.Option(help="HOST:PORT of the head; default RAY_ADDRESS or this machine's.")]
+    Address = Annotated[str | None, typer.Option(help="HOST:PORT of the head. Default: RAY_ADDRESS, or this machine.")]
     WaitSeconds = Annotated[float, typer.Option(min=0, help="How long to wait for the nodes.")]
 
 
@@ -62,42 +64,55 @@ class BenchOption:
     Model = Annotated[
         str, typer.Option(help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b.")
     ]
-    Layers = Annotated[int | None, typer.Option(min=1, help="Decoder layers; default the model's.")]
-    Por = Annotated[list[float] | None, typer.Option(help="Overlap to build, or to look for in the data; repeat it.")]
-    Data = Annotated[Path | None, typer.Option(help="Recorded rows instead of synthetic agents.")]
-    NumRows = Annotated[int, typer.Option(min=1, help="Rows of a group.")]
-    RowTokens = Annotated[int, typer.Option(min=2, help="Tokens of a row.")]
-    Groups = Annotated[int, typer.Option(min=1, help="Groups of the batch.")]
-    Trained = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of tokens with a loss, synthetic agents.")]
+    Layers = Annotated[int | None, typer.Option(min=1, help="Decoder layers. Default: as many as the model has.")]
+    Por = Annotated[list[float] | None, typer.Option(help="Overlap to draw, or to look for in --data. Repeatable.")]
+    Data = Annotated[Path | None, typer.Option(help="A file of recorded rows, instead of drawn ones.")]
+    NumRows = Annotated[int, typer.Option(min=1, help="Rows in each group.")]
+    RowTokens = Annotated[int, typer.Option(min=2, help="Tokens in each row.")]
+    Groups = Annotated[int, typer.Option(min=1, help="Groups in a batch.")]
+    Trained = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of tokens with a loss in drawn rows.")]
     Against = Annotated[
         str,
-        typer.Option(help="packed: rows end to end by the best kernels; verl: its engine as its scripts set it up."),
+        typer.Option(
+            help="packed: the same rows end to end, with the best kernels. "
+            "verl: verl's engine, set up as in its scripts."
+        ),
     ]
-    Dtype = Annotated[str | None, typer.Option(help="bfloat16 (default on a GPU), float16 or float32 (on a CPU).")]
+    Dtype = Annotated[
+        str | None, typer.Option(help="bfloat16 (default on a GPU), float16 or float32 (default on a CPU).")
+    ]
     MaxTokens = Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of a forward, both sides; default 262144, against verl its scripts'."),
+        typer.Option(
+            min=1,
+            help="Most tokens of one forward, on both sides. Default 262144; with --against verl, "
+            "the limit of verl's scripts.",
+        ),
     ]
     Repeats = Annotated[int, typer.Option(min=1, help="Timed updates of each side.")]
-    Steps = Annotated[int, typer.Option(min=0, help="Train this many steps both ways and compare losses instead.")]
-    LearningRate = Annotated[float, typer.Option(min=0.0, help="Of these steps; fine-tuning takes 1e-6 to 1e-5.")]
+    Steps = Annotated[int, typer.Option(min=0, help="Compare the losses of this many steps instead of times.")]
+    LearningRate = Annotated[
+        float, typer.Option(min=0.0, help="Learning rate of --steps. Fine-tuning uses 1e-6 to 1e-5.")
+    ]
     TreeAttention = Annotated[str, typer.Option(help="Implementation of tree attention.")]
     PackedAttention = Annotated[str, typer.Option(help="Attention of packed rows: fa4, cudnn, flash, flex or sdpa.")]
-    ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens too.")]
-    Checkpointing = Annotated[bool, typer.Option(help="Recompute layers in the backward.")]
+    ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens, too.")]
+    Checkpointing = Annotated[bool, typer.Option(help="Recompute every layer in the backward.")]
     Trace = Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")]
-    Out = Annotated[Path | None, typer.Option(help="Folder for CSV and PNG.")]
-    Commit = Annotated[str | None, typer.Option(help="Commit to write beside figures, outside a git checkout.")]
+    Out = Annotated[Path | None, typer.Option(help="Folder for the CSV and the figure.")]
+    Commit = Annotated[
+        str | None, typer.Option(help="Commit to write beside the figures; needed outside a git checkout.")
+    ]
 
 
 class PrecompileOption:
     """Options of `precompile`, which no other command has."""
 
     Cache = Annotated[Path, typer.Option(help="Folder for the compiled kernels.")]
-    HeadSizes = Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256; repeat it.")]
-    Gqa = Annotated[list[int], typer.Option("--gqa", min=1, help="Query heads per key head; repeat it.")]
-    Dtypes = Annotated[list[str], typer.Option("--dtype", help="bfloat16 or float16; repeat it.")]
-    Window = Annotated[bool, typer.Option("--window", help="Sliding windows too.")]
+    HeadSizes = Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256. Repeatable.")]
+    Gqa = Annotated[list[int], typer.Option("--gqa", min=1, help="Query heads per key head. Repeatable.")]
+    Dtypes = Annotated[list[str], typer.Option("--dtype", help="bfloat16 or float16. Repeatable.")]
+    Window = Annotated[bool, typer.Option("--window", help="Also compile for sliding windows.")]
     Arch = Annotated[str, typer.Option(help="GPU to compile for.")]
 
 
@@ -135,7 +150,7 @@ def plan_file(
     model: Model = None,
     groups: Groups = 20,
 ) -> None:
-    """Show how each group of rows in FILE would run, whole or in partitions, beside rows that share nothing."""
+    """Show how each group of rows in FILE would run: whole or in partitions, and without trees."""
     with _input_errors():
         rows = _read(file, tokenizer, rows_per, group_by, model)
         typer.echo(format_run_plan(plan_run(rows, max_tokens), at_most=groups))
@@ -149,15 +164,15 @@ def check_installation(
     address: DoctorOption.Address = None,
     wait_seconds: DoctorOption.WaitSeconds = 60.0,
 ) -> None:
-    """Check versions, the plugin, devices, kernels and one tree against its rows; exit code 1 if anything fails.
+    """Check versions, plugin, devices, kernels, and one tree against its rows. Exit code 1 if a check fails.
 
-    With --cluster: compare versions, code and plugin of every node of a running Ray cluster with this process.
+    With --cluster: compare versions, code and plugin on every node of a running Ray cluster with this process.
     """
     if cluster:
         _report(_examine_cluster(address, nodes, wait_seconds))
         return
     if nodes is not None or address is not None:
-        typer.echo("tree-rl doctor: --nodes and --address belong to --cluster, which is missing", err=True)
+        typer.echo("tree-rl doctor: --nodes and --address need --cluster", err=True)
         raise typer.Exit(INPUT_ERROR)
     # torch, verl and ray: twenty seconds that inspect and plan do not pay.
     from tree_rl.verl_plugin.checks.doctor import diagnose
@@ -223,9 +238,9 @@ def bench_update(
     out: BenchOption.Out = None,
     commit: BenchOption.Commit = None,
 ) -> None:
-    """Time whole PPO updates over trees and over the same rows packed without padding, or by stock verl.
+    """Time whole PPO updates: trees against the same rows, packed without padding or run by stock verl.
 
-    Nothing is timed before the gradients of both agree with those of the rows in higher precision.
+    First both gradients must agree with those of the rows in higher precision.
     """
     # torch and transformers: some seconds that inspect and plan do not pay.
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
@@ -317,7 +332,7 @@ def _read(file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str |
 
 @contextmanager
 def _input_errors() -> Iterator[None]:
-    """Turn what is wrong with the input into one line and exit code 2."""
+    """Print an error of the input as one line and end with exit code 2."""
     try:
         yield
     except RowFileError as error:

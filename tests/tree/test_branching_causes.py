@@ -1,23 +1,15 @@
 """Causes of branching, each on the smallest forest that shows it."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from tree_rl.tree import Forest, Jagged
 from tree_rl.tree.report.branching import BranchCause, classify_branches, count_causes
 
-WORDS = {1: "The", 2: " cat", 3: " c", 4: "at", 5: " dog", 6: " sat", 7: "", 8: ""}
 
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(WORDS[token] for token in ids)
-
-
-def only_cause(rows: list[list[int]], sampled: list[list[int]] | None, with_text: bool = False) -> BranchCause:
+def only_cause(rows: list[list[int]], sampled: list[list[int]] | None) -> BranchCause:
     mask = None if sampled is None else Jagged.from_rows([np.array(row) for row in sampled])
-    branches = classify_branches(Forest.from_rows(rows), sampled=mask, decode=decode if with_text else None)
+    branches = classify_branches(Forest.from_rows(rows), sampled=mask)
     assert len(branches) == 1
     return branches[0].cause
 
@@ -32,18 +24,6 @@ def test_a_rewritten_history():
 
 def test_two_observations():
     assert only_cause([[1, 2], [1, 5]], [[0, 0], [0, 0]]) is BranchCause.OBSERVATION
-
-
-def test_the_same_text_by_other_ids():
-    rows, sampled = [[1, 2, 6], [1, 3, 4, 6]], [[0, 1, 1], [0, 0, 0, 1]]
-    assert only_cause(rows, sampled, with_text=True) is BranchCause.RETOKENISATION
-    assert only_cause(rows, sampled) is BranchCause.CONTEXT_EDIT
-    assert only_cause(rows, None, with_text=True) is BranchCause.RETOKENISATION
-
-
-def test_text_that_is_empty_or_only_begins_alike_is_no_retokenisation():
-    assert only_cause([[1, 2], [1, 3, 6]], [[0, 1], [0, 1, 1]], with_text=True) is BranchCause.SAMPLING
-    assert only_cause([[1, 7], [1, 8]], [[0, 1], [0, 1]], with_text=True) is BranchCause.SAMPLING
 
 
 def test_a_row_that_ends_where_others_go_on():

@@ -42,10 +42,7 @@ class Batch:
 
     def rows_of_groups(self) -> list[list[int]]:
         """Indices of the rows of each group, groups in order of first appearance."""
-        members: dict[str, list[int]] = {}
-        for index, group in enumerate(self.groups):
-            members.setdefault(group, []).append(index)
-        return list(members.values())
+        return list(rows_by_group(self.groups).values())
 
     def forest(self) -> Forest:
         """The rows as trees."""
@@ -81,7 +78,7 @@ def agent_batch(
         num_groups: prompts.
         trained_share: share of tokens that the agent wrote.
         vocab: ids are drawn below it.
-        seed: of everything drawn.
+        seed: of ids, depths and advantages.
 
     Raises:
         RowFileError: so few rows cannot overlap that much.
@@ -116,7 +113,7 @@ def recorded_batches(
     """Whole groups of a recording, those whose overlap is nearest to `por` first, each in one batch only.
 
     Args:
-        rows: from `read_row_file`.
+        rows: of the recording.
         name: of the recording.
         por: overlap to look for.
         flat_tokens: a batch ends with the group that reaches it.
@@ -130,7 +127,7 @@ def recorded_batches(
         RowFileError: no group is small enough.
     """
     candidates = []
-    for members in rows_by_group(list(rows)).values():
+    for members in rows_by_group(row.group for row in rows).values():
         forest = Forest.from_rows([rows[index].token_ids for index in members])
         if forest.num_unique <= max_tokens:
             candidates.append((abs(forest.por - por), members))

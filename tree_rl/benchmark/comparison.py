@@ -76,17 +76,9 @@ class Comparison:
 
 
 def time_in_turns(updates: Mapping[str, Callable[[], UpdateTimes]], *, repeats: int) -> dict[str, list[UpdateTimes]]:
-    """Run every side once, then again, so that both meet the same state of the machine.
-
-    Args:
-        updates: runs one update of a side.
-        repeats: updates of each side.
-    """
-    times: dict[str, list[UpdateTimes]] = {side: [] for side in updates}
-    for _ in range(repeats):
-        for side, run in updates.items():
-            times[side].append(run())
-    return times
+    """Run every side once, then again, so that both meet the same state of the machine."""
+    rounds = [{side: run() for side, run in updates.items()} for _ in range(repeats)]
+    return {side: [times[side] for times in rounds] for side in updates}
 
 
 def format_phases(row: Mapping[str, object], rival: str, phases: Sequence[str]) -> str:

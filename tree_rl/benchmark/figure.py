@@ -12,12 +12,9 @@ TREE_COLOUR, BOUND_COLOUR, PACKED_COLOUR, DEVIATION_COLOUR = "#1f5fa8", "#777777
 
 
 def draw_speed_up(rows: Sequence[Mapping[str, object]], path: Path, *, over: str = "packed rows") -> None:
-    """Speed-up of a whole update over the potential overlap ratio, beside both bounds.
+    """Write a PNG: speed-up of a whole update over the potential overlap ratio, beside both bounds.
 
-    Args:
-        rows: of `tree-rl bench`, as measured or as a CSV holds them.
-        path: PNG to write.
-        over: what is sped up.
+    Rows are those of `tree-rl bench`, as measured or as a CSV holds them.
     """
     ordered = sorted(rows, key=lambda row: float(str(row["por"])))
     names = ("por", "speed_up", "speed_up_low", "speed_up_high", "token_bound", "flop_bound")
@@ -37,12 +34,7 @@ def draw_speed_up(rows: Sequence[Mapping[str, object]], path: Path, *, over: str
 
 
 def draw_deviation(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Loss of trees and packed rows per step, and how far the losses deviate.
-
-    Args:
-        rows: of `tree-rl bench --steps`, one per step.
-        path: PNG to write.
-    """
+    """Write a PNG: loss of trees and packed rows per step of `tree-rl bench --steps`, and how far they deviate."""
     steps = _column(rows, "step")
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 6), sharex=True)
     upper.plot(steps, _column(rows, "loss_packed"), color=PACKED_COLOUR, linewidth=3, label="packed rows")

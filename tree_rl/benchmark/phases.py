@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ class Stopwatch:
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
         self._device = device
-        self._spans: list[tuple[str, float | torch.cuda.Event, float | torch.cuda.Event]] = []
+        self._spans: list[tuple[str, Any, Any]] = []
         self._started = time.perf_counter()
 
     @contextmanager
@@ -52,20 +53,15 @@ class Stopwatch:
         seconds = time.perf_counter() - self._started
         phases: dict[str, float] = {}
         for name, start, end in self._spans:
-            phases[name] = phases.get(name, 0.0) + _between(start, end)
+            spent = start.elapsed_time(end) / 1e3 if self._cuda else end - start
+            phases[name] = phases.get(name, 0.0) + spent
         peak_bytes = torch.cuda.max_memory_allocated(self._device) if self._cuda else 0
-        return UpdateTimes(seconds=seconds, phases=dict(phases), peak_bytes=peak_bytes)
+        return UpdateTimes(seconds=seconds, phases=phases, peak_bytes=peak_bytes)
 
-    def _mark(self) -> "float | torch.cuda.Event":
+    def _mark(self) -> Any:
+        """Now: an event in the device's stream, or the host's seconds without a GPU."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-
-def _between(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
-    if isinstance(start, float) and isinstance(end, float):
-        return end - start
-    assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-    return start.elapsed_time(end) / 1e3

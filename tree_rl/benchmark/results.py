@@ -29,10 +29,7 @@ class Spread:
 def collect_rows(measured: Iterable[Columns], about: Mapping[str, object], path: Path | None) -> list[Columns]:
     """Take rows as they are measured, and write the CSV after each: a run that stops leaves what it measured.
 
-    Args:
-        measured: yields rows.
-        about: columns that every row gets: what ran, and where.
-        path: the CSV; None writes nothing.
+    Every row gets the columns `about`: what ran, and where. Without a path nothing is written.
     """
     rows: list[Columns] = []
     for row in measured:

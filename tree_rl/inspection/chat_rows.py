@@ -1,6 +1,6 @@
-"""Rows from conversations: one row per trajectory, or one per model call, as an agent that rewrites its history makes.
+"""Rows from conversations: one row per trajectory, or one row per model call.
 
-Legend: M messages of a conversation.
+Legend: M messages of a conversation, L tokens of a row.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from tree_rl.inspection.chat_tokenizer import ChatTokenizer
+from tree_rl.inspection.chat_tokenizer import ChatTokenizer, EncodedText
 from tree_rl.inspection.columns import Columns
-from tree_rl.inspection.encoded_text import EncodedText, TextEncoder
 from tree_rl.inspection.row import Row, RowFileError
 
 CONVERSATIONS = ("messages", "traj", "conversation", "conversations")
@@ -32,29 +31,21 @@ class Conversation:
     """The messages of one trajectory as text, cut at every message."""
 
     name: str
-    """How messages to the user call it."""
-    text_through: tuple[str, ...]
+    """Its name in error messages."""
+    text_through: list[str]
     """[M], text of the messages up to and including each."""
-    text_asking: tuple[str, ...]
+    text_asking: list[str]
     """[M], text that the model has read when it writes each assistant message; empty for the others."""
 
 
-def has_messages(columns: Columns) -> bool:
-    """Whether the columns hold conversations, under any of the names that this module reads."""
-    return any(name in columns for name in CONVERSATIONS)
-
-
 def read_chat_rows(columns: Columns, groups: list[str], *, tokenizer: ChatTokenizer, rows_per: RowsPer) -> list[Row]:
-    """Rows of a file of chat messages.
+    """Rows of a file of chat messages, conversations in order.
 
     Args:
-        columns: `messages` (or `traj`, `conversation`, `conversations`) and optionally `tools`.
+        columns: one of `CONVERSATIONS`, and optionally `tools`.
         groups: group of each conversation.
         tokenizer: renders and tokenises.
         rows_per: one row per conversation, or one per assistant turn.
-
-    Returns:
-        The rows, conversations in order.
 
     Raises:
         RowFileError: a cell that is not a list of messages, a message that the template refuses, a conversation
@@ -62,24 +53,22 @@ def read_chat_rows(columns: Columns, groups: list[str], *, tokenizer: ChatTokeni
     """
     column = next(name for name in CONVERSATIONS if name in columns)
     tools = columns.get("tools", [None] * len(groups))
-    encoder = TextEncoder(vocabulary=tokenizer.vocabulary)
     rows = []
     for number, cell in enumerate(columns[column]):
         conversation = _render(_messages(cell, number, column), tools[number], tokenizer, f"row {number}")
         for name, last, first_trained in _cuts(conversation, rows_per):
-            text = encoder.encode(conversation.text_through[last])
+            text = tokenizer.encode(conversation.text_through[last])
             trained = _trained(conversation, first_trained, last, text)
             rows.append(Row(name=name, group=groups[number], token_ids=text.ids, trained=trained))
     return rows
 
 
 def _messages(cell: Any, number: int, column: str) -> list[dict[str, Any]]:
-    valid = isinstance(cell, list) and cell and all(isinstance(item, dict) and "role" in item for item in cell)
-    if not valid:
-        raise RowFileError(
-            f"row {number}, column {column}: expected a list of messages with a role each, received {str(cell)[:60]}"
-        )
-    return list(cell)
+    if isinstance(cell, list) and cell and all(isinstance(item, dict) and "role" in item for item in cell):
+        return cell
+    raise RowFileError(
+        f"row {number}, column {column}: expected a list of messages with a role each, received {str(cell)[:60]}"
+    )
 
 
 def _render(
@@ -93,17 +82,16 @@ def _render(
             asking.append(tokenizer.render(messages[: count - 1], tools, ask=True) if is_sampled else "")
         except jinja2.TemplateError as error:
             raise RowFileError(f"{name}, message {count - 1}: the chat template refuses it: {error}") from error
-    return Conversation(name=name, text_through=tuple(through), text_asking=tuple(asking))
+    return Conversation(name=name, text_through=through, text_asking=asking)
 
 
 def _cuts(conversation: Conversation, rows_per: RowsPer) -> list[tuple[str, int, int]]:
     """(name, last message, first message that may be trained) of each row of a conversation."""
-    last = len(conversation.text_through) - 1
     if rows_per is RowsPer.TRIAL:
-        return [(conversation.name, last, 0)]
+        return [(conversation.name, len(conversation.text_through) - 1, 0)]
     calls = [index for index, text in enumerate(conversation.text_asking) if text]
     if not calls:
-        raise RowFileError(f"{conversation.name}: expected an assistant message, as --rows call makes one row of each")
+        raise RowFileError(f"{conversation.name}: expected an assistant message: --rows call makes one row of each")
     return [(f"{conversation.name}, call {call}", index, index) for call, index in enumerate(calls)]
 
 
@@ -112,8 +100,7 @@ def _trained(conversation: Conversation, first: int, last: int, text: EncodedTex
     whole = conversation.text_through[last]
     trained = np.zeros(len(text.ids), dtype=bool)
     for index in range(first, last + 1):
-        asked = conversation.text_asking[index]
-        if asked:
+        if asked := conversation.text_asking[index]:
             begin = text.token_at(_shared_length(asked, whole))
             end = text.token_at(_shared_length(conversation.text_through[index], whole))
             trained[begin:end] = True

@@ -1,39 +1,58 @@
-"""A Hugging Face tokenizer folder as text and ids, without transformers and torch."""
+"""A Hugging Face tokenizer folder as text and token ids, without transformers and torch.
+
+A conversation of n model calls repeats its messages n times, so each piece between control tokens is encoded once.
+"""
 
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tokenizers
+import numpy as np
+from tokenizers import Encoding, Tokenizer
 
 from tree_rl.inspection.row import RowFileError
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncodedText:
+    """Token ids of a text in pieces."""
+
+    ids: np.ndarray
+    """int64 [L]."""
+    pieces: tuple[Encoding, ...]
+    """Encodings laid end to end."""
+    piece_character: list[int]
+    """First character of each piece, and the length of the text."""
+    piece_token: list[int]
+    """First token of each piece, and L."""
+
+    def token_at(self, character: int) -> int:
+        """First token at or behind a character; L behind the last. Characters that a tokenizer drops have none."""
+        while character < self.piece_character[-1]:
+            piece = bisect_right(self.piece_character, character) - 1
+            token = self.pieces[piece].char_to_token(character - self.piece_character[piece])
+            if token is not None:
+                return self.piece_token[piece] + int(token)
+            character += 1
+        return self.piece_token[-1]
+
+
 class ChatTokenizer:
-    """Vocabulary and chat template of a model."""
+    """Vocabulary and chat template of a model.
 
-    vocabulary: tokenizers.Tokenizer
-    """tokenizer.json."""
-    template: ChatTemplate
-    """Renders messages as transformers' apply_chat_template does."""
+    Args:
+        folder: holds tokenizer.json, and the template in chat_template.jinja or tokenizer_config.json.
 
-    @classmethod
-    def load(cls, folder: Path) -> "ChatTokenizer":
-        """Read a tokenizer folder.
+    Raises:
+        RowFileError: a file or the template is missing.
+    """
 
-        Args:
-            folder: holds tokenizer.json, and the template in chat_template.jinja or tokenizer_config.json.
-
-        Returns:
-            The tokenizer.
-
-        Raises:
-            RowFileError: a file or the template is missing.
-        """
+    def __init__(self, folder: Path) -> None:
         vocabulary = folder / "tokenizer.json"
         if not vocabulary.is_file():
             raise RowFileError(
@@ -45,31 +64,44 @@ class ChatTokenizer:
         source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
         if not isinstance(source, str):
             raise RowFileError(f"--tokenizer {folder}: expected a chat template in chat_template.jinja, found none")
-        return cls(
-            vocabulary=tokenizers.Tokenizer.from_file(str(vocabulary)),
-            template=ChatTemplate(source, {name: _text(config.get(name)) for name in ("bos_token", "eos_token")}),
-        )
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, control tokens included."""
-        return int(self.vocabulary.get_vocab_size(with_added_tokens=True))
+        self.vocabulary = Tokenizer.from_file(str(vocabulary))
+        self._template = ChatTemplate(source, {name: _text(config.get(name)) for name in ("bos_token", "eos_token")})
+        self._known: dict[str, Encoding] = {}
+        control = sorted({token.content for token in self.vocabulary.get_added_tokens_decoder().values()})
+        self.boundary = re.compile("(" + "|".join(map(re.escape, control)) + ")") if control else None
+        """Matches control tokens; None where the text behind one depends on what stands before it."""
+        if control:
+            probe = f"a b{control[0]}c d{control[0]} e"
+            if self.encode(probe).ids.tolist() != self.vocabulary.encode(probe, add_special_tokens=False).ids:
+                self.boundary = None
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, *, ask: bool = False) -> str:
-        """Messages as the text that the model reads.
+        """Messages as the text that the model reads; control tokens are spelled out.
 
         Args:
             messages: chat messages, at least one.
             tools: function schemas of the system turn; None for none.
             ask: append the header of the assistant's turn.
-
-        Returns:
-            The text. Control tokens are spelled out.
         """
-        return self.template.render(messages, tools=tools or None, is_prompt=ask)
+        return self._template.render(messages, tools=tools or None, is_prompt=ask)
+
+    def encode(self, text: str) -> EncodedText:
+        """Tokenise a text as the vocabulary does, without adding tokens of its own."""
+        pieces = [text] if self.boundary is None else [piece for piece in self.boundary.split(text) if piece]
+        for piece in pieces:
+            if piece not in self._known:
+                self._known[piece] = self.vocabulary.encode(piece, add_special_tokens=False)
+        encodings = tuple(self._known[piece] for piece in pieces)
+        ids = [encoding.ids for encoding in encodings]
+        return EncodedText(
+            ids=np.array([token for piece in ids for token in piece], dtype=np.int64),
+            pieces=encodings,
+            piece_character=np.cumsum([0, *map(len, pieces)]).tolist(),
+            piece_token=np.cumsum([0, *map(len, ids)]).tolist(),
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids. Control tokens are spelled out."""
+        """Text of token ids; control tokens are spelled out."""
         return str(self.vocabulary.decode(list(ids), skip_special_tokens=False))
 
 

@@ -1,10 +1,8 @@
-"""Columns of a parquet, jsonl or json file, before anything is known about their meaning."""
+"""Columns of a parquet, jsonl or json file, whatever they mean."""
 
 import json
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tree_rl.inspection.row import RowFileError
 
@@ -13,13 +11,7 @@ Columns = dict[str, list[Any]]
 
 
 def read_columns(path: Path) -> Columns:
-    """Read a file of rows.
-
-    Args:
-        path: *.parquet; *.jsonl with one object a line; *.json with a list of objects.
-
-    Returns:
-        Every column, all of one length.
+    """Every column of a *.parquet, of a *.jsonl with one object a line, or of a *.json with a list of objects.
 
     Raises:
         RowFileError: no such file, another ending, no rows, or a line that is not an object.
@@ -49,15 +41,12 @@ def _read_parquet(path: Path) -> Columns:
         kind = table.schema.field(name).type
         is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
         if is_list and (pyarrow.types.is_integer(kind.value_type) or pyarrow.types.is_boolean(kind.value_type)):
-            columns[name] = [_integers(row) for chunk in table[name].chunks for row in chunk]
+            rows = (row.values for chunk in table[name].chunks for row in chunk)
+            # Arrays, without a Python object per token.
+            columns[name] = [None if row is None else row.to_numpy(zero_copy_only=False) for row in rows]
         else:
             columns[name] = table[name].to_pylist()
     return columns
-
-
-def _integers(row: Any) -> np.ndarray | None:
-    """One arrow list as an array, without a Python object per token."""
-    return None if row.values is None else row.values.to_numpy(zero_copy_only=False)
 
 
 def _read_jsonl(path: Path) -> Columns:

@@ -19,21 +19,18 @@ class Picture(StrEnum):
 
 
 def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: Path | None) -> str:
-    """Draw the forest of one group.
+    """Draw the forest of one group and return the text of the picture.
 
     Args:
-        rows: all rows.
+        rows: those of all groups.
         name: the group; None takes the one with the most tokens.
         picture: text or SVG.
         tokenizer: labels the segments of a text drawing; None draws lengths alone.
 
-    Returns:
-        The text of the picture.
-
     Raises:
         RowFileError: no such group.
     """
-    groups = rows_by_group(rows)
+    groups = rows_by_group(row.group for row in rows)
     if name is not None and name not in groups:
         shown = ", ".join(list(groups)[:10])
         raise RowFileError(f"--draw-group {name}: no such group; the file has {len(groups)}: {shown}")
@@ -41,5 +38,5 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
     forest = forest_of([rows[index] for index in groups[chosen]])
     if picture is Picture.SVG:
         return draw_svg(forest, title=f"Group {chosen}")
-    decode = None if tokenizer is None else ChatTokenizer.load(tokenizer).decode
+    decode = None if tokenizer is None else ChatTokenizer(tokenizer).decode
     return f"Group {chosen}: " + draw_text(forest, decode=decode)

@@ -11,13 +11,7 @@ QWEN2_5_7B = ModelShape(hidden=3584, layers=28, intermediate=18944, heads=28, kv
 
 
 def read_model_shape(path: Path) -> ModelShape:
-    """Read the sizes that decide a decoder's cost.
-
-    Args:
-        path: a config.json, or the folder that holds it.
-
-    Returns:
-        The sizes; for a mixture of experts, those of the experts that one token visits.
+    """Sizes from a config.json or its folder; in a mixture of experts, those of the experts that a token visits.
 
     Raises:
         RowFileError: no such file, or a size is missing.

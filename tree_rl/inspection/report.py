@@ -1,6 +1,7 @@
 """The overlap of each group of rows and of the whole file."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +26,12 @@ class GroupReport:
     """Branches by what made them."""
 
 
-def rows_by_group(rows: list[Row]) -> dict[str, list[int]]:
-    """Indices of the rows of each group, groups in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        groups.setdefault(row.group, []).append(index)
-    return groups
+def rows_by_group(groups: Iterable[str]) -> dict[str, list[int]]:
+    """Indices of the rows of each group, groups in order of first appearance, from the group of each row."""
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    return members
 
 
 def forest_of(rows: list[Row]) -> Forest:
@@ -39,25 +40,20 @@ def forest_of(rows: list[Row]) -> Forest:
 
 
 def report_groups(rows: list[Row]) -> list[GroupReport]:
-    """Measure each group on its own.
+    """Measure each group on its own, in order of first appearance.
 
-    Args:
-        rows: the rows; those of a group without masks count as trained everywhere.
-
-    Returns:
-        One report per group, in order of first appearance.
+    Where a row of the group has no mask, the group counts as trained everywhere.
     """
     reports = []
-    for name, members in rows_by_group(rows).items():
+    for name, members in rows_by_group(row.group for row in rows).items():
         chosen = [rows[index] for index in members]
         forest = forest_of(chosen)
         sampled = _sampled(chosen, forest)
-        branches = classify_branches(forest, sampled=sampled)
         report = GroupReport(
             name=name,
             trees=forest.num_trees,
             overlap=measure_forest(forest, trained=sampled),
-            causes=Counter(count_causes(branches)),
+            causes=Counter(count_causes(classify_branches(forest, sampled=sampled))),
         )
         reports.append(report)
     return reports
@@ -65,14 +61,11 @@ def report_groups(rows: list[Row]) -> list[GroupReport]:
 
 def total_of(reports: list[GroupReport]) -> GroupReport:
     """Sums over groups."""
-    causes: Counter[BranchCause] = Counter()
-    for report in reports:
-        causes.update(report.causes)
     return GroupReport(
         name="total",
         trees=sum(report.trees for report in reports),
         overlap=combine([report.overlap for report in reports]),
-        causes=causes,
+        causes=sum((report.causes for report in reports), start=Counter()),
     )
 
 

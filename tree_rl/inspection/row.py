@@ -1,4 +1,4 @@
-"""One row of a file as a forest takes it, and the error for files that hold none.
+"""One row of a file as a forest takes it, and the error for files without usable rows.
 
 Legend: L tokens of the row.
 """
@@ -19,7 +19,7 @@ class Row:
     """Token ids of one root-to-leaf sequence and what is known about it."""
 
     name: str
-    """How messages call it: "row 3", "row 3, call 2"."""
+    """Its name in error messages: "row 3", "row 3, call 2"."""
     group: str
     """Rows merge inside a group only: the prompt's uid or the task."""
     token_ids: np.ndarray
@@ -37,11 +37,7 @@ class Row:
 
 
 def check_vocabulary(rows: list[Row], vocab_size: int) -> None:
-    """Refuse ids that the model cannot embed.
-
-    Args:
-        rows: the rows.
-        vocab_size: ids must lie in [0, vocab_size).
+    """Refuse ids outside [0, vocab_size), which the model cannot embed.
 
     Raises:
         RowFileError: names the first row, position and id that do not.

@@ -51,47 +51,27 @@ def plan_run(rows: list[Row], max_tokens: int) -> RunPlan:
     """Plan every group as the engine does with `tree.mode: tree` and `tree.scope: uid`.
 
     Args:
-        rows: the rows.
-        max_tokens: C, most unique tokens of a forward.
-
-    Returns:
-        The plan.
-
-    Raises:
-        ValueError: a budget below 1.
+        rows: those of all groups.
+        max_tokens: most unique tokens of a forward, at least 1.
     """
     forest = forest_of(rows)
     groups, whole = [], []
-    for name, members in rows_by_group(rows).items():
+    for name, members in rows_by_group(row.group for row in rows).items():
         part = forest.select_rows(members)
-        fits = part.num_unique <= max_tokens
-        whole += [members] if fits else []
-        group = GroupRun(
-            name=name,
-            num_rows=len(members),
-            unique_tokens=part.num_unique,
-            partitions=None if fits else plan_partitions(part, max_tokens),
-        )
-        groups.append(group)
+        plan = None if part.num_unique <= max_tokens else plan_partitions(part, max_tokens)
+        whole += [] if plan else [members]
+        groups.append(GroupRun(name=name, num_rows=len(members), unique_tokens=part.num_unique, partitions=plan))
     alone = Forest.from_rows([row.token_ids for row in rows], merge_key=list(range(len(rows))))
     fitting = [[index] for index, row in enumerate(rows) if len(row.token_ids) <= max_tokens]
     packed = pack_groups(forest, whole, max_tokens=max_tokens)
+    counts = [count_attention_blocks(forest.select_rows(forward.rows).subtree_end) for forward in packed]
+    for one in (one for group in groups if group.partitions for one in group.partitions.partitions):
+        counts.append(count_attention_blocks(one.local_subtree_end, past_length=one.past_length))
     return RunPlan(
         max_tokens=max_tokens,
         groups=tuple(groups),
         whole=packed,
         flat=pack_groups(alone, fitting, max_tokens=max_tokens),
         oversized_rows=tuple(row for row in rows if len(row.token_ids) > max_tokens),
-        attention=_attention_blocks(forest, packed, [group.partitions for group in groups if group.partitions]),
+        attention=sum(counts, start=AttentionBlocks(full=0, partial=0)),
     )
-
-
-def _attention_blocks(
-    forest: Forest, whole: tuple[PackedGroups, ...], partitioned: list[PartitionPlan]
-) -> AttentionBlocks:
-    counts = [count_attention_blocks(forest.select_rows(forward.rows).subtree_end) for forward in whole]
-    for plan in partitioned:
-        counts += [
-            count_attention_blocks(part.local_subtree_end, past_length=part.past_length) for part in plan.partitions
-        ]
-    return sum(counts, start=AttentionBlocks(full=0, partial=0))

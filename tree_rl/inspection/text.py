@@ -13,17 +13,7 @@ RUNS = ("group", "rows", "unique", "runs", "partitions", "utilisation", "relayed
 
 
 def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelShape, *, at_most: int) -> str:
-    """The table of groups, the total, and the causes of branching.
-
-    Args:
-        reports: one per group.
-        total: their sum.
-        shape: model of the FLOP bound.
-        at_most: groups to list; the others are counted.
-
-    Returns:
-        Several lines.
-    """
+    """The table of at most `at_most` groups, the total, and the causes of branching; `shape` sets the FLOP bound."""
     lines = [_overlap_cells(report, shape) for report in reports[:at_most]]
     if len(reports) > 1:
         lines.append(_overlap_cells(total, shape))
@@ -31,21 +21,13 @@ def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelSh
     if len(reports) > at_most:
         table += f"\n({len(reports) - at_most} more groups in the total; list them with --groups {len(reports)})"
     if not total.causes:
-        return table + "\n\nNo branches: no two rows of a group part behind a common prefix."
+        return table + "\n\nNo branches: no two rows of a group share a prefix and then differ."
     causes = [(str(cause), f"{count:,}") for cause, count in total.causes.most_common()]
     return table + "\n\n" + format_table(("branches because of", "count"), causes)
 
 
 def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
-    """The totals beside those of rows without sharing, and the groups, those in partitions first.
-
-    Args:
-        plan: the plan.
-        at_most: groups to list; the others are counted.
-
-    Returns:
-        Several lines.
-    """
+    """The totals beside those of rows without sharing, and `at_most` groups, those in partitions first."""
     whole = [forward.unique_tokens for forward in plan.whole]
     parts = [partition.num_tokens for group in plan.partitioned for partition in group.partitions]
     flat = [forward.unique_tokens for forward in plan.flat]

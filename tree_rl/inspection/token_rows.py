@@ -19,16 +19,13 @@ def has_token_ids(columns: Columns) -> bool:
 
 
 def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
-    """Rows of a file of token ids.
+    """One row per row of a file of token ids.
 
     Args:
         columns: `input_ids`, or `prompt_ids` and `response_ids`, or verl's `prompts` and `responses`; optionally
             `response_mask` or `loss_mask`, as long as the row or its response. Without a mask a response counts as
             sampled.
         groups: group of each row.
-
-    Returns:
-        One row per row of the file.
 
     Raises:
         RowFileError: a missing or non-integer value, an empty row, a mask of another length.
@@ -37,12 +34,9 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
     mask = next((name for name in MASKS if name in columns), None)
     rows = []
     for number, group in enumerate(groups):
-        prompt = np.empty(0, dtype=np.int64)
-        if pair is None:
-            ids = integer_array(columns[WHOLE][number], number, WHOLE)
-        else:
-            prompt = integer_array(columns[pair[0]][number], number, pair[0])
-            ids = np.concatenate([prompt, integer_array(columns[pair[1]][number], number, pair[1])])
+        parts = [integer_array(columns[name][number], number, name) for name in pair or (WHOLE,)]
+        ids = np.concatenate(parts)
+        prompt = parts[0] if pair else ids[:0]
         trained = None if pair is None else np.arange(len(ids)) >= len(prompt)
         if mask is not None:
             marks = integer_array(columns[mask][number], number, mask)
@@ -52,7 +46,7 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
 
 
 def integer_array(value: Any, number: int, column: str) -> np.ndarray:
-    """One cell as int64 [L]; refuses, by row and column, what is absent, nested or not integer."""
+    """One cell as int64 [L]; the error for what is absent, nested or not integer names row and column."""
     if value is None:
         raise RowFileError(f"row {number}, column {column}: expected a list of integers, received nothing")
     array = np.asarray(value)
@@ -61,7 +55,7 @@ def integer_array(value: Any, number: int, column: str) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise RowFileError(
             f"row {number}, column {column}: expected a list of integers, received {str(value)[:60]}"
-            + (" (text: name the tokenizer and a messages column instead)" if isinstance(value, str) else "")
+            + (" (text: use --tokenizer and a column of messages)" if isinstance(value, str) else "")
         )
     return array.astype(np.int64)
 

@@ -30,14 +30,11 @@ class AttentionBlocks:
 
 
 def count_attention_blocks(subtree_end: np.ndarray, *, past_length: int = 0) -> AttentionBlocks:
-    """Count the blocks of a forest, exactly, in O(N + T B).
+    """Count the blocks of a forest, exactly, without a window, in O(N + T B).
 
     Args:
-        subtree_end: int [N], first DFS index past the subtree of each token.
+        subtree_end: int [N], first index past the subtree of each token.
         past_length: P, ancestors in front of the forest, visible to every token.
-
-    Returns:
-        The counts, without a window.
     """
     num_tokens = len(subtree_end)
     if num_tokens == 0:

@@ -22,10 +22,7 @@ def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = Non
     Args:
         sizes: of the things to pack.
         capacity: of a bin; a larger thing gets a bin of its own.
-        most_bins: leaves unpacked what does not fit into so many bins; None opens as many as it takes.
-
-    Returns:
-        The bins, none of them empty.
+        most_bins: leaves unpacked what does not fit into so many bins; None opens as many as it takes, none empty.
     """
     bins: Bins = []
     room: list[tuple[int, int]] = []
@@ -46,15 +43,9 @@ def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = Non
 def least_loaded(
     sizes: Sequence[float] | np.ndarray, num_bins: int, *, earlier: Sequence[float] | np.ndarray | None = None
 ) -> Bins:
-    """Largest first, each into the bin with the least load.
+    """Largest first, each into the bin with the least load; some bins may stay empty.
 
-    Args:
-        sizes: of the things to pack.
-        num_bins: number of bins.
-        earlier: load that each bin has from before; decides between bins of equal load. None: the first of them.
-
-    Returns:
-        ``num_bins`` bins, some perhaps empty.
+    Among bins of equal load the one with the least ``earlier`` load wins, then the first.
     """
     bins: Bins = [[] for _ in range(num_bins)]
     before = [0.0] * num_bins if earlier is None else [float(load) for load in earlier]
@@ -100,13 +91,7 @@ def kept_tokens(loads: list[int], bins: Bins) -> int:
 def bound_bins(loads: list[int], room_tokens: int, capacity_tokens: int) -> tuple[int, int]:
     """A lower bound on (bins, tokens kept), compared in that order: Martello and Toth's L2 for the bins.
 
-    Args:
-        loads: as in ``pack_loads``; the token's own partition counts as a bin filled up to its room.
-        room_tokens: A.
-        capacity_tokens: C.
-
-    Returns:
-        Bins and tokens kept.
+    Arguments are those of ``pack_loads``; the token's own partition counts as a bin filled up to its room.
     """
     total = sum(loads)
     if total <= room_tokens:

@@ -39,36 +39,24 @@ class CostModel:
         return self.per_token * tokens + self.per_pair * pairs + self.per_head_token * head_tokens
 
     def rows(self, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:
-        """Cost of each row by itself.
-
-        Args:
-            lengths: int [B], tokens of each row.
-            head_tokens: int [B], tokens with a loss in each row; None means all.
-
-        Returns:
-            float64 [B].
-        """
+        """Cost of each row by itself, float64 [B], from its tokens and its tokens with a loss (int [B]; None: all)."""
         tokens = np.asarray(lengths, dtype=np.float64)
         return self.step(tokens, tokens * (tokens + 1) / 2, tokens if head_tokens is None else head_tokens)
 
     def forest(self, forest: Forest, trained: Jagged | None = None) -> float:
-        """Cost of rows that run as one forest.
+        """Cost of rows that run as one forest; the head runs once per unique token that any row trains.
 
-        Args:
-            forest: the rows.
-            trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere. The head runs once per
-                unique token that any row trains.
+        ``trained`` [B, L_b] is nonzero where the row's token has a loss; None means everywhere.
         """
+        head_tokens = forest.num_unique if trained is None else np.count_nonzero(forest.rows_that_mark(trained))
         pairs = float(forest.position.sum(dtype=np.int64)) + forest.num_unique
-        return self.step(float(forest.num_unique), pairs, float(trained_unique_tokens(forest, trained).sum()))
+        return self.step(float(forest.num_unique), pairs, float(head_tokens))
 
     def tree_pays(self, forest: Forest, wanted: Jagged | None = None) -> bool:
         """Whether running a forest costs enough less than running its rows one by one.
 
-        Args:
-            forest: the rows.
-            wanted: [B, L_b], nonzero where the next token's log-prob is asked for: a forest's head runs there alone,
-                that of rows everywhere. None means everywhere.
+        ``wanted`` [B, L_b] is nonzero where the next token's log-prob is asked for; None means everywhere. The head of
+        a forest runs there alone, that of rows everywhere.
         """
         return float(self.rows(forest.row_index.lengths).sum()) >= LEAST_GAIN * self.forest(forest, wanted)
 
@@ -103,10 +91,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
-        """Read the sizes of a decoder from its Hugging Face config.
-
-        Args:
-            config: the entries of a config.json; for a mixture of experts, those of the experts that a token visits.
+        """Read the sizes of a decoder from the entries of its Hugging Face config.json.
 
         Raises:
             ValueError: names the sizes that are missing.
@@ -145,14 +130,3 @@ class ModelShape:
             per_pair=FORWARD_AND_BACKWARD * 4.0 * attention_layers * self.heads * self.head_dim,
             per_head_token=FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab,
         )
-
-
-def trained_unique_tokens(forest: Forest, trained: Jagged | None) -> np.ndarray:
-    """bool [N], unique tokens that have a loss in at least one row; ``trained`` is [B, L_b] or None for all."""
-    if trained is None:
-        return np.ones(forest.num_unique, dtype=bool)
-    if not np.array_equal(trained.offsets, forest.row_index.offsets):
-        raise ValueError("trained: expected one entry per row token, received rows of other lengths")
-    marks = np.zeros(forest.num_unique, dtype=bool)
-    marks[forest.row_index.values[trained.values != 0]] = True
-    return marks

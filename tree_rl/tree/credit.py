@@ -9,15 +9,7 @@ from tree_rl.tree.forest import Forest
 
 
 def sessions_of_segments(forest: Forest, session_of_row: np.ndarray) -> np.ndarray:
-    """Which sessions pass through each segment.
-
-    Args:
-        forest: of all rows of one prompt.
-        session_of_row: int [B], sessions numbered from 0.
-
-    Returns:
-        bool [S, P].
-    """
+    """Which sessions pass through each segment, bool [S, P]; ``session_of_row`` is int [B], numbered from 0."""
     passes_SP = np.zeros((forest.num_segments, int(session_of_row.max()) + 1), dtype=bool)
     segment_of_token = forest.segment_of_token
     for row, session in enumerate(session_of_row):

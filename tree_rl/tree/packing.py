@@ -11,7 +11,6 @@ import numpy as np
 
 from tree_rl.tree.bins import Bins, best_fit, least_loaded
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.order import RowOrder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,7 +56,12 @@ def pack_groups(
                 "run it in partitions (tree_rl.tree.partition.plan_partitions)"
             )
     bins = fill_bins(sizes, max_tokens)
-    packed = [_joined([members[index] for index in content], order, rank_of_row) for content in bins]
+    packed = []
+    for content in bins:
+        rows = np.sort(np.concatenate([members[index] for index in content]))
+        # A prefix that groups share runs once.
+        unique_tokens = order.take(np.sort(rank_of_row[rows])).num_unique
+        packed.append(PackedGroups(rows=rows, unique_tokens=unique_tokens))
     return tuple(sorted(packed, key=lambda one: (-one.unique_tokens, int(one.rows[0]))))
 
 
@@ -72,19 +76,8 @@ def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
 
 
 def fill_bins(sizes: list[int], capacity: int) -> Bins:
-    """As many bins as best fit needs, evened out where that fits.
-
-    Args:
-        sizes: of the items; one beyond the capacity gets a bin of its own.
-        capacity: of a bin.
-    """
+    """As many bins as best fit needs, evened out where that fits; an item beyond the capacity gets its own."""
     tight = best_fit(sizes, capacity)
     even = least_loaded(sizes, len(tight))
     fits = all(sum(sizes[index] for index in content) <= capacity for content in even)
     return even if fits else tight
-
-
-def _joined(groups: list[np.ndarray], order: RowOrder, rank_of_row: np.ndarray) -> PackedGroups:
-    """Groups in one forward; a prefix that they share runs once."""
-    rows = np.sort(np.concatenate(groups))
-    return PackedGroups(rows=rows, unique_tokens=order.take(np.sort(rank_of_row[rows])).num_unique)

@@ -32,15 +32,12 @@ def tree_mean_weights(forest: Forest, *, rows_of_tree_B: np.ndarray | None = Non
 
 
 def once_per_token_weights(forest: Forest, trained: Jagged | None = None) -> Jagged:
-    """1 / g_t for each row's token, so that every unique token weighs 1 in total, lambda_t = 1 (`token_unique`).
+    """1 / g_t for each row's token, float64 [B, L_b]: a unique token weighs lambda_t = 1 in total (`token_unique`).
 
     Args:
         forest: the rows.
         trained: [B, L_b], nonzero where the row's token has a loss; then g_t counts the rows that train the token, and
             tokens without a loss weigh 0. None means everywhere.
-
-    Returns:
-        float64 [B, L_b].
 
     Raises:
         ValueError: a mask whose shape is not that of the rows.
@@ -48,10 +45,8 @@ def once_per_token_weights(forest: Forest, trained: Jagged | None = None) -> Jag
     index = forest.row_index
     if trained is None:
         return index.with_values(1.0 / forest.path_count[index.values])
-    if not np.array_equal(trained.offsets, index.offsets):
-        raise ValueError("trained: expected one entry per row token, received rows of other lengths")
+    rows_that_train = forest.rows_that_mark(trained)
     is_trained = trained.values != 0
-    rows_that_train = np.bincount(index.values[is_trained], minlength=forest.num_unique)
     shares = np.zeros(forest.num_flat)
     shares[is_trained] = 1.0 / rows_that_train[index.values[is_trained]]
     return index.with_values(shares)

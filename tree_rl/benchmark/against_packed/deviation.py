@@ -60,12 +60,7 @@ def deviation_curves(
 ) -> Iterator[Columns]:
     """Train the replicas side by side; yield losses and relative differences of losses and gradients of each step.
 
-    Args:
-        model: the initial weights.
-        batches: used in turns; no advantage may be 0.
-        planners: of trees and packed rows.
-        steps: optimizer steps.
-        lr: of AdamW.
+    The batches are used in turns; no advantage may be 0.
     """
     replicas = {
         TREE: Replica(copy.deepcopy(model), planners[TREE], lr=lr),
@@ -76,8 +71,7 @@ def deviation_curves(
     for step in range(steps):
         results = {name: replica.step(batches[step % len(batches)]) for name, replica in replicas.items()}
         row: Columns = {"step": step} | {f"loss_{name}": loss for name, (loss, _) in results.items()}
-        for name, other in PAIRS:
-            row[f"loss_{name}_to_{other}"] = abs(results[name][0] / results[other][0] - 1)
+        row |= {f"loss_{name}_to_{other}": abs(results[name][0] / results[other][0] - 1) for name, other in PAIRS}
         for name, other in PAIRS:
             got, truth = results[name][1], results[other][1]
             row[f"gradient_{name}_to_{other}"] = float((got - truth).norm() / truth.norm())

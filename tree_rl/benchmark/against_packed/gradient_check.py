@@ -16,11 +16,7 @@ from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) -> GradientErrors:
     """Measure both errors on one batch and require the tree's to be small.
 
-    Args:
-        model: from `build_model`; its gradients are cleared.
-        batch: small: a copy of the model in higher precision must fit beside it.
-        tree: plans trees.
-        packed: plans packed rows.
+    A copy of the model in higher precision must fit beside it. Gradients of the model are cleared.
 
     Raises:
         GateError: the tree is further off than the packed rows.

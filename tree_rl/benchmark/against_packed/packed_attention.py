@@ -83,13 +83,7 @@ def packed_attention(
 ) -> torch.Tensor:
     """Causal attention inside each row: [F, Hq, D] from queries [F, Hq, D], keys and values [F, Hkv, D].
 
-    Args:
-        q_FHD: queries.
-        k_FHD: keys.
-        v_FHD: values.
-        layout: row boundaries.
-        scale: factor on the scores; None: D ** -0.5.
-        impl: "auto" or one of `IMPLEMENTATIONS`.
+    `scale` multiplies the scores; None takes D ** -0.5. `impl` is "auto" or one of `IMPLEMENTATIONS`.
 
     Raises:
         UnsupportedImplementation: `impl` cannot run on this device or dtype.

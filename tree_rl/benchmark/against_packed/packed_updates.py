@@ -8,11 +8,16 @@ from typing import Any
 import torch
 
 import tree_kernels
-from tree_rl.benchmark.against_packed import packed_attention, packed_linear_attention
+from tree_rl.benchmark.against_packed import packed_attention
 from tree_rl.benchmark.against_packed.deviation import deviation_curves, format_curves
 from tree_rl.benchmark.against_packed.gradient_check import check_gradients
 from tree_rl.benchmark.against_packed.profiled_update import profile_update
-from tree_rl.benchmark.against_packed.random_model import build_model, build_optimizer, delta_rule_implementation
+from tree_rl.benchmark.against_packed.random_model import (
+    PACKED_LINEAR_ATTENTION,
+    build_model,
+    build_optimizer,
+    delta_rule_implementation,
+)
 from tree_rl.benchmark.against_packed.update import PACKED, Planner, packed_planner, tree_planner, update
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.comparison import TREE, Comparison, format_comparisons, format_phases, time_in_turns
@@ -29,11 +34,7 @@ CURVE_BATCHES = 4
 
 
 def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
-    """Run the benchmark and return the rows of the CSV.
-
-    Args:
-        options: of the command.
-        say: prints a piece of text.
+    """Run the benchmark, report to `say`, and return the rows of the CSV.
 
     Raises:
         GateError: the tree's gradient is wrong.
@@ -74,15 +75,7 @@ def compare(
     repeats: int,
     before_timing: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Compare gradients, warm both sides up, then time them in turns: same model, optimizer and process.
-
-    Args:
-        model: from `build_model`.
-        optimizer: over its parameters.
-        batch: the rows.
-        planners: of `TREE` and `PACKED`.
-        repeats: timed updates of each side.
-        before_timing: called behind the warm-up, such as to trace both sides.
+    """Compare gradients, warm both sides up, call `before_timing`, then time both in turns, `repeats` times each.
 
     Raises:
         GateError: the tree's gradient is wrong.
@@ -140,7 +133,7 @@ def _setting(options: BenchOptions) -> Columns:
         "tree_attention": tree,
         "packed_attention": packed,
         "tree_linear_attention": delta_rule_implementation(size, *place) if linear else "",
-        "packed_linear_attention": packed_linear_attention.NAME if linear else "",
+        "packed_linear_attention": PACKED_LINEAR_ATTENTION if linear else "",
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),
         "learning_rate": f"{options.learning_rate if options.steps else LEARNING_RATE:g}",

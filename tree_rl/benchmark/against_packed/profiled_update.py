@@ -24,13 +24,7 @@ class UpdateProfile:
 
 
 def profile_update(model: Any, run: Callable[[], object], *, kernels: int = 12) -> UpdateProfile:
-    """Profile one call.
-
-    Args:
-        model: its decoder layers are marked meanwhile.
-        run: one update of the model.
-        kernels: lines of the text.
-    """
+    """Profile `run`, one update of the model; the text lists the longest kernels."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     with _marked_layers(model), profile(activities=activities) as profiler:
         run()

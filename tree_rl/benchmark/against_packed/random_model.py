@@ -4,16 +4,19 @@ import copy
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
-from tree_rl.benchmark.against_packed.packed_linear_attention import use_packed_linear_attention
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.models.recurrent.delta_net import tree_functions
+from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
 from tree_rl.models.routers.trace import RouterHooks
 
 CONFIGS: dict[str, type[PretrainedConfig]] = {
@@ -24,6 +27,9 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
 """By `ModelSize.family`."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 """Type of the model -> the higher precision it is compared with."""
+PACKED_LINEAR_ATTENTION = "tree kernels, rows apart"
+"""What Gated DeltaNet layers run over packed rows: transformers' own functions would carry the state from row to row.
+flash-linear-attention takes longer for forward and backward together (docs/benchmarks/kernels.md)."""
 
 
 def build_model(
@@ -53,7 +59,7 @@ def build_model(
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))
-    use_packed_linear_attention(model)
+    replace_during_trees(model, GATED_DELTA_NET, _packed_linear_attention, keyword="packed_layout")
     use_edge_head(model)
     if has_experts(model):
         RouterHooks(model)
@@ -100,3 +106,13 @@ def _attention_forward(
     """What transformers calls with queries, keys, values and a mask; the result is [1, F, H, D]."""
     q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in tensors_1HFD[:3] if t is not None)
     return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=kwargs.get("scaling"), impl=impl)[None], None
+
+
+def _packed_linear_attention(mixer: Any, layout: PackedLayout, _: object) -> dict[str, Any]:
+    return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, impl="auto")
+
+
+def _rows_apart(layout: PackedLayout) -> TreeLayout:
+    """A forest of rows that share nothing."""
+    ends = np.repeat(np.cumsum(layout.lengths), layout.lengths).astype(np.int32)
+    return TreeLayout.from_subtree_end(torch.from_numpy(ends)).to(layout.offsets.device)

@@ -67,11 +67,7 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
 def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool = False) -> Planner:
     """Rows end to end, at most `max_tokens` tokens a forward.
 
-    Args:
-        max_tokens: of a forward.
-        device: where plans go.
-        project_all: compute the log-prob of every token, prompts and observations included; otherwise of trained tokens
-            alone, as the tree does.
+    With `project_all` the log-prob of every token is computed; otherwise of trained tokens alone, as the tree does.
     """
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
@@ -87,14 +83,7 @@ def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool =
 
 
 def update(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, planner: Planner) -> UpdateTimes:
-    """One optimizer step on a batch, timed.
-
-    Args:
-        model: from `build_model`.
-        optimizer: over its parameters; gradients are cleared at the end.
-        batch: the rows.
-        planner: trees or packed rows.
-    """
+    """One optimizer step on a batch, timed; gradients of the model are cleared at the end."""
     clock = Stopwatch(next(model.parameters()).device)
     forwards: list[tuple[ForwardPlan, torch.Tensor]] = []
     plans = planner(batch)

@@ -47,11 +47,7 @@ class Side:
 
 
 def run_against_verl(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
-    """Run the benchmark and return the rows of the CSV.
-
-    Args:
-        options: of the command.
-        say: prints a piece of text.
+    """Run the benchmark, report to `say`, and return the rows of the CSV.
 
     Raises:
         GateError: our engine's gradient is wrong.

@@ -11,12 +11,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 
 
 def rows_as_received(batch: Batch, *, max_tokens: int) -> TensorDict:
-    """The rows for `compute_log_prob`: jagged columns and the flags of the trainer.
-
-    Args:
-        batch: the rows.
-        max_tokens: verl's token budget of a micro-batch.
-    """
+    """The rows for `compute_log_prob`: jagged columns and the trainer's flags; micro-batches of `max_tokens` tokens."""
     ids = [torch.from_numpy(row.astype(np.int64)) for row in batch.rows]
     prompts = [_prompt_length(trained) for trained in batch.trained]
     parts = list(zip(ids, batch.trained, prompts, strict=True))
@@ -45,10 +40,7 @@ def rows_as_received(batch: Batch, *, max_tokens: int) -> TensorDict:
 def rows_to_update(data: TensorDict, batch: Batch, log_probs: Any) -> TensorDict:
     """The rows for `update_actor`: with old log-probs, those of a reference (the same) and advantages.
 
-    Args:
-        data: from `rows_as_received`.
-        batch: the rows.
-        log_probs: jagged [B, L] that the engine computed, position i of token i + 1.
+    `log_probs` are the engine's, jagged [B, L], position i of token i + 1.
     """
     update = data.copy()
     lengths = [len(response) for response in data["responses"].unbind()]

@@ -61,13 +61,9 @@ class Forest:
         return _assemble(flat, sort_by_tokens(flat, keys))
 
     def select_rows(self, rows: Sequence[int] | np.ndarray) -> "Forest":
-        """The forest of a subset of the rows; merge keys keep their effect.
+        """The forest of distinct rows, as if built from them alone; merge keys keep their effect.
 
-        Args:
-            rows: distinct row indices; they become rows 0, 1, ... in the given order.
-
-        Returns:
-            A forest on its own, as if built from these rows.
+        They become rows 0, 1, ... in the given order.
 
         Raises:
             ValueError: a row twice.
@@ -153,6 +149,16 @@ class Forest:
     def row_tokens(self, row: int) -> np.ndarray:
         """int32 [L_b], token ids of one row."""
         return self.input_ids[self.row_index[row]]
+
+    def rows_that_mark(self, marks: Jagged) -> np.ndarray:
+        """int64 [N], rows that mark each unique token; ``marks`` [B, L_b] is nonzero where a row marks its token.
+
+        Raises:
+            ValueError: not one entry per row token.
+        """
+        if not np.array_equal(marks.offsets, self.row_index.offsets):
+            raise ValueError("marks: expected one entry per row token, received rows of other lengths")
+        return np.bincount(self.row_index.values[marks.values != 0], minlength=self.num_unique)
 
     def rows_through(self, token: int) -> np.ndarray:
         """int64 [g], rows that contain the edge ``parent[token] -> token``, ascending."""

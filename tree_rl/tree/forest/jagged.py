@@ -27,15 +27,7 @@ class Jagged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[np.ndarray], *, dtype: DTypeLike | None = None) -> "Jagged":
-        """Lay rows end to end.
-
-        Args:
-            rows: B arrays of one dimension.
-            dtype: dtype of the values; left out, NumPy's common dtype of the rows.
-
-        Returns:
-            The rows as one jagged array; no rows give B = 0.
-        """
+        """Lay B arrays of one dimension end to end; without a dtype the values take NumPy's common one."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
         return cls(values=values, offsets=offsets_of([len(array) for array in arrays]))

@@ -1,6 +1,6 @@
-"""Rows in an order where every shared prefix is a run of neighbours, with the prefix that each shares with the last.
+"""Rows in an order that puts common prefixes side by side, and how many tokens each row shares with the one before.
 
-Such an order determines the trie: no token is looked at again. Legend: B rows, S segments, F flat tokens.
+The order determines the trie without another look at the tokens. Legend: B rows, S segments, F flat tokens.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,11 @@ class RowOrder:
         return int((self.lengths - self.shared).sum())
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "RowOrder":
-        """The order of a subset of the rows.
-
-        Args:
-            rows: row indices, as a set: their order and repetitions do not matter.
-
-        Returns:
-            The subset in this order; ``shared`` becomes the smallest one in between.
-        """
+        """A subset of the rows in this order, whatever their own order and repetitions."""
         return self.take(np.flatnonzero(np.isin(self.rows, np.asarray(rows, dtype=np.int64))))
 
     def take(self, ranks: np.ndarray) -> "RowOrder":
-        """The order of the rows at the given ranks (int64, ascending and distinct)."""
+        """The rows at the given ranks (int64, ascending, distinct); ``shared`` becomes the smallest one in between."""
         shared = np.zeros(len(ranks), dtype=np.int64)
         if len(ranks) > 1:
             span = self.shared[ranks[0] : ranks[-1] + 1]
@@ -55,11 +48,8 @@ def sort_by_tokens(flat: Jagged, keys: MergeKeys | None) -> RowOrder:
     gives the same trie.
 
     Args:
-        flat: int32 token ids.
+        flat: int32 token ids; identical rows stay in the caller's order.
         keys: keeps equal ids apart; None merges by ids alone.
-
-    Returns:
-        The order; identical rows stay in the caller's order.
     """
     ids = list(flat)
     strings = [_sortable(ids[row], keys, row) for row in range(len(ids))]
@@ -83,14 +73,13 @@ def order_by_layout(
 ) -> RowOrder:
     """The order in which rows end in a depth-first layout; a row comes before its extensions.
 
+    Identical rows stay in the caller's order.
+
     Args:
         last_token_B: layout index of each row's last token.
         lengths_B: tokens of each row.
         start_S: layout index of each segment's first token.
         depth_S: position of each segment's first token.
-
-    Returns:
-        The order; identical rows stay in the caller's order.
     """
     rows = np.argsort(last_token_B, kind="stable")
     lengths = lengths_B[rows].astype(np.int64)

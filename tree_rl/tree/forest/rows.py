@@ -28,13 +28,7 @@ class MergeKeys:
 
 
 def flatten_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
-    """Check rows of token ids and lay them end to end.
-
-    Args:
-        rows: B sequences of non-negative integers, each of one dimension and at least one token.
-
-    Returns:
-        int32 ids; no rows give B = 0.
+    """Check rows of token ids, at least one each, and lay them end to end as int32; no rows give B = 0.
 
     Raises:
         RowError: an empty row, not one-dimensional, not integer, a negative id or one beyond int32.
@@ -59,9 +53,6 @@ def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndar
         merge_key: B entries. A hashable (adapter name, prompt id) keeps whole rows apart; an integer array or list as
             long as the row (image hashes) keeps single tokens apart. Rows of the two kinds never merge.
         lengths: int64 [B], tokens of each row.
-
-    Returns:
-        The keys in the form that sorting needs.
 
     Raises:
         ValueError: not one entry per row.

@@ -60,30 +60,18 @@ class Segments:
 
 
 def build_trie(order: RowOrder) -> Trie:
-    """One pass over the sorted rows with a stack of open segments: the right edge of the trie.
+    """One pass over B sorted rows with a stack of open segments: the right edge of the trie.
 
-    Args:
-        order: B rows with the prefix that each shares with the row before it.
-
-    Returns:
-        The trie; at most 2 B segments. A row that is a prefix of another ends a segment.
+    The trie has at most 2 B segments. A row that is a prefix of another ends a segment.
     """
-    parent: list[int] = []
-    end: list[int] = []
-    tokens: list[int] = []
-    count: list[int] = []
-    first_row: list[int] = []
-    first_rank: list[int] = []
+    columns: tuple[list[int], ...] = ([], [], [], [], [], [])
+    parent, end, tokens, count, first_row, first_rank = columns
     stack: list[int] = []
 
     def open_segment(end_depth: int, rank: int, row: int) -> None:
         stack.append(len(end))
-        parent.append(-1)
-        end.append(end_depth)
-        tokens.append(0)
-        count.append(0)
-        first_row.append(row)
-        first_rank.append(rank)
+        for column, value in zip(columns, (-1, end_depth, 0, 0, row, rank), strict=True):
+            column.append(value)
 
     # The last entry, an empty row that shares nothing, closes all that is open.
     ranks = zip([*order.rows.tolist(), -1], [*order.shared.tolist(), 0], [*order.lengths.tolist(), 0], strict=True)
@@ -104,20 +92,12 @@ def build_trie(order: RowOrder) -> Trie:
         if length:
             count[stack[-1]] += 1
             first_row[stack[-1]] = min(first_row[stack[-1]], row)
-    columns = (parent, end, tokens, count, first_row, first_rank)
     arrays = [np.array(column, dtype=np.int64) for column in columns]
-    names = ("parent", "end_depth", "tokens", "path_count", "first_row", "first_rank")
-    return Trie(**dict(zip(names, arrays, strict=True)))
+    return Trie(**dict(zip(Trie.__slots__, arrays, strict=True)))
 
 
 def lay_out(trie: Trie) -> tuple[Segments, np.ndarray]:
-    """Depth-first preorder with the heaviest subtree first, equal weights by first row.
-
-    Args:
-        trie: S segments.
-
-    Returns:
-        The segments in that order, and ``first_rank`` int64 [S] of each in the same order.
+    """Segments in depth-first preorder, heaviest subtree first, equal weights by first row; their ``first_rank`` [S].
 
     Raises:
         ValueError: more unique tokens than int32 can index.

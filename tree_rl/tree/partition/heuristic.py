@@ -6,19 +6,12 @@ a larger load can always leave in a partition of its own. Exact packing at each 
 
 from collections.abc import Callable
 
-from tree_rl.tree.bins import EXACT_LOADS, Bins, bound_bins, kept_tokens, pack_loads
+from tree_rl.tree.bins import EXACT_LOADS, bound_bins, kept_tokens, pack_loads
 from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
 
 
 def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:
-    """Cut from the leaves upwards.
-
-    Args:
-        problem: I items.
-
-    Returns:
-        The cuts, and whether no plan has fewer partitions or relays fewer tokens (True is a proof).
-    """
+    """Cut from the leaves upwards; True is a proof that no plan has fewer partitions or relays fewer tokens."""
     leader = [KEPT] * len(problem.length)
     certain = True
 
@@ -26,7 +19,10 @@ def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:
         nonlocal certain
         bins, proven = pack_loads(loads, room, problem.capacity_tokens)
         certain &= proven
-        _lead(bins, items, leader)
+        for content in bins:
+            first = min(items[index] for index in content)
+            for index in content:
+                leader[items[index]] = first
         return len(bins), kept_tokens(loads, bins)
 
     _walk_upwards(problem, pack)
@@ -37,9 +33,6 @@ def lower_bounds(problem: CutProblem) -> tuple[int, int]:
     """Bounds on the partitions and on the relayed tokens of any plan.
 
     A plan relays a token once for each partition that hangs below it, and each packing bounds their number.
-
-    Args:
-        problem: I items.
     """
 
     def pack(loads: list[int], room: int, _: list[int]) -> tuple[int, int]:
@@ -54,12 +47,7 @@ def lower_bounds(problem: CutProblem) -> tuple[int, int]:
 
 
 def least_depth(problem: CutProblem, relayed_tokens: int) -> int:
-    """A lower bound on the depth of plans that relay so many tokens: each path alone, filled from its root.
-
-    Args:
-        problem: I items.
-        relayed_tokens: more than 0 where something hangs from a cut.
-    """
+    """A lower bound on the depth of plans that relay so many tokens: each path alone, filled from its root."""
     capacity = problem.capacity_tokens
     reached: list[tuple[int, int]] = []
     for item, above in enumerate(problem.parent):
@@ -88,10 +76,3 @@ def _walk_upwards(problem: CutProblem, pack: Callable[[list[int], int, list[int]
         relayed_tokens += below * length + inner * top[item] + capacity * (inner * (inner - 1) // 2)
     bins, _ = pack([top[root] for root in problem.roots], 0, problem.roots)
     return bins + sum(hanging[root] for root in problem.roots), relayed_tokens
-
-
-def _lead(bins: Bins, items: list[int], leader: list[int]) -> None:
-    for content in bins:
-        first = min(items[index] for index in content)
-        for index in content:
-            leader[items[index]] = first

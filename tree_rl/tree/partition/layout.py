@@ -118,19 +118,7 @@ def lay_out_partitions(
     solver: SolverName,
     is_optimal: bool,
 ) -> PartitionPlan:
-    """Write out a plan.
-
-    Args:
-        forest: N unique tokens.
-        problem: the forest's items.
-        cuts: a choice of cuts.
-        lower_bound: proven least number of partitions.
-        solver: who chose.
-        is_optimal: whether the choice is proven best.
-
-    Returns:
-        The plan; no partitions for an empty forest.
-    """
+    """Write out the plan that a choice of cuts makes; the last three arguments are fields of the plan."""
     pieces = _pieces(forest, problem, cuts)
     order, ops = _depth_first(pieces.parent)
     number = np.empty(len(order), dtype=np.int32)
@@ -146,6 +134,9 @@ def lay_out_partitions(
     cut_tokens = [pieces.cut_token[old] for old in order]
     tokens = np.split(by_partition, ends[:-1]) if len(order) else []
     partitions = _partitions(forest, tokens, local_index, parents, cut_tokens)
+    live: list[int] = []
+    for size, above in zip(sizes.tolist(), parents, strict=True):
+        live.append(size + (live[above] if above >= 0 else 0))
     return PartitionPlan(
         capacity_tokens=problem.capacity_tokens,
         partitions=partitions,
@@ -154,7 +145,7 @@ def lay_out_partitions(
         ops=ops,
         relayed_tokens=sum(partition.past_length for partition in partitions),
         depth=cuts.depth,
-        peak_live_tokens=_peak_live_tokens(sizes.tolist(), parents),
+        peak_live_tokens=max(live, default=0),
         lower_bound=lower_bound,
         solver=solver,
         is_optimal=is_optimal,
@@ -237,10 +228,3 @@ def _partitions(
 def _cut(token: int, local_token: int, local_subtree_end: np.ndarray) -> Cut:
     path = np.flatnonzero(local_subtree_end[: local_token + 1] > local_token).astype(np.int32)
     return Cut(token=token, local_token=local_token, path=path)
-
-
-def _peak_live_tokens(sizes: list[int], parents: list[int]) -> int:
-    live: list[int] = []
-    for size, above in zip(sizes, parents, strict=True):
-        live.append(size + (live[above] if above >= 0 else 0))
-    return max(live, default=0)

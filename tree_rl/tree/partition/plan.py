@@ -35,10 +35,7 @@ def plan_partitions(
         time_limit_s: most seconds for the solver.
         solver: ``heuristic`` runs in linear time; ``cp_sat`` improves its plan until it is proven best or time is up,
             and needs OR-Tools; ``auto`` asks the solver where the heuristic's plan is not at a bound and the forest
-            has few places to cut.
-
-    Returns:
-        The plan; equal inputs give equal plans unless the clock stops the solver. No partitions for an empty forest.
+            has few places to cut. Equal inputs give equal plans unless the clock stops the solver.
 
     Raises:
         ValueError: a budget below 1, a negative time limit, an unknown solver.

@@ -64,15 +64,7 @@ class Cuts:
 
 
 def reduce_forest(forest: Forest, capacity_tokens: int) -> CutProblem:
-    """The items of a forest.
-
-    Args:
-        forest: N unique tokens.
-        capacity_tokens: C, at least 1.
-
-    Returns:
-        The problem; no items for an empty forest.
-    """
+    """The items of a forest for partitions of at most C tokens."""
     segments = forest.segments
     heavy = segments.subtree_end - segments.start > capacity_tokens
     is_root = segments.parent < 0
@@ -125,13 +117,6 @@ def room_below(length: int, capacity_tokens: int) -> int:
 def measure_cuts(problem: CutProblem, leader: list[int]) -> Cuts:
     """What a choice of cuts costs.
 
-    Args:
-        problem: I items.
-        leader: [I], see ``Cuts``.
-
-    Returns:
-        The choice with its pieces and its score.
-
     Raises:
         ValueError: a partition beyond the capacity, or a root that is kept.
     """
@@ -158,18 +143,14 @@ def measure_cuts(problem: CutProblem, leader: list[int]) -> Cuts:
         relayed += inner[item] * above_first_cut + capacity * (inner[item] * (inner[item] - 1) // 2)
     if max(load, default=0) > capacity:
         raise ValueError(f"item {load.index(max(load))}: its partition of {max(load)} tokens exceeds {capacity}")
+    level: list[int] = []
+    for item, above in enumerate(problem.parent):
+        level.append((level[above] if above >= 0 else 0) + (leader[item] != KEPT) + inner[item])
     return Cuts(
         leader=leader,
         top=top,
         inner=inner,
         partitions=partitions,
         relayed_tokens=relayed,
-        depth=_depth(problem, leader, inner),
+        depth=max(level, default=0),
     )
-
-
-def _depth(problem: CutProblem, leader: list[int], inner: list[int]) -> int:
-    level: list[int] = []
-    for item, above in enumerate(problem.parent):
-        level.append((level[above] if above >= 0 else 0) + (leader[item] != KEPT) + inner[item])
-    return max(level, default=0)

@@ -36,13 +36,9 @@ class _Model:
 def improve_cuts(
     problem: CutProblem, start: Cuts, bounds: tuple[int, int], *, time_limit_s: float
 ) -> tuple[Cuts, bool]:
-    """Improve a choice of cuts until it is proven best or time is up.
+    """Improve a choice of cuts until it is proven best or ``time_limit_s`` seconds are up.
 
-    Args:
-        problem: I items.
-        start: the heuristic's choice.
-        bounds: proven least partitions and relayed tokens.
-        time_limit_s: most seconds over all aims.
+    ``bounds`` are the proven least partitions and relayed tokens.
 
     Returns:
         The best choice found (``start`` itself where nothing is better), and whether it is proven best.

@@ -16,8 +16,6 @@ class Shown:
 
     segments: np.ndarray
     """int64, shown segments in layout order."""
-    level: np.ndarray
-    """int64 [S], ancestors of each segment."""
     shown_branches: np.ndarray
     """int64 [S], children of each segment that are shown."""
     hidden_branches: np.ndarray
@@ -31,15 +29,7 @@ class Shown:
 
 
 def choose_shown(forest: Forest, *, max_segments: int, max_level: int | None = None) -> Shown:
-    """Choose the heaviest segments.
-
-    Args:
-        forest: the rows.
-        max_segments: most segments to show.
-        max_level: most ancestors of a shown segment; None means any.
-
-    Returns:
-        The choice, closed under ancestors.
+    """Choose the ``max_segments`` heaviest segments with at most ``max_level`` ancestors (None: any number).
 
     Raises:
         ValueError: a limit below 1.
@@ -56,22 +46,20 @@ def choose_shown(forest: Forest, *, max_segments: int, max_level: int | None = N
     chosen = candidates[np.argsort(-tokens[candidates], kind="stable")][:max_segments]
     is_shown = np.zeros(len(segments), dtype=bool)
     is_shown[chosen] = True
-    hidden_child = np.flatnonzero(~is_shown & (segments.parent >= 0))
-    hidden_branches = np.bincount(segments.parent[hidden_child], minlength=len(segments))
-    hidden_tokens = np.bincount(
-        segments.parent[hidden_child], weights=tokens[hidden_child], minlength=len(segments)
-    ).astype(np.int64)
     child = np.flatnonzero(segments.parent >= 0)
-    rows_in_children = np.bincount(
-        segments.parent[child], weights=segments.path_count[child], minlength=len(segments)
-    ).astype(np.int64)
+    hidden_child = child[~is_shown[child]]
+
+    def sum_by_parent(amount: np.ndarray, children: np.ndarray) -> np.ndarray:
+        sums = np.bincount(segments.parent[children], weights=amount[children], minlength=len(segments))
+        return sums.astype(np.int64)
+
+    hidden_branches = sum_by_parent(np.ones(len(segments)), hidden_child)
     return Shown(
         segments=np.sort(chosen),
-        level=level,
         shown_branches=segments.num_children - hidden_branches,
         hidden_branches=hidden_branches,
-        hidden_tokens=hidden_tokens,
-        rows_that_end=segments.path_count - rows_in_children,
+        hidden_tokens=sum_by_parent(tokens, hidden_child),
+        rows_that_end=segments.path_count - sum_by_parent(segments.path_count, child),
         hidden_roots=int((~is_shown & (segments.parent < 0)).sum()),
     )
 

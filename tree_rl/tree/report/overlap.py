@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.cost import ModelShape, trained_unique_tokens
+from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -59,23 +59,16 @@ class Overlap:
 
 
 def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
-    """Overlap of a forest.
-
-    Args:
-        forest: the rows.
-        trained: [B, L_b], nonzero where the row's token has a loss; None means everywhere.
-
-    Returns:
-        The figures; zeros for an empty forest.
-    """
+    """Overlap of a forest; ``trained`` [B, L_b] is nonzero where the row's token has a loss, None means everywhere."""
     lengths = forest.row_index.lengths
+    head_tokens = forest.num_unique if trained is None else np.count_nonzero(forest.rows_that_mark(trained))
     return Overlap(
         paths=forest.num_rows,
         unique_tokens=forest.num_unique,
         flat_tokens=forest.num_flat,
         unique_pairs=int(forest.position.sum(dtype=np.int64)) + forest.num_unique,
         flat_pairs=int((lengths * (lengths + 1) // 2).sum()),
-        unique_head_tokens=int(trained_unique_tokens(forest, trained).sum()),
+        unique_head_tokens=int(head_tokens),
         flat_head_tokens=forest.num_flat if trained is None else int((trained.values != 0).sum()),
         depth=int(lengths.max(initial=0)),
     )

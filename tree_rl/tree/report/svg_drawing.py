@@ -23,8 +23,8 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
     Args:
         forest: the rows.
         width: pixels; the height follows from the number of leaves.
-        max_segments: most segments to draw; the heaviest are chosen, ``+n`` marks segments
-            all of whose branches are left out, a tooltip tells the others.
+        max_segments: most segments to draw, the heaviest first. ``+n`` marks a segment without drawn branches;
+            tooltips count all branches that are not drawn.
         title: first line; None draws the figures alone.
 
     Returns:
