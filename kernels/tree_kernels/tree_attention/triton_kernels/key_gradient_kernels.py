@@ -107,9 +107,11 @@ def key_gradient_kernel(
                 weight_CR, slope_CR = softmax_weights(raw_CR, lse_log2_R[None, :], scale_log2, cap_log2, CAPPED)
                 if MASKED:
                     query_R = token_R + past
-                    visible_CR = (key_C[:, None] <= query_R[None, :]) & (query_R[None, :] < key_end_C[:, None])
+                    query_depth_R = query_R
                     if WINDOWED:
                         query_depth_R = tl.load(key_depth_pointer + query_R, mask=query_R < num_keys, other=0)
+                    visible_CR = (key_C[:, None] <= query_R[None, :]) & (query_R[None, :] < key_end_C[:, None])
+                    if WINDOWED:
                         visible_CR = visible_CR & (query_depth_R[None, :] - key_depth_C[:, None] < window)
                     weight_CR = tl.where(visible_CR, weight_CR, 0.0)
                 if OF_VALUES:
