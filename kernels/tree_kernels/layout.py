@@ -4,13 +4,17 @@ In DFS order token i sees token j iff j <= i < subtree_end[j], on top of a fully
 Legend: N unique tokens, P past tokens, M keys that a query block reads.
 """
 
+import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from tree_kernels.host_copy import moved
+
+Options = ParamSpec("Options")
+Made = TypeVar("Made")
 
 
 class TreeLayout:
@@ -123,6 +127,20 @@ class TreeLayout:
 
     def __repr__(self) -> str:
         return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
+
+
+def kept(
+    build: Callable[Concatenate[TreeLayout, Options], Made],
+) -> Callable[Concatenate[TreeLayout, Options], Made]:
+    """`build`, called once for a layout and one set of hashable options; what it makes is kept with the layout."""
+
+    @functools.wraps(build)
+    def once(layout: TreeLayout, *args: Options.args, **kwargs: Options.kwargs) -> Made:
+        key = (build.__module__, build.__qualname__, args, tuple(sorted(kwargs.items())))
+        made: Made = layout.metadata(key, lambda own: build(own, *args, **kwargs))
+        return made
+
+    return once
 
 
 def _positions(end: torch.Tensor) -> torch.Tensor:

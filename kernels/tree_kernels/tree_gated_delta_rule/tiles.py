@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.parents import LayoutSegments, segments_of
 
 START = -1
@@ -52,7 +52,8 @@ class TilePlan:
         return len(self.token)
 
 
-def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: Sequence[int] = ()) -> TilePlan:
+@kept
+def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: tuple[int, ...] = ()) -> TilePlan:
     """The tiles of a layout, built on the host at the first call and kept with it.
 
     Args:
@@ -60,8 +61,7 @@ def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: Sequence[int] = (
         tile_tokens: most tokens C of a tile.
         wanted: tokens whose states the caller reads.
     """
-    key = ("delta_tiles", tile_tokens, tuple(wanted))
-    return layout.metadata(key, lambda own: plan_tiles(segments_of(own), tile_tokens, tuple(wanted)))
+    return plan_tiles(segments_of(layout), tile_tokens, wanted)
 
 
 def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import key_depths, key_ends
 
 MAX_RUNS = 8
@@ -78,6 +78,7 @@ class QueryBlock:
             done += last - first
 
 
+@kept
 def query_blocks(layout: TreeLayout, block_tokens: int, window: int | None) -> tuple[QueryBlock, ...]:
     """The blocks of a layout, built at the first call and kept with it.
 
@@ -86,15 +87,10 @@ def query_blocks(layout: TreeLayout, block_tokens: int, window: int | None) -> t
         block_tokens: tokens per block.
         window: attention window in tokens of depth, or None.
     """
-
-    def build(own: TreeLayout) -> tuple[QueryBlock, ...]:
-        end, depth = key_ends(own).cpu().numpy(), key_depths(own).cpu().numpy()
-        bounds = (
-            (start, min(start + block_tokens, own.num_tokens)) for start in range(0, own.num_tokens, block_tokens)
-        )
-        return tuple(_block(own, *bound, end, depth, window) for bound in bounds)
-
-    return layout.metadata(("query_blocks", block_tokens, window), build)
+    end, depth = key_ends(layout).cpu().numpy(), key_depths(layout).cpu().numpy()
+    starts = range(0, layout.num_tokens, block_tokens)
+    bounds = ((start, min(start + block_tokens, layout.num_tokens)) for start in starts)
+    return tuple(_block(layout, *bound, end, depth, window) for bound in bounds)
 
 
 def _block(
