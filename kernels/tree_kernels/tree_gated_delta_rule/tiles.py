@@ -156,8 +156,6 @@ def _joined(pieces: list[Piece], most: int) -> tuple[int, list[int], list[Piece]
     size: int = 0
     ranges: list[int] = []
     left_over: list[Piece] = []
-    if not pieces:
-        return size, ranges, left_over
     for piece in sorted(pieces, key=lambda piece: piece[0]):
         if size + piece[0] < most:
             size += piece[0]

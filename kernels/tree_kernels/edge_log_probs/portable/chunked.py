@@ -22,15 +22,7 @@ def chunked_edge_log_probs(
     rows: EdgeRows,
     options: EdgeOptions,
 ) -> EdgeValues:
-    """Log-probs, entropies and sums of squared probabilities, each [E] in the accumulation dtype.
-
-    Args:
-        hidden_NC: [N, C].
-        head_weight_VC: [V, C].
-        bias_V: [V] or None.
-        rows: the unique rows of the edges.
-        options: what to return, and how many rows at a time.
-    """
+    """Log-probs, entropies and sums of squared probabilities, each [E] in the accumulation dtype."""
     return _values(_ChunkedEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, options), options)
 
 

@@ -5,11 +5,13 @@ so those seen by the whole block come first. Keys and queries are counted with t
 Legend: N unique tokens, P past tokens, B tokens of a block, M its keys, R keys that some of its queries do not see.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from tree_kernels.host_copy import to_device
 from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import key_depths, key_ends
 
@@ -111,10 +113,7 @@ def _block(
     bounds = zip(keys[np.append(0, breaks)].tolist(), keys[np.append(breaks, len(keys)) - 1].tolist(), strict=True)
     runs = tuple((a, b + 1) for a, b in bounds)
 
-    def on_device(values: np.ndarray) -> torch.Tensor:
-        """The array on the layout's device."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(layout.device)
-
+    on_device = functools.partial(to_device, device=layout.device)
     return QueryBlock(
         start=start,
         stop=stop,
