@@ -65,10 +65,9 @@ class TreeLayout:
         Args:
             subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
             past_length: number P of ancestor tokens whose keys and values precede the forest.
-            partial_share: partly visible among visited blocks of 128 x 128 tokens, counted on the host because a count
-                on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
-            on_host: the same vector in host memory; only needed for data on an accelerator, where reading it would
-                synchronise: rows of leaves, recurrences and convolutions are planned on the host.
+            partial_share: as above; it only tells `impl="auto"` of attention which kernel is faster.
+            on_host: as above; only needed for data on an accelerator, where reading it would synchronise: rows of
+                leaves, recurrences and convolutions are planned on the host.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
@@ -135,7 +134,7 @@ def kept(
     """`build`, called once for a layout and one set of hashable options; what it makes is kept with the layout."""
 
     @functools.wraps(build)
-    def once(layout: TreeLayout, *args: Options.args, **kwargs: Options.kwargs) -> Made:
+    def once(layout: TreeLayout, /, *args: Options.args, **kwargs: Options.kwargs) -> Made:
         key = (build.__module__, build.__qualname__, args, tuple(sorted(kwargs.items())))
         made: Made = layout.metadata(key, lambda own: build(own, *args, **kwargs))
         return made

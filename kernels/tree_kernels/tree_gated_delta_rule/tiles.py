@@ -25,8 +25,6 @@ Piece = tuple[int, list[int]]
 class TilePlan:
     """Tiles, ordered by depth in the tree of tiles: those of one depth need only the states that leave the last."""
 
-    num_tokens: int
-    """N."""
     token: np.ndarray
     """int32 [T, C], tokens of each tile in DFS order; N in the rows behind its last token."""
     tile_of_token: np.ndarray
@@ -45,11 +43,6 @@ class TilePlan:
     caller asked for."""
     wanted: np.ndarray
     """int64, exit of each token that the caller asked for."""
-
-    @property
-    def num_tiles(self) -> int:
-        """Number T of tiles."""
-        return len(self.token)
 
 
 @kept
@@ -86,7 +79,6 @@ def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]
     exit_of_token = np.full(num_tokens + 1, START, dtype=np.int64)
     exit_of_token[exit_token] = np.arange(len(exit_token))
     return TilePlan(
-        num_tokens=num_tokens,
         token=token,
         tile_of_token=tile_of_token,
         row_of_token=row_of_token,

@@ -7,6 +7,7 @@ M = P + N keys, H query heads; T rows and C columns of a block list.
 from dataclasses import dataclass, fields
 
 import torch
+from torch.nn.functional import pad
 
 from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
@@ -88,13 +89,14 @@ def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | No
     forward_block, backward_block = FORWARD_BLOCKS[head_size], BACKWARD_BLOCKS[head_size]
     by_query = block_lists(padded, query_block=forward_block[0], key_block=forward_block[1], by="query", window=window)
     by_key = block_lists(padded, query_block=backward_block[0], key_block=backward_block[1], by="key", window=window)
+    depth_padding = -padded.num_tokens % VECTOR_PADDING
     return Fa4Plan(
         padding=padding,
         forward=for_heads(by_query, heads, forward_block),
         backward=for_heads(by_key, heads, backward_block),
         ends=key_ends(padded),
         key_depths=None if window is None else key_depths(padded),
-        query_depths=None if window is None else _query_depths(padded),
+        query_depths=None if window is None else pad(padded.depth, (0, depth_padding)).contiguous(),
         window=window,
     )
 
@@ -122,8 +124,3 @@ def _with_lone_tokens(layout: TreeLayout, count: int) -> TreeLayout:
         torch.cat([layout.position, torch.zeros_like(ends)]),
         layout.past_length,
     )
-
-
-def _query_depths(layout: TreeLayout) -> torch.Tensor:
-    """int32 [N rounded up to VECTOR_PADDING], 0 behind."""
-    return torch.nn.functional.pad(layout.depth, (0, -layout.num_tokens % VECTOR_PADDING)).contiguous()

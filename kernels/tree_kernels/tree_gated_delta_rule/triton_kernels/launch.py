@@ -131,7 +131,7 @@ def gradients(
     exit_gradients_kernel[problem.of_key_heads](
         problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
         plan.main_row, plan.side_start, plan.side_row, d_k, parts_of_exits, *problem.counts,
-        **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=plan.num_sides > 0,
+        **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=len(plan.side_row) > 0,
     )  # fmt: skip
     key_gradients_kernel[problem.of_key_heads](
         problem.q, problem.k, problem.beta, inverse, d_reads, d_scores, d_overlap, decays.path, plan.token, d_k,
@@ -156,10 +156,10 @@ def _walk_back(
     (float32, the wanted states' behind them); `d_written` becomes whole."""
     plan, (heads, keys, values) = problem.plan, problem.initial_state.shape
     d_main = problem.of_tiles(keys, values)
-    d_side = problem.v.new_empty(plan.num_sides, heads, keys, values)
-    d_joint = problem.initial_state.new_empty(plan.num_joints, heads, keys, values)
-    d_source = problem.initial_state.new_empty(plan.num_chains + len(d_states), heads, keys, values)
-    d_source[plan.num_chains :] = d_states
+    d_side = problem.v.new_empty(len(plan.side_row), heads, keys, values)
+    d_joint = problem.initial_state.new_empty(len(plan.joint_tile), heads, keys, values)
+    d_source = problem.initial_state.new_empty(len(plan.chain_slot) + len(d_states), heads, keys, values)
+    d_source[len(plan.chain_slot) :] = d_states
     launches = problem.launches
     for level in reversed(plan.levels):
         if level.joints:

@@ -30,16 +30,8 @@ class Level:
 class DevicePlan:
     """Everything int32 on the device unless said otherwise; what has no docstring is as in `ChainPlan`."""
 
-    num_tiles: int
-    """T"""
-    num_chains: int
-    """L"""
     num_slots: int
     """slots of stored states, the first of them the initial state's"""
-    num_sides: int
-    """X"""
-    num_joints: int
-    """J"""
     levels: tuple[Level, ...]
     """from the roots down"""
     token: torch.Tensor
@@ -104,11 +96,7 @@ def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -
     host += [array.astype(np.int64) for array in indices.values()]
     tensors = dict(zip((*arrays, *indices), to_device_together(host, layout.device), strict=True))
     return DevicePlan(
-        num_tiles=plan.num_tiles,
-        num_chains=plan.num_chains,
         num_slots=plan.num_slots,
-        num_sides=len(plan.side_row),
-        num_joints=len(joint_tile),
         levels=levels,
         **tensors,
     )

@@ -38,17 +38,17 @@ class Problem:
     @property
     def counts(self) -> tuple[int, int]:
         """N and T."""
-        return self.v.shape[0], self.plan.num_tiles
+        return self.v.shape[0], len(self.plan.token)
 
     @property
     def of_value_heads(self) -> tuple[int, int]:
         """Grid of a program for each tile and value head."""
-        return self.plan.num_tiles, self.v.shape[1]
+        return len(self.plan.token), self.v.shape[1]
 
     @property
     def of_key_heads(self) -> tuple[int, int]:
         """Grid of a program for each tile and key head."""
-        return self.plan.num_tiles, self.k.shape[1]
+        return len(self.plan.token), self.k.shape[1]
 
     def of_tiles(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Unwritten [T, H, ...]."""
