@@ -65,8 +65,8 @@ class TreeLayout:
         Args:
             subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
             past_length: number P of ancestor tokens whose keys and values precede the forest.
-            partial_share: as above; it only tells `impl="auto"` of attention which kernel is faster.
-            on_host: as above; only needed for data on an accelerator, where reading it would synchronise: rows of
+            partial_share: as the attribute; it only tells `impl="auto"` of attention which kernel is faster.
+            on_host: as the attribute; only needed for data on an accelerator, where reading it would synchronise: rows of
                 leaves, recurrences and convolutions are planned on the host.
 
         Raises:
