@@ -66,8 +66,8 @@ class TreeLayout:
             subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
             past_length: number P of ancestor tokens whose keys and values precede the forest.
             partial_share: as the attribute; it only tells `impl="auto"` of attention which kernel is faster.
-            on_host: as the attribute; only needed for data on an accelerator, where reading it would synchronise: rows of
-                leaves, recurrences and convolutions are planned on the host.
+            on_host: as the attribute; only needed for data on an accelerator, where reading it would synchronise: rows
+                of leaves, recurrences and convolutions are planned on the host.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
