@@ -35,10 +35,8 @@ INTEGERS = (
 
 def kernels_of(launches: Launches) -> dict[str, tuple[Any, Launch]]:
     """Every kernel that has a launch, by name."""
-    blocks = launches.inverse_block_rows is not None
-    prepare = prepare_kernels.prepare_blocks_kernel if blocks else prepare_kernels.prepare_kernel
     return {
-        "prepare": (prepare, launches.prepare),
+        "prepare": (prepare_kernels.prepare_kernel, launches.prepare),
         "products": (prepare_kernels.products_kernel, launches.products),
         "walk": (state_kernels.walk_kernel, launches.walk),
         "walk_of_few": (state_kernels.walk_kernel, launches.walk_of_few),

@@ -78,7 +78,7 @@ def test_tiles_of_every_shape(shape: str, size: int) -> None:
     parent = SHAPES[shape](size)
     plan = check(parent, 64)
     if shape == "chain":
-        assert plan.num_tiles == -(-size // 64)
+        assert len(plan.token) == -(-size // 64)
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
     assert parents_of(layout).tolist() == parent and parents_of(layout) is parents_of(layout)
 
@@ -91,4 +91,4 @@ def test_stubs_of_a_few_tokens_do_not_occupy_a_tile_each(stub: int, most_tiles: 
     parent = list(range(-1, trunk - 1))
     for turn in reversed(range(turns)):
         parent += [turn * stub + stub - 1, *range(len(parent), len(parent) + stub - 1)]
-    assert check(parent, 64).num_tiles <= most_tiles
+    assert len(check(parent, 64).token) <= most_tiles

@@ -38,13 +38,7 @@ def check_tokens(op: str, argument: str, tokens: tuple[int, ...] | None, num_tok
 def initial_state_or_zeros(
     op: str, state: torch.Tensor | None, like: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """The state before the roots, zeros for None; in float32, float64 for float64 inputs.
-
-    Args:
-        op: name of the operation, for the message.
-        state: what the caller gave.
-        like: an input, for dtype and device.
-        shape: the shape that the state must have.
+    """The state before the roots, zeros for None; in float32, float64 where `like`, an input, is.
 
     Raises:
         ValueError: the state has another shape or dtype.

@@ -27,12 +27,7 @@ def to_device(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[torch.Tensor]:
     """Copy arrays by one copy of one pinned buffer, where many small ones would cost the host a call each.
 
-    Args:
-        arrays: of dtypes that torch knows.
-        device: where they go.
-
-    Returns:
-        A tensor of each, dtypes and shapes kept; they share one allocation.
+    The tensors keep dtypes, which torch must know, and shapes; they share one allocation.
     """
     starts = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)]).tolist()
     is_pinned = torch.device(device).type == "cuda"
@@ -42,10 +37,6 @@ def to_device_together(arrays: Sequence[np.ndarray], device: torch.device | str)
         of_host[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
     on_device = buffer.to(device, non_blocking=is_pinned)
     return [
-        on_device[start : start + array.nbytes].view(_dtype(array)).view(array.shape)
+        on_device[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         for array, start in zip(arrays, starts[:-1], strict=True)
     ]
-
-
-def _dtype(array: np.ndarray) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype

@@ -23,14 +23,8 @@ def check_implementation(impl: str, implementations: tuple[str, ...]) -> None:
 def implementation_to_run(
     op: str, impl: str, choose: Callable[..., str], refuse: Callable[..., str | None], **problem: Any
 ) -> str:
-    """`impl`, or what "auto" stands for.
-
-    Args:
-        op: name of the operation, for the message.
-        impl: what the caller asked for.
-        choose: the operation's `chosen_implementation`.
-        refuse: the operation's `unavailable_reason`.
-        problem: what both ask about: device, dtype, sizes.
+    """`impl`, or what "auto" stands for: `choose` and `refuse` are the operation's `chosen_implementation` and
+    `unavailable_reason`, and `problem` is what both ask about: device, dtype, sizes.
 
     Raises:
         ValueError: there is no implementation of that name.

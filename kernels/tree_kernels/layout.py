@@ -4,13 +4,17 @@ In DFS order token i sees token j iff j <= i < subtree_end[j], on top of a fully
 Legend: N unique tokens, P past tokens, M keys that a query block reads.
 """
 
+import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from tree_kernels.host_copy import moved
+
+Options = ParamSpec("Options")
+Made = TypeVar("Made")
 
 
 class TreeLayout:
@@ -61,10 +65,9 @@ class TreeLayout:
         Args:
             subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
             past_length: number P of ancestor tokens whose keys and values precede the forest.
-            partial_share: partly visible among visited blocks of 128 x 128 tokens, counted on the host because a count
-                on an accelerator would synchronise; it only tells `impl="auto"` of attention which kernel is faster.
-            on_host: the same vector in host memory; only needed for data on an accelerator, where reading it would
-                synchronise: rows of leaves, recurrences and convolutions are planned on the host.
+            partial_share: as the attribute; it only tells `impl="auto"` of attention which kernel is faster.
+            on_host: as the attribute; only needed for data on an accelerator, where reading it would synchronise: rows
+                of leaves, recurrences and convolutions are planned on the host.
 
         Raises:
             TypeError: `subtree_end` is not of an integer dtype.
@@ -123,6 +126,20 @@ class TreeLayout:
 
     def __repr__(self) -> str:
         return f"TreeLayout(num_tokens={self.num_tokens}, past_length={self.past_length}, device={self.device})"
+
+
+def kept(
+    build: Callable[Concatenate[TreeLayout, Options], Made],
+) -> Callable[Concatenate[TreeLayout, Options], Made]:
+    """`build`, called once for a layout and one set of hashable options; what it makes is kept with the layout."""
+
+    @functools.wraps(build)
+    def once(layout: TreeLayout, /, *args: Options.args, **kwargs: Options.kwargs) -> Made:
+        key = (build.__module__, build.__qualname__, args, tuple(sorted(kwargs.items())))
+        made: Made = layout.metadata(key, lambda own: build(own, *args, **kwargs))
+        return made
+
+    return once
 
 
 def _positions(end: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,24 +28,18 @@ class LayoutSegments:
         return np.where(self.above >= 0, self.start[self.above + 1] - 1, -1)
 
 
-def segments_of(layout: TreeLayout) -> LayoutSegments:
-    """The segments of a layout, found at the first call and kept with it."""
-    return layout.metadata("segments", _find_segments)
-
-
+@kept
 def parents_of(layout: TreeLayout) -> np.ndarray:
     """int32 [N], the token before each token on its path, -1 at a root of the forest; built once per layout."""
-
-    def build(own: TreeLayout) -> np.ndarray:
-        segments = segments_of(own)
-        parent = np.arange(-1, own.num_tokens - 1, dtype=np.int32)
-        parent[segments.start[:-1]] = segments.parent
-        return parent
-
-    return layout.metadata("parents", build)
+    segments = segments_of(layout)
+    parent = np.arange(-1, layout.num_tokens - 1, dtype=np.int32)
+    parent[segments.start[:-1]] = segments.parent
+    return parent
 
 
-def _find_segments(layout: TreeLayout) -> LayoutSegments:
+@kept
+def segments_of(layout: TreeLayout) -> LayoutSegments:
+    """The segments of a layout, found at the first call and kept with it."""
     end = layout.subtree_end_on_host()
     is_start = np.ones(len(end), dtype=bool)
     # A token is the only child of the one before it iff their subtrees end together.

@@ -91,9 +91,7 @@ def edge_log_probs(
     _check_head(hidden_NC, head_weight_VC, bias)
     options = _options(hidden_NC.device, head_weight_VC.shape[0], entropy, softcap, sum_pi_squared, chunk_rows)
     with torch.autocast(hidden_NC.device.type, enabled=False):
-        return reference_edge_log_probs(
-            hidden_NC, head_weight_VC, bias, edge_source, edge_target, temperature, options
-        )  # fmt: skip
+        return reference_edge_log_probs(hidden_NC, head_weight_VC, bias, edge_source, edge_target, temperature, options)
 
 
 def edge_log_probs_of_rows(
@@ -114,14 +112,7 @@ def edge_log_probs_of_rows(
         hidden_NC: [N, C].
         head_weight_VC: [V, C] in the dtype of `hidden_NC`.
         rows: from `rows_of_edges`, on the device of `hidden_NC`; they hold the temperature.
-        bias: and the others: as in `edge_log_probs`; `impl` cannot be "reference".
-
-    Returns:
-        As `edge_log_probs`.
-
-    Raises:
-        ValueError: shapes, dtypes or options do not fit.
-        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+        bias: and the others, what is returned and raised: as in `edge_log_probs`; `impl` cannot be "reference".
     """
     hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
     _check_head(hidden_NC, head_weight_VC, bias)
@@ -152,20 +143,9 @@ def logits_edge_log_probs(
     Args:
         logits_RV: [R, V].
         row_of_edge: integer [E] in [0, R).
-        edge_target: integer [E] in [0, V).
-        temperature: one for all edges, [E], or None for 1; no gradient flows to it.
-        entropy: also return the entropy of each edge's distribution.
-        softcap: c in c * tanh(logit / c), before the temperature; None if the model has capped its logits already.
-        sum_pi_squared: also return the sum over the vocabulary of squared probabilities, without gradient.
-        impl: "auto" (triton on CUDA, else chunked), "triton" or "chunked".
-        chunk_rows: rows alive in the computation dtype at a time ("chunked" only); None bounds a chunk's memory.
-
-    Returns:
-        As `edge_log_probs`.
-
-    Raises:
-        ValueError: shapes or options do not fit.
-        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+        edge_target: and the others, what is returned and raised: as in `edge_log_probs`; `impl` cannot be "reference".
+        softcap: None if the model has capped its logits already.
+        chunk_rows: rows alive in the computation dtype at a time ("chunked" only).
     """
     _check_edges(row_of_edge, edge_target, temperature)
     rows = rows_of_edges(row_of_edge, edge_target, temperature)
@@ -190,14 +170,7 @@ def logits_edge_log_probs_of_rows(
     Args:
         logits_RV: [R, V].
         rows: from `rows_of_edges`, on the device of the logits; they hold the temperature.
-        entropy: and the others: as in `logits_edge_log_probs`.
-
-    Returns:
-        As `edge_log_probs`.
-
-    Raises:
-        ValueError: shapes or options do not fit.
-        UnsupportedImplementation: `impl` cannot run on this device or dtype.
+        entropy: and the others, what is returned and raised: as in `logits_edge_log_probs`.
     """
     if logits_RV.dim() != 2 or not logits_RV.is_floating_point():
         raise ValueError(

@@ -1,10 +1,5 @@
 """Attention over a forest of shared prefixes."""
 
-from tree_kernels.tree_attention.api import (
-    IMPLEMENTATIONS,
-    chosen_implementation,
-    tree_attention,
-    unavailable_reason,
-)
+from tree_kernels.tree_attention.api import IMPLEMENTATIONS, chosen_implementation, tree_attention, unavailable_reason
 
 __all__ = ["IMPLEMENTATIONS", "chosen_implementation", "tree_attention", "unavailable_reason"]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 
 FOREVER = torch.iinfo(torch.int32).max
 KEY_PADDING = 128
@@ -34,6 +34,7 @@ class BlockLists:
     """int32 [R, C]"""
 
 
+@kept
 def block_lists(
     layout: TreeLayout,
     *,
@@ -54,34 +55,24 @@ def block_lists(
         by: "query" lists the key blocks of each query block, "key" the query blocks of each key block.
         window: a query at depth d sees keys of depth > d - window only, or None.
     """
-    key = ("block_lists", query_block, key_block, by, window)
-    return layout.metadata(key, lambda own: _build(own, query_block, key_block, by, window))
+    # Lists by query and by key of one block size share the matrices.
+    relations = kept(block_relations)(layout, query_block, key_block, window)
+    return listed(*(blocks_TB.T if by == "key" else blocks_TB for blocks_TB in relations))
 
 
+@kept
 def key_ends(layout: TreeLayout) -> torch.Tensor:
     """int32 [M rounded up to KEY_PADDING]: key j is visible to the queries of key coordinates j .. end[j] - 1.
 
     Keys of the past never end; padding has ended before it begins.
     """
-
-    def build(own: TreeLayout) -> torch.Tensor:
-        return _padded_keys(own, FOREVER, own.subtree_end + own.past_length, 0, KEY_PADDING)
-
-    return layout.metadata("key_ends", build)
+    return _padded_keys(layout, FOREVER, layout.subtree_end + layout.past_length, 0, KEY_PADDING)
 
 
+@kept
 def key_depths(layout: TreeLayout) -> torch.Tensor:
     """int32 [M rounded up to KEY_PADDING]: depth of each key on its whole path, 0 in the padding."""
-    return layout.metadata("key_depths", lambda own: _padded_depths(own, 0, KEY_PADDING))
-
-
-def _build(
-    layout: TreeLayout, query_block: int, key_block: int, by: Literal["query", "key"], window: int | None
-) -> BlockLists:
-    # Lists by query and by key of one block size share the matrices.
-    key = ("block_relations", query_block, key_block, window)
-    relations = layout.metadata(key, lambda own: block_relations(own, query_block, key_block, window))
-    return listed(*(blocks_TB.T if by == "key" else blocks_TB for blocks_TB in relations))
+    return _padded_depths(layout, 0, KEY_PADDING)
 
 
 def listed(full_RC: torch.Tensor, partial_RC: torch.Tensor) -> BlockLists:
@@ -118,8 +109,7 @@ def block_relations(
     first query and its smallest end lies behind the last.
     """
     device, past, num_tokens = layout.device, layout.past_length, layout.num_tokens
-    # Lists of several query blocks share the ends.
-    smallest_end_B, largest_end_B = layout.metadata(("block_ends", key_block), lambda own: _block_ends(own, key_block))
+    smallest_end_B, largest_end_B = _block_ends(layout, key_block)
     query_blocks, key_blocks = -(-num_tokens // query_block), smallest_end_B.shape[0]
     first_query_T1 = past + query_block * torch.arange(query_blocks, dtype=torch.int32, device=device)[:, None]
     first_key_B = key_block * torch.arange(key_blocks, dtype=torch.int32, device=device)
@@ -137,8 +127,9 @@ def block_relations(
     return full_TB, visible_TB & ~full_TB
 
 
+@kept
 def _block_ends(layout: TreeLayout, key_block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 [B]: smallest and largest end of each key block's keys."""
+    """int32 [B]: smallest and largest end of each key block's keys; lists of several query blocks share them."""
     # An end of 0 in the padding of the last block keeps that block from being full.
     return _extremes(_padded_keys(layout, FOREVER, layout.subtree_end + layout.past_length, 0, key_block), key_block)
 

@@ -16,9 +16,7 @@ def reference_conv1d(
     """Convolution [N, C] before the activation, in the dtype of the sums, and the last K - 1 inputs of every token.
 
     Args:
-        x_NC: [N, C].
-        weight_CK: [C, K], the last tap meets the token itself.
-        bias_C: [C] or None.
+        x_NC: and the others: as in `tree_causal_conv1d`.
         parent: int32 [N], -1 at roots.
         context_KC: [K - 1, C], inputs before the roots, oldest first.
     """

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.parents import parents_of
 
 
@@ -33,20 +33,18 @@ class Windows:
     jumping_R: torch.Tensor
 
 
+@kept
 def windows_of(layout: TreeLayout, taps: int) -> Windows:
     """The windows of a layout, built at the first call and kept with it."""
-
-    def build(own: TreeLayout) -> Windows:
-        windows = host_windows_of(own, taps)
-        input_NK = to_device(windows.input_NK.astype(np.int64), own.device)
-        return Windows(input_NK=input_NK, jumping_R=to_device(windows.jumping_R, own.device))
-
-    return layout.metadata(("conv_windows", taps), build)
+    windows = host_windows_of(layout, taps)
+    input_NK = to_device(windows.input_NK.astype(np.int64), layout.device)
+    return Windows(input_NK=input_NK, jumping_R=to_device(windows.jumping_R, layout.device))
 
 
+@kept
 def host_windows_of(layout: TreeLayout, taps: int) -> HostWindows:
     """`host_windows` of a layout, built at the first call and kept with it."""
-    return layout.metadata(("conv_host_windows", taps), lambda own: host_windows(parents_of(own), taps))
+    return host_windows(parents_of(layout), taps)
 
 
 def host_windows(parent: np.ndarray, taps: int) -> HostWindows:

@@ -76,21 +76,21 @@ def plan_chains(tiles: TilePlan) -> ChainPlan:
     row_of_exit = np.append(tiles.row_of_token[tiles.exit_token], NONE)
     above = tile_of_exit[tiles.entry]
     heavy = _heavy_children(above)
-    chains = _chains(above, heavy)
-    order = np.argsort(chains.of_tile, kind="stable")
+    chain_of_tile, level_of_chain = _chains(above, heavy)
+    order = np.argsort(chain_of_tile, kind="stable")
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    chain_start = np.searchsorted(chains.of_tile[order], np.arange(len(chains.level) + 1))
+    chain_start = np.searchsorted(chain_of_tile[order], np.arange(len(level_of_chain) + 1))
     first_tile = order[chain_start[:-1]]
-    slots = _slots(tiles, heavy, first_tile)
-    side_tile = number[tile_of_exit[slots.side_exits]]
+    slot_of_exit, side_exits = _slots(tiles, heavy, first_tile)
+    side_tile = number[tile_of_exit[side_exits]]
     by_tile = np.argsort(side_tile, kind="stable")
-    side_exit = slots.side_exits[by_tile]
+    side_exit = side_exits[by_tile]
     is_first = np.zeros(len(order), dtype=bool)
     is_first[chain_start[:-1]] = True
-    entry_slot = slots.of_exit[tiles.entry[order]]
-    chain_slot = slots.of_exit[tiles.entry[first_tile]]
-    wanted_slot = slots.of_exit[tiles.wanted]
+    entry_slot = slot_of_exit[tiles.entry[order]]
+    chain_slot = slot_of_exit[tiles.entry[first_tile]]
+    wanted_slot = slot_of_exit[tiles.wanted]
     # Gradients that flow into a state: of light chains, then of wanted states.
     reads = np.concatenate([chain_slot, wanted_slot])
     source = np.argsort(reads, kind="stable")
@@ -106,11 +106,11 @@ def plan_chains(tiles: TilePlan) -> ChainPlan:
         stores_entry=int32((entry_slot != NONE) & ~is_first),
         chain_start=int32(chain_start),
         chain_slot=int32(chain_slot),
-        level_start=int32(np.append(0, np.cumsum(np.bincount(chains.level)))),
+        level_start=int32(np.append(0, np.cumsum(np.bincount(level_of_chain)))),
         side_start=int32(np.searchsorted(side_tile[by_tile], np.arange(len(order) + 1))),
         side_row=int32(row_of_exit[side_exit]),
-        side_slot=int32(slots.of_exit[side_exit]),
-        source_start=int32(np.searchsorted(reads[source], np.arange(slots.number + 1))),
+        side_slot=int32(slot_of_exit[side_exit]),
+        source_start=int32(np.searchsorted(reads[source], np.arange(slot_of_exit.max() + 2))),
         source=int32(source),
         wanted_slot=int32(wanted_slot),
     )
@@ -131,17 +131,8 @@ def _heavy_children(above: np.ndarray) -> np.ndarray:
     return np.array(heavy, dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Chains:
-    """Chains by level, those of one level longest first: they start first."""
-
-    of_tile: np.ndarray
-    """int64 [T], chain of each tile"""
-    level: np.ndarray
-    """int64 [L]"""
-
-
-def _chains(above: np.ndarray, heavy: np.ndarray) -> _Chains:
+def _chains(above: np.ndarray, heavy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [T], chain of each tile; int64 [L], level of each chain. Of one level the longest chains start first."""
     chain: list[int] = []
     level: list[int] = []
     goes_on = (above != NONE) & (heavy[above] == np.arange(len(above)))
@@ -155,22 +146,16 @@ def _chains(above: np.ndarray, heavy: np.ndarray) -> _Chains:
     order = np.lexsort((-np.bincount(chain_of_tile), level_of_chain))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    return _Chains(of_tile=number[chain_of_tile], level=level_of_chain[order])
+    return number[chain_of_tile], level_of_chain[order]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Slots:
-    """Which states are stored, and where."""
+def _slots(tiles: TilePlan, heavy: np.ndarray, first_tile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which states are stored, and where.
 
-    of_exit: np.ndarray
-    """int64 [exits + 1], slot of the state after each exit, NONE where it is not stored; the last is START's"""
-    number: int
-    """slots, the initial state's included"""
-    side_exits: np.ndarray
-    """int64 [X], exits with which no chain goes on"""
-
-
-def _slots(tiles: TilePlan, heavy: np.ndarray, first_tile: np.ndarray) -> _Slots:
+    Returns:
+        int64 [exits + 1], slot of the state after each exit, NONE where it is not stored, the last is START's; int64
+        [X], exits with which no chain goes on.
+    """
     owner = tiles.tile_of_token[tiles.exit_token]
     continuing = np.where(heavy[owner] == NONE, START, tiles.entry[heavy[owner]])
     side_exits = np.flatnonzero(continuing != np.arange(len(owner)))
@@ -182,4 +167,4 @@ def _slots(tiles: TilePlan, heavy: np.ndarray, first_tile: np.ndarray) -> _Slots
     of_exit = np.full(len(owner) + 1, NONE, dtype=np.int64)
     of_exit[stored] = np.arange(1, len(stored) + 1)
     of_exit[START] = INITIAL_SLOT
-    return _Slots(of_exit=of_exit, number=len(stored) + 1, side_exits=side_exits)
+    return of_exit, side_exits

@@ -19,13 +19,8 @@ def reference_delta_rule(
     """Outputs [N, Hv, V] in v's dtype and the states after every token, [N, Hv, K, V].
 
     Args:
-        q_NHK: [N, Hk, K]; a key head serves Hv / Hk value heads.
-        k_NHK: [N, Hk, K].
-        v_NHV: [N, Hv, V].
-        g_NH: [N, Hv], natural log of the decay.
-        beta_NH: [N, Hv].
+        q_NHK: and the others: as in `tree_gated_delta_rule`.
         parent: int32 [N], -1 at roots.
-        scale: factor on the outputs.
         initial_state_HKV: state before the roots, in the dtype of the sums.
     """
     dtype = accumulation_dtype(v_NHV.dtype)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.parents import LayoutSegments, segments_of
 
 START = -1
@@ -25,8 +25,6 @@ Piece = tuple[int, list[int]]
 class TilePlan:
     """Tiles, ordered by depth in the tree of tiles: those of one depth need only the states that leave the last."""
 
-    num_tokens: int
-    """N."""
     token: np.ndarray
     """int32 [T, C], tokens of each tile in DFS order; N in the rows behind its last token."""
     tile_of_token: np.ndarray
@@ -46,13 +44,9 @@ class TilePlan:
     wanted: np.ndarray
     """int64, exit of each token that the caller asked for."""
 
-    @property
-    def num_tiles(self) -> int:
-        """Number T of tiles."""
-        return len(self.token)
 
-
-def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: Sequence[int] = ()) -> TilePlan:
+@kept
+def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: tuple[int, ...] = ()) -> TilePlan:
     """The tiles of a layout, built on the host at the first call and kept with it.
 
     Args:
@@ -60,8 +54,7 @@ def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: Sequence[int] = (
         tile_tokens: most tokens C of a tile.
         wanted: tokens whose states the caller reads.
     """
-    key = ("delta_tiles", tile_tokens, tuple(wanted))
-    return layout.metadata(key, lambda own: plan_tiles(segments_of(own), tile_tokens, tuple(wanted)))
+    return plan_tiles(segments_of(layout), tile_tokens, wanted)
 
 
 def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
@@ -86,7 +79,6 @@ def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]
     exit_of_token = np.full(num_tokens + 1, START, dtype=np.int64)
     exit_of_token[exit_token] = np.arange(len(exit_token))
     return TilePlan(
-        num_tokens=num_tokens,
         token=token,
         tile_of_token=tile_of_token,
         row_of_token=row_of_token,
@@ -156,8 +148,6 @@ def _joined(pieces: list[Piece], most: int) -> tuple[int, list[int], list[Piece]
     size: int = 0
     ranges: list[int] = []
     left_over: list[Piece] = []
-    if not pieces:
-        return size, ranges, left_over
     for piece in sorted(pieces, key=lambda piece: piece[0]):
         if size + piece[0] < most:
             size += piece[0]

@@ -18,11 +18,7 @@ def reference_state_space(
     """Outputs [N, H, P] in x's dtype and the states after every token, [N, H, K, P].
 
     Args:
-        x_NHP: [N, H, P].
-        b_NGK: [N, G, K]; a group serves H / G heads.
-        c_NGK: [N, G, K].
-        g_NH: [N, H], natural log of the decay.
-        dt_NH: [N, H].
+        x_NHP: and the others: as in `tree_state_space`.
         parent: int32 [N], -1 at roots.
         initial_state_HKP: state before the roots, in the dtype of the sums.
     """

@@ -22,15 +22,7 @@ def chunked_edge_log_probs(
     rows: EdgeRows,
     options: EdgeOptions,
 ) -> EdgeValues:
-    """Log-probs, entropies and sums of squared probabilities, each [E] in the accumulation dtype.
-
-    Args:
-        hidden_NC: [N, C].
-        head_weight_VC: [V, C].
-        bias_V: [V] or None.
-        rows: the unique rows of the edges.
-        options: what to return, and how many rows at a time.
-    """
+    """Log-probs, entropies and sums of squared probabilities, each [E] in the accumulation dtype."""
     return _values(_ChunkedEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, options), options)
 
 
@@ -64,12 +56,9 @@ class _ChunkedEdges(torch.autograd.Function):
         """Log-prob, entropy and sum of squares [E]; zeros where not asked for."""
         dtype = accumulation_dtype(hidden_NC.dtype)
         weight_VC = _working_weight(head_weight_VC, dtype)
-
-        def chunk_logits(sources: torch.Tensor) -> torch.Tensor:
-            """Logits [u, V] of the rows of some sources."""
-            return _logits(hidden_NC[sources], weight_VC, bias_V, dtype)
-
-        of_edges, statistics_U3 = edge_statistics(rows, chunk_logits, options, dtype)
+        of_edges, statistics_U3 = edge_statistics(
+            rows, lambda source_u: _logits(hidden_NC[source_u], weight_VC, bias_V, dtype), options, dtype
+        )
         ctx.mark_non_differentiable(*of_edges[2 if options.entropy else 1 :])
         ctx.save_for_backward(hidden_NC, head_weight_VC, bias_V, statistics_U3)
         ctx.rows, ctx.options = rows, options

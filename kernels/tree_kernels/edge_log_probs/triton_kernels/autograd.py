@@ -38,12 +38,7 @@ def triton_edge_log_probs(
 ) -> EdgeValues:
     """Log-probs, entropies and sums of squared probabilities, each float32 [E].
 
-    Args:
-        hidden_NC: [N, C].
-        head_weight_VC: [V, C].
-        bias_V: [V] or None.
-        rows: the unique rows of the edges.
-        options: what to return; the logits alive at a time are those of `chunk_rows` rows, or as many others.
+    The logits alive at a time are those of `chunk_rows` rows, or as many others.
     """
     return EdgeValues(*_TritonEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, options))
 

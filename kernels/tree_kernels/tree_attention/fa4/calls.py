@@ -27,14 +27,10 @@ def forward(
             q_NHD, k_MKD, v_MKD, softmax_scale=scale, return_lse=True, **_causal_rows(plan)
         )[:2]
         return out_NHD, lse_HN
+    inputs = (t.unsqueeze(0) for t in (q_NHD, k_MKD, v_MKD))
+    sparse = _sparse_tensors(plan.forward)
     out_1NHD, lse_1HN = _flash_attn_fwd(
-        q_NHD.unsqueeze(0),
-        k_MKD.unsqueeze(0),
-        v_MKD.unsqueeze(0),
-        softmax_scale=scale,
-        block_sparse_tensors=_sparse_tensors(plan.forward),
-        return_lse=True,
-        **_mask(plan),
+        *inputs, softmax_scale=scale, block_sparse_tensors=sparse, return_lse=True, **_mask(plan)
     )[:2]
     return out_1NHD.squeeze(0), lse_1HN.squeeze(0)
 
@@ -55,17 +51,11 @@ def backward(
             q_NHD, k_MKD, v_MKD, out_NHD, grad_out_NHD, lse_HN, softmax_scale=scale, **_causal_rows(plan)
         )
         return grad_q, grad_k, grad_v
+    inputs = (t.unsqueeze(0) for t in (q_NHD, k_MKD, v_MKD, out_NHD, grad_out_NHD, lse_HN))
+    sparse = _sparse_tensors(plan.backward)
     with heads_in_sections():
         grad_q, grad_k, grad_v = _flash_attn_bwd(
-            q_NHD.unsqueeze(0),
-            k_MKD.unsqueeze(0),
-            v_MKD.unsqueeze(0),
-            out_NHD.unsqueeze(0),
-            grad_out_NHD.unsqueeze(0),
-            lse_HN.unsqueeze(0),
-            softmax_scale=scale,
-            block_sparse_tensors=_sparse_tensors(plan.backward),
-            **_mask(plan),
+            *inputs, softmax_scale=scale, block_sparse_tensors=sparse, **_mask(plan)
         )
     return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0)
 

@@ -7,8 +7,9 @@ M = P + N keys, H query heads; T rows and C columns of a block list.
 from dataclasses import dataclass, fields
 
 import torch
+from torch.nn.functional import pad
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, leaf_rows
 
@@ -70,12 +71,10 @@ def rows_worth_copying(layout: TreeLayout, window: int | None) -> LeafRows | Non
     """
     if window is not None or layout.past_length > 0 or layout.num_tokens < SHORTEST:
         return None
-    limits = (MOST_KEYS, FEWEST_QUERIES)
-    return layout.metadata(
-        ("leaf_rows", *limits), lambda own: leaf_rows(own, most_keys=limits[0], fewest_queries=limits[1])
-    )
+    return kept(leaf_rows)(layout, most_keys=MOST_KEYS, fewest_queries=FEWEST_QUERIES)
 
 
+@kept
 def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | None) -> Fa4Plan:
     """The plan of a layout, built at the first call and kept with it.
 
@@ -85,23 +84,19 @@ def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | No
         heads: number H of query heads.
         window: attention window in tokens of depth, or None.
     """
-    key = ("fa4_plan", head_size, heads, window)
-    return layout.metadata(key, lambda own: _build(own, head_size, heads, window))
-
-
-def _build(layout: TreeLayout, head_size: int, heads: int, window: int | None) -> Fa4Plan:
     padding = max(0, SHORTEST - layout.num_tokens)
     padded = layout if padding == 0 else _with_lone_tokens(layout, padding)
     forward_block, backward_block = FORWARD_BLOCKS[head_size], BACKWARD_BLOCKS[head_size]
     by_query = block_lists(padded, query_block=forward_block[0], key_block=forward_block[1], by="query", window=window)
     by_key = block_lists(padded, query_block=backward_block[0], key_block=backward_block[1], by="key", window=window)
+    depth_padding = -padded.num_tokens % VECTOR_PADDING
     return Fa4Plan(
         padding=padding,
         forward=for_heads(by_query, heads, forward_block),
         backward=for_heads(by_key, heads, backward_block),
         ends=key_ends(padded),
         key_depths=None if window is None else key_depths(padded),
-        query_depths=None if window is None else _query_depths(padded),
+        query_depths=None if window is None else pad(padded.depth, (0, depth_padding)).contiguous(),
         window=window,
     )
 
@@ -129,8 +124,3 @@ def _with_lone_tokens(layout: TreeLayout, count: int) -> TreeLayout:
         torch.cat([layout.position, torch.zeros_like(ends)]),
         layout.past_length,
     )
-
-
-def _query_depths(layout: TreeLayout) -> torch.Tensor:
-    """int32 [N rounded up to VECTOR_PADDING], 0 behind."""
-    return torch.nn.functional.pad(layout.depth, (0, -layout.num_tokens % VECTOR_PADDING)).contiguous()

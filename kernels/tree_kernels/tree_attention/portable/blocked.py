@@ -40,7 +40,8 @@ def blocked_attention(
     """
     if rule.softcap is not None or sinks_H is not None:
         return explicit_blocked_attention(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, block_tokens=block_tokens)[0]
-    blocks = query_blocks(layout, block_tokens or _default_block_tokens(q_NHD.device), rule.window)
+    size = block_tokens or BLOCK_TOKENS.get(q_NHD.device.type, DEFAULT_BLOCK_TOKENS)
+    blocks = query_blocks(layout, size, rule.window)
     return _FusedBlocks.apply(q_NHD, k_MKD, v_MKD, blocks, rule)
 
 
@@ -59,12 +60,9 @@ def explicit_blocked_attention(
     Returns:
         output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
     """
-    blocks = query_blocks(layout, block_tokens or _default_block_tokens(q_NHD.device), rule.window)
+    size = block_tokens or BLOCK_TOKENS.get(q_NHD.device.type, DEFAULT_BLOCK_TOKENS)
+    blocks = query_blocks(layout, size, rule.window)
     return _ExplicitBlocks.apply(q_NHD, k_MKD, v_MKD, sinks_H, blocks, rule)
-
-
-def _default_block_tokens(device: torch.device) -> int:
-    return BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS)
 
 
 def _fused_block(

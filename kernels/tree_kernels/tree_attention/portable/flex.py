@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, flex_attention
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import FOREVER, block_relations, key_depths, key_ends, listed
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
@@ -68,14 +68,39 @@ def flex_attention_of_tree(
     return out_NHD, lse_NH
 
 
+@kept
 def tree_block_mask(layout: TreeLayout, window: int | None = None) -> BlockMask:
     """The BlockMask of a layout, built at the first call and kept with it.
+
+    A padding query sees the last real key only, so that no row is empty.
 
     Args:
         layout: the forest and the length of its past.
         window: attention window in tokens of depth, or None.
     """
-    return layout.metadata(("flex_block_mask", window), lambda own: _build_block_mask(own, window))
+    num_keys = layout.past_length + layout.num_tokens
+    end_M, depth_M = key_ends(layout).clone(), key_depths(layout)
+    end_M[num_keys - 1] = FOREVER
+    # Padding queries count as deep as the last key, so the window hides it from none of them.
+    depth_N = torch.cat([layout.depth, layout.depth[-1].expand(-layout.num_tokens % BLOCK)])
+    # Padding queries are dropped, so it does no harm that they see all of a fully visible block.
+    lists = listed(*block_relations(layout, BLOCK, BLOCK, window, whole_queries=False))
+    # A tensor, since a captured int would be compiled in and every new past length would compile again.
+    offset = torch.tensor(layout.past_length, dtype=torch.int32, device=layout.device)
+
+    def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
+        """Whether a key is the query or an ancestor of it."""
+        return (kv <= q + offset) & (q + offset < end_M[kv])
+
+    return BlockMask.from_kv_blocks(
+        lists.partial_count[None, None],
+        lists.partial_index[None, None],
+        lists.full_count[None, None],
+        lists.full_index[None, None],
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=sees if window is None else and_masks(sees, _window_mod(depth_N, depth_M, window)),
+        seq_lengths=(len(depth_N), len(end_M)),
+    )
 
 
 @functools.cache
@@ -114,30 +139,3 @@ def _padded(t_NHD: torch.Tensor) -> torch.Tensor:
     wide_D = max(16, 1 << (size_D - 1).bit_length())
     t_1HND = t_NHD.transpose(0, 1)[None]
     return torch.nn.functional.pad(t_1HND, (0, wide_D - size_D, 0, -length % BLOCK))
-
-
-def _build_block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
-    """The mask in whole blocks. A padding query sees the last real key only, so that no row is empty."""
-    num_keys = layout.past_length + layout.num_tokens
-    end_M, depth_M = key_ends(layout).clone(), key_depths(layout)
-    end_M[num_keys - 1] = FOREVER
-    # Padding queries count as deep as the last key, so the window hides it from none of them.
-    depth_N = torch.cat([layout.depth, layout.depth[-1].expand(-layout.num_tokens % BLOCK)])
-    # Padding queries are dropped, so it does no harm that they see all of a fully visible block.
-    lists = listed(*block_relations(layout, BLOCK, BLOCK, window, whole_queries=False))
-    # A tensor, since a captured int would be compiled in and every new past length would compile again.
-    offset = torch.tensor(layout.past_length, dtype=torch.int32, device=layout.device)
-
-    def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        """Whether a key is the query or an ancestor of it."""
-        return (kv <= q + offset) & (q + offset < end_M[kv])
-
-    return BlockMask.from_kv_blocks(
-        lists.partial_count[None, None],
-        lists.partial_index[None, None],
-        lists.full_count[None, None],
-        lists.full_index[None, None],
-        BLOCK_SIZE=(BLOCK, BLOCK),
-        mask_mod=sees if window is None else and_masks(sees, _window_mod(depth_N, depth_M, window)),
-        seq_lengths=(len(depth_N), len(end_M)),
-    )

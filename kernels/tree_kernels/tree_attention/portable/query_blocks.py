@@ -5,12 +5,14 @@ so those seen by the whole block come first. Keys and queries are counted with t
 Legend: N unique tokens, P past tokens, B tokens of a block, M its keys, R keys that some of its queries do not see.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.host_copy import to_device
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import key_depths, key_ends
 
 MAX_RUNS = 8
@@ -78,6 +80,7 @@ class QueryBlock:
             done += last - first
 
 
+@kept
 def query_blocks(layout: TreeLayout, block_tokens: int, window: int | None) -> tuple[QueryBlock, ...]:
     """The blocks of a layout, built at the first call and kept with it.
 
@@ -86,15 +89,10 @@ def query_blocks(layout: TreeLayout, block_tokens: int, window: int | None) -> t
         block_tokens: tokens per block.
         window: attention window in tokens of depth, or None.
     """
-
-    def build(own: TreeLayout) -> tuple[QueryBlock, ...]:
-        end, depth = key_ends(own).cpu().numpy(), key_depths(own).cpu().numpy()
-        bounds = (
-            (start, min(start + block_tokens, own.num_tokens)) for start in range(0, own.num_tokens, block_tokens)
-        )
-        return tuple(_block(own, *bound, end, depth, window) for bound in bounds)
-
-    return layout.metadata(("query_blocks", block_tokens, window), build)
+    end, depth = key_ends(layout).cpu().numpy(), key_depths(layout).cpu().numpy()
+    starts = range(0, layout.num_tokens, block_tokens)
+    bounds = ((start, min(start + block_tokens, layout.num_tokens)) for start in starts)
+    return tuple(_block(layout, *bound, end, depth, window) for bound in bounds)
 
 
 def _block(
@@ -115,10 +113,7 @@ def _block(
     bounds = zip(keys[np.append(0, breaks)].tolist(), keys[np.append(breaks, len(keys)) - 1].tolist(), strict=True)
     runs = tuple((a, b + 1) for a, b in bounds)
 
-    def on_device(values: np.ndarray) -> torch.Tensor:
-        """The array on the layout's device."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(layout.device)
-
+    on_device = functools.partial(to_device, device=layout.device)
     return QueryBlock(
         start=start,
         stop=stop,

@@ -67,19 +67,11 @@ def tiles_for(head_size: int, dtype: torch.dtype, device: torch.device) -> Tiles
         return _portable_tiles(size)
     if size <= 64:
         tile = Tile(rows=64, keys=64, warps=4, stages=2)
-        return Tiles(
-            forward=replace(tile, packed=True),
-            query_gradient=tile,
-            key_gradients=(replace(tile, rows=128),),
-        )
+        return Tiles(forward=replace(tile, packed=True), query_gradient=tile, key_gradients=(replace(tile, rows=128),))
     if size == 128:
         tile = Tile(rows=64, keys=64, warps=4, stages=2)
         # Tiles of 128 x 128 are 2 to 10 % faster forward on trees of large segments, 20 % slower on small ones.
-        return Tiles(
-            forward=replace(tile, stages=5, packed=True),
-            query_gradient=tile,
-            key_gradients=(tile,),
-        )
+        return Tiles(forward=replace(tile, stages=5, packed=True), query_gradient=tile, key_gradients=(tile,))
     return Tiles(
         forward=Tile(rows=128, keys=64, warps=8, stages=2, packed=True),
         query_gradient=Tile(rows=128, keys=32, warps=8, stages=2, packed=True),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout
+from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_causal_conv1d.windows import host_windows_of, readers
 
 
@@ -21,13 +21,9 @@ class WindowLists:
     """[N * K], token * K + tap of every read, by input"""
 
 
+@kept
 def window_lists(layout: TreeLayout, taps: int) -> WindowLists:
     """The lists of a layout, built on the host at the first call and kept with it."""
-
-    def build(own: TreeLayout) -> WindowLists:
-        windows = host_windows_of(own, taps)
-        arrays = (windows.input_NK, *readers(windows))
-        inputs, reader_start, reader = to_device_together(arrays, own.device)
-        return WindowLists(input=inputs, reader_start=reader_start, reader=reader)
-
-    return layout.metadata(("conv_window_lists", taps), build)
+    windows = host_windows_of(layout, taps)
+    inputs, reader_start, reader = to_device_together((windows.input_NK, *readers(windows)), layout.device)
+    return WindowLists(input=inputs, reader_start=reader_start, reader=reader)

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.host_copy import to_device
-from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_gated_delta_rule.tiles import TilePlan, tile_plan
+from tree_kernels.layout import TreeLayout, kept
+from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
 
 TILE_TOKENS = 64
 
@@ -157,13 +157,11 @@ def states_down(
     return torch.cat(entries), torch.cat(states)[tiles.wanted_order]
 
 
+@kept
 def tile_tensors(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> TileTensors:
     """The tiles of a layout on its device, built at the first call and kept with it."""
-    key = ("delta_tile_tensors", tile_tokens, wanted)
-    return layout.metadata(key, lambda own: _tensors(own, tile_plan(own, tile_tokens=tile_tokens, wanted=wanted)))
+    plan = tile_plan(layout, tile_tokens=tile_tokens, wanted=wanted)
 
-
-def _tensors(layout: TreeLayout, plan: TilePlan) -> TileTensors:
     def tensor(values: np.ndarray) -> torch.Tensor:
         """int64 on the layout's device."""
         return to_device(values.astype(np.int64), layout.device)

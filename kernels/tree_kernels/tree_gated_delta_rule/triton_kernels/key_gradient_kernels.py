@@ -227,9 +227,7 @@ def key_gradients_kernel(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
-    V: tl.constexpr,
     BK: tl.constexpr,
-    BV: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
     """The rest of dK, summed over the value heads of a key head. Grid: (T, Hk)."""

@@ -18,7 +18,6 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.key_gradient_kernels impo
 )
 from tree_kernels.tree_gated_delta_rule.triton_kernels.output_kernel import output_kernel
 from tree_kernels.tree_gated_delta_rule.triton_kernels.prepare_kernels import (
-    prepare_blocks_kernel,
     prepare_kernel,
     products_kernel,
 )
@@ -41,14 +40,11 @@ def prepare(problem: Problem) -> tuple[Decays, torch.Tensor]:
         kept=problem.of_tiles(dtype=torch.float32),
     )
     inverse = problem.of_tiles(tile, tile)
-    constants = problem.constants(problem.launches.prepare)
-    del constants["V"], constants["BV"]
-    kernel, block_rows = prepare_kernel, problem.launches.inverse_block_rows
-    if block_rows is not None:
-        kernel, constants = prepare_blocks_kernel, constants | {"R": min(block_rows, tile)}
-    kernel[problem.of_value_heads](
+    block_rows = problem.launches.inverse_block_rows
+    prepare_kernel[problem.of_value_heads](
         problem.k, problem.g, problem.beta, plan.token, plan.row_end, plan.main_row, decays.path, decays.from_entry,
-        decays.to_exit, decays.kept, inverse, *problem.counts, **constants,
+        decays.to_exit, decays.kept, inverse, *problem.counts,
+        **problem.constants(problem.launches.prepare, prepare_kernel), R=block_rows and min(block_rows, tile),
     )  # fmt: skip
     return decays, inverse
 
@@ -59,7 +55,7 @@ def products(problem: Problem, decays: Decays, inverse: torch.Tensor) -> tuple[t
     reads, own = problem.of_tiles(tile, problem.k.shape[2]), problem.of_tiles(tile, problem.v.shape[2])
     products_kernel[problem.of_value_heads](
         problem.k, problem.v, problem.beta, plan.token, decays.path, inverse, reads, own, *problem.counts,
-        **problem.constants(problem.launches.products),
+        **problem.constants(problem.launches.products, products_kernel),
     )  # fmt: skip
     return reads, own
 
@@ -78,13 +74,15 @@ def walk(
         launch = problem.walk_launch(len(level.chains), launches.walk_of_few, launches.walk)
         walk_kernel[(values // launch.values, len(level.chains) * heads)](
             problem.k, reads, own, written, entry, slots, decays.to_exit, decays.kept, plan.token, plan.stored_slot,
-            plan.chain_start, plan.chain_slot, level.chains.start, problem.counts[0], **problem.walk_constants(launch),
+            plan.chain_start, plan.chain_slot, level.chains.start, problem.counts[0],
+            **problem.constants(launch, walk_kernel),
         )  # fmt: skip
         if level.sides:
             launch = launches.side_states
             side_states_kernel[(values // launch.values, len(level.sides) * heads)](
                 problem.k, written, slots, decays.path, plan.token, plan.row_end, plan.side_tile, plan.side_row,
-                plan.side_slot, plan.entry_slot, level.sides.start, *problem.counts, **problem.walk_constants(launch),
+                plan.side_slot, plan.entry_slot, level.sides.start, *problem.counts,
+                **problem.constants(launch, side_states_kernel),
             )  # fmt: skip
     return entry, slots
 
@@ -94,7 +92,7 @@ def outputs(problem: Problem, decays: Decays, written: torch.Tensor, entry: torc
     plan, out = problem.plan, torch.empty_like(problem.v)
     output_kernel[problem.of_value_heads](
         problem.q, problem.k, written, entry, decays.path, plan.token, plan.row_end, out, *problem.counts,
-        problem.scale, **problem.constants(problem.launches.output),
+        problem.scale, **problem.constants(problem.launches.output, output_kernel),
     )  # fmt: skip
     return out
 
@@ -110,41 +108,40 @@ def gradients(
     of_queries, of_exits = keys // launches.query_gradients.keys, keys // launches.exit_gradients.keys
     d_path = decays.path.new_empty(4 + of_queries + of_exits, *decays.path.shape[1:])
     parts_of_scores, parts_of_inverse, parts_of_queries, parts_of_exits = d_path.split([2, 2, of_queries, of_exits])
-    d_written, d_scores = _score_gradients(problem, decays, written, d_out, parts_of_scores)
+    d_written, d_scores, d_overlap = torch.empty_like(own), torch.empty_like(inverse), torch.empty_like(inverse)
+    score_gradients_kernel[problem.of_value_heads](
+        problem.q, problem.k, written, d_out, decays.path, plan.token, plan.row_end, d_written, d_scores,
+        parts_of_scores, *problem.counts, problem.scale,
+        **problem.constants(launches.score_gradients, score_gradients_kernel),
+    )  # fmt: skip
     d_main, d_side, d_source = _walk_back(problem, decays, reads, d_out, d_written, d_states)
-    d_q, d_reads = _query_gradients(problem, decays, entry, d_out, d_written, d_scores, parts_of_queries)
-    d_v, d_beta, d_overlap = _inverse_gradients(
-        problem, decays, inverse, reads, own, d_written, d_reads, parts_of_inverse
-    )
-    d_k, d_g = torch.empty_like(problem.k), torch.empty_like(problem.g)
+    d_reads = torch.empty_like(reads)
+    d_q, d_k, d_v, d_g, d_beta = map(torch.empty_like, (problem.q, problem.k, problem.v, problem.g, problem.beta))
+    query_gradients_kernel[problem.of_key_heads](
+        problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, plan.token, d_q, d_reads,
+        parts_of_queries, *problem.counts, problem.scale,
+        **problem.constants(launches.query_gradients, query_gradients_kernel),
+    )  # fmt: skip
+    inverse_gradients_kernel[problem.of_value_heads](
+        problem.k, problem.v, problem.beta, inverse, reads, own, d_written, d_reads, decays.path, plan.token,
+        plan.row_end, d_v, d_beta, d_overlap, parts_of_inverse, *problem.counts,
+        **problem.constants(launches.inverse_gradients, inverse_gradients_kernel),
+    )  # fmt: skip
     # One part of dK, then the rest added to it.
     exit_gradients_kernel[problem.of_key_heads](
         problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
         plan.main_row, plan.side_start, plan.side_row, d_k, parts_of_exits, *problem.counts,
-        **problem.constants(launches.exit_gradients), SIDES=plan.num_sides > 0,
+        **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=len(plan.side_row) > 0,
     )  # fmt: skip
     key_gradients_kernel[problem.of_key_heads](
         problem.q, problem.k, problem.beta, inverse, d_reads, d_scores, d_overlap, decays.path, plan.token, d_k,
-        *problem.counts, **problem.constants(launches.key_gradients),
+        *problem.counts, **problem.constants(launches.key_gradients, key_gradients_kernel),
     )  # fmt: skip
     gate_gradients_kernel[problem.of_value_heads](
         d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=problem.tile_tokens,
         PARTS=len(d_path), num_warps=1,
     )  # fmt: skip
     return d_q, d_k, d_v, d_g, d_beta, d_source
-
-
-def _score_gradients(
-    problem: Problem, decays: Decays, written: torch.Tensor, d_out: torch.Tensor, d_path: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What outputs of each tile itself ask of its writes [T, H, C, V], transposed gradients of scores [T, H, C, C]."""
-    plan, tile = problem.plan, problem.tile_tokens
-    d_written, d_scores = problem.of_tiles(tile, problem.v.shape[2]), problem.of_tiles(tile, tile)
-    score_gradients_kernel[problem.of_value_heads](
-        problem.q, problem.k, written, d_out, decays.path, plan.token, plan.row_end, d_written, d_scores, d_path,
-        *problem.counts, problem.scale, **problem.constants(problem.launches.score_gradients),
-    )  # fmt: skip
-    return d_written, d_scores
 
 
 def _walk_back(
@@ -159,10 +156,10 @@ def _walk_back(
     (float32, the wanted states' behind them); `d_written` becomes whole."""
     plan, (heads, keys, values) = problem.plan, problem.initial_state.shape
     d_main = problem.of_tiles(keys, values)
-    d_side = problem.v.new_empty(plan.num_sides, heads, keys, values)
-    d_joint = problem.initial_state.new_empty(plan.num_joints, heads, keys, values)
-    d_source = problem.initial_state.new_empty(plan.num_chains + len(d_states), heads, keys, values)
-    d_source[plan.num_chains :] = d_states
+    d_side = problem.v.new_empty(len(plan.side_row), heads, keys, values)
+    d_joint = problem.initial_state.new_empty(len(plan.joint_tile), heads, keys, values)
+    d_source = problem.initial_state.new_empty(len(plan.chain_slot) + len(d_states), heads, keys, values)
+    d_source[len(plan.chain_slot) :] = d_states
     launches = problem.launches
     for level in reversed(plan.levels):
         if level.joints:
@@ -170,51 +167,12 @@ def _walk_back(
             joint_gradients_kernel[(values // launch.values, len(level.joints) * heads)](
                 problem.k, d_written, d_side, d_source, d_joint, decays.path, plan.token, plan.row_end,
                 plan.joint_tile, plan.joint_slot, plan.side_start, plan.side_row, plan.side_slot, plan.source_start,
-                plan.source, level.joints.start, *problem.counts, **problem.walk_constants(launch),
+                plan.source, level.joints.start, *problem.counts, **problem.constants(launch, joint_gradients_kernel),
             )  # fmt: skip
         launch = problem.walk_launch(len(level.chains), launches.walk_back_of_few, launches.walk_back)
         walk_back_kernel[(values // launch.values, len(level.chains) * heads)](
             problem.q, problem.k, reads, d_out, d_written, d_main, d_source, d_joint, decays.from_entry,
             decays.to_exit, decays.kept, plan.token, plan.joint, plan.chain_start, level.chains.start,
-            problem.counts[0], problem.scale, **problem.walk_constants(launch),
+            problem.counts[0], problem.scale, **problem.constants(launch, walk_back_kernel),
         )  # fmt: skip
     return d_main, d_side, d_source
-
-
-def _query_gradients(
-    problem: Problem,
-    decays: Decays,
-    entry: torch.Tensor,
-    d_out: torch.Tensor,
-    d_written: torch.Tensor,
-    d_scores: torch.Tensor,
-    d_path: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """dQ [N, Hk, K] and gradients of what tiles read [T, H, C, K]."""
-    d_q, d_reads = torch.empty_like(problem.q), problem.of_tiles(problem.tile_tokens, problem.k.shape[2])
-    query_gradients_kernel[problem.of_key_heads](
-        problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, problem.plan.token, d_q, d_reads, d_path,
-        *problem.counts, problem.scale, **problem.constants(problem.launches.query_gradients),
-    )  # fmt: skip
-    return d_q, d_reads
-
-
-def _inverse_gradients(
-    problem: Problem,
-    decays: Decays,
-    inverse: torch.Tensor,
-    reads: torch.Tensor,
-    own: torch.Tensor,
-    d_written: torch.Tensor,
-    d_reads: torch.Tensor,
-    d_path: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dV, dbeta and gradients of overlaps of keys [T, H, C, C]."""
-    plan, d_v, d_beta = problem.plan, torch.empty_like(problem.v), torch.empty_like(problem.beta)
-    d_overlap = torch.empty_like(inverse)
-    inverse_gradients_kernel[problem.of_value_heads](
-        problem.k, problem.v, problem.beta, inverse, reads, own, d_written, d_reads, decays.path, plan.token,
-        plan.row_end, d_v, d_beta, d_overlap, d_path, *problem.counts,
-        **problem.constants(problem.launches.inverse_gradients),
-    )  # fmt: skip
-    return d_v, d_beta, d_overlap

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_gated_delta_rule.chains import NONE, ChainPlan, plan_chains
+from tree_kernels.layout import TreeLayout, kept
+from tree_kernels.tree_gated_delta_rule.chains import NONE, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
 
 
@@ -30,16 +30,8 @@ class Level:
 class DevicePlan:
     """Everything int32 on the device unless said otherwise; what has no docstring is as in `ChainPlan`."""
 
-    num_tiles: int
-    """T"""
-    num_chains: int
-    """L"""
     num_slots: int
     """slots of stored states, the first of them the initial state's"""
-    num_sides: int
-    """X"""
-    num_joints: int
-    """J"""
     levels: tuple[Level, ...]
     """from the roots down"""
     token: torch.Tensor
@@ -69,17 +61,10 @@ class DevicePlan:
     """int64, chains that start from the initial state, and wanted states that are it (none)"""
 
 
+@kept
 def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> DevicePlan:
     """The chains of a layout on its device, built at the first call and kept with it."""
-
-    def build(own: TreeLayout) -> DevicePlan:
-        tiles = tile_plan(own, tile_tokens=tile_tokens, wanted=wanted)
-        return _on_device(plan_chains(tiles), tile_tokens, tiles.num_tokens, own.device)
-
-    return layout.metadata(("delta_device_plan", tile_tokens, wanted), build)
-
-
-def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch.device) -> DevicePlan:
+    plan = plan_chains(tile_plan(layout, tile_tokens=tile_tokens, wanted=wanted))
     padding = ((0, 0), (0, tile_tokens - plan.token.shape[1]))
     side_tile = np.repeat(np.arange(plan.num_tiles), np.diff(plan.side_start))
     joint_tile = np.flatnonzero((plan.stores_entry == 1) | (np.diff(plan.side_start) > 0))
@@ -98,7 +83,7 @@ def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch
 
     same = ("main_row", "entry_slot", "chain_start", "chain_slot", "side_start", "side_row", "side_slot")
     arrays = {name: getattr(plan, name) for name in (*same, "source_start", "source")} | {
-        "token": np.pad(plan.token, padding, constant_values=num_tokens),
+        "token": np.pad(plan.token, padding, constant_values=layout.num_tokens),
         "row_end": np.pad(plan.row_end, padding),
         "stored_slot": stored_slot,
         "side_tile": side_tile,
@@ -109,13 +94,9 @@ def _on_device(plan: ChainPlan, tile_tokens: int, num_tokens: int, device: torch
     indices = {"wanted_slot": plan.wanted_slot, "root_sources": plan.source[: plan.source_start[1]]}
     host = [array.astype(np.int32, copy=False) for array in arrays.values()]
     host += [array.astype(np.int64) for array in indices.values()]
-    tensors = dict(zip((*arrays, *indices), to_device_together(host, device), strict=True))
+    tensors = dict(zip((*arrays, *indices), to_device_together(host, layout.device), strict=True))
     return DevicePlan(
-        num_tiles=plan.num_tiles,
-        num_chains=plan.num_chains,
         num_slots=plan.num_slots,
-        num_sides=len(plan.side_row),
-        num_joints=len(joint_tile),
         levels=levels,
         **tensors,
     )

@@ -20,70 +20,6 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.tile import (
 )
 
 
-@triton.jit
-def _row_gates(
-    g_pointer: tl.tensor,
-    beta_pointer: tl.tensor,
-    row_end_pointer: tl.tensor,
-    main_row_pointer: tl.tensor,
-    path_pointer: tl.tensor,
-    from_entry_pointer: tl.tensor,
-    to_exit_pointer: tl.tensor,
-    kept_pointer: tl.tensor,
-    token: tl.tensor,
-    exists: tl.tensor,
-    tile: tl.tensor,
-    head: tl.tensor,
-    num_tiles: tl.tensor,
-    HEADS: tl.constexpr,
-    C: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Store the decays of a tile; returns high and low part of its path sums, beta, row ends, and who sees whom."""
-    row = tl.arange(0, C)
-    end = tl.load(row_end_pointer + tile * C + row)
-    at = token.to(tl.int64) * HEADS + head
-    g = tl.load(g_pointer + at, mask=exists, other=0.0).to(tl.float64)
-    beta = tl.load(beta_pointer + at, mask=exists, other=0.0).to(tl.float32)
-    sees = visible_rows(row[:, None], row[None, :], end[None, :])
-    path = tl.sum(tl.where(sees, g[None, :], 0.0), 1)
-    high = path.to(tl.float32)
-    low = (path - high.to(tl.float64)).to(tl.float32)
-    of_tile = tile.to(tl.int64) * HEADS + head
-    place = of_tile * C + row
-    tl.store(path_pointer + place, high)
-    tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
-    tl.store(from_entry_pointer + place, tl.exp(high + low))
-    # The walks go from tile to tile, and would wait for what they look up.
-    main_row = tl.load(main_row_pointer + tile)
-    exit_high = tl.sum(tl.where(row == main_row, high, 0.0), 0)
-    exit_low = tl.sum(tl.where(row == main_row, low, 0.0), 0)
-    goes_on = visible_rows(main_row, row, end)
-    tl.store(to_exit_pointer + place, decay_between(goes_on, exit_high, exit_low, high, low))
-    tl.store(kept_pointer + of_tile, tl.where(main_row >= 0, tl.exp(exit_high + exit_low), 0.0))
-    return high, low, beta, end, sees
-
-
-@triton.jit
-def _key_overlap(
-    k_pointer: tl.tensor,
-    token: tl.tensor,
-    exists: tl.tensor,
-    head: tl.tensor,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    C: tl.constexpr,
-) -> tl.tensor:
-    """K K^T of a tile's rows, [C, C]."""
-    offset = token_offsets(token, head // GROUP, HEADS // GROUP, K)
-    overlap = tl.zeros([C, C], tl.float32)
-    for block in tl.static_range(K // BK):
-        k = load_rows(k_pointer, offset, exists, block * BK, BK)
-        overlap = tl.dot(k, tl.trans(k), overlap, input_precision="ieee")
-    return overlap
-
-
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def prepare_kernel(
     k_pointer: tl.tensor,
@@ -104,85 +40,79 @@ def prepare_kernel(
     K: tl.constexpr,
     BK: tl.constexpr,
     C: tl.constexpr,
-) -> None:
-    """Decays of tiles, float32, and inverses [T, H, C, C], row by row in float32. Grid: (T, H)."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    row = tl.arange(0, C)
-    token = tl.load(token_pointer + tile * C + row)
-    exists = token < num_tokens
-    high, low, beta, end, _ = _row_gates(
-        g_pointer, beta_pointer, row_end_pointer, main_row_pointer, path_pointer, from_entry_pointer, to_exit_pointer,
-        kept_pointer, token, exists, tile, head, num_tiles, HEADS, C,
-    )  # fmt: skip
-    overlap = _key_overlap(k_pointer, token, exists, head, HEADS, GROUP, K, BK, C)
-    # Transposed, rows j and columns i: the coefficients of one row then come by a sum along the columns.
-    seen = visible_rows(row[None, :], row[:, None], end[:, None]) & (row[:, None] < row[None, :])
-    decay = decay_between(seen, high[None, :], low[None, :], high[:, None], low[:, None])
-    lower_ji = overlap * decay * beta[None, :]
-    inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
-    for i in range(1, C):
-        coefficient_j = tl.sum(tl.where(row[None, :] == i, lower_ji, 0.0), 1)
-        combined = tl.sum(coefficient_j[:, None] * inverse, 0)
-        inverse = tl.where(row[:, None] == i, inverse - combined[None, :], inverse)
-    store_matrix(inverse_pointer, inverse, row_offsets(tile, head, HEADS, C, C), 0, C)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
-def prepare_blocks_kernel(
-    k_pointer: tl.tensor,
-    g_pointer: tl.tensor,
-    beta_pointer: tl.tensor,
-    token_pointer: tl.tensor,
-    row_end_pointer: tl.tensor,
-    main_row_pointer: tl.tensor,
-    path_pointer: tl.tensor,
-    from_entry_pointer: tl.tensor,
-    to_exit_pointer: tl.tensor,
-    kept_pointer: tl.tensor,
-    inverse_pointer: tl.tensor,
-    num_tokens: tl.tensor,
-    num_tiles: tl.tensor,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    C: tl.constexpr,
     R: tl.constexpr,
 ) -> None:
-    """The same for bfloat16: all diagonal blocks of R rows at once, row by row in float32, then block rows from the
-    first to the last by products in tf32, whose lost bits are fewer than those of the stored inverse. Grid: (T, H)."""
+    """Decays of tiles, float32, and inverses [T, H, C, C]. Grid: (T, H).
+
+    Without R row by row in float32. With R, for bfloat16, all diagonal blocks of R rows at once, row by row in float32,
+    then block rows from the first to the last by products in tf32, whose lost bits are fewer than those of the stored
+    inverse.
+    """
     tile, head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
     token = tl.load(token_pointer + tile * C + row)
     exists = token < num_tokens
-    high, low, beta, _, sees = _row_gates(
-        g_pointer, beta_pointer, row_end_pointer, main_row_pointer, path_pointer, from_entry_pointer, to_exit_pointer,
-        kept_pointer, token, exists, tile, head, num_tiles, HEADS, C,
-    )  # fmt: skip
-    overlap = _key_overlap(k_pointer, token, exists, head, HEADS, GROUP, K, BK, C)
-    strictly = sees & (row[None, :] < row[:, None])
-    lower = overlap * decay_between(strictly, high[:, None], low[:, None], high[None, :], low[None, :]) * beta[:, None]
+    end = tl.load(row_end_pointer + tile * C + row)
+    at = token.to(tl.int64) * HEADS + head
+    g = tl.load(g_pointer + at, mask=exists, other=0.0).to(tl.float64)
+    beta = tl.load(beta_pointer + at, mask=exists, other=0.0).to(tl.float32)
+    sees = visible_rows(row[:, None], row[None, :], end[None, :])
+    path = tl.sum(tl.where(sees, g[None, :], 0.0), 1)
+    high = path.to(tl.float32)
+    low = (path - high.to(tl.float64)).to(tl.float32)
+    of_tile = tile.to(tl.int64) * HEADS + head
+    place = of_tile * C + row
+    tl.store(path_pointer + place, high)
+    tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
+    tl.store(from_entry_pointer + place, tl.exp(high + low))
+    # The walks go from tile to tile, and would wait for what they look up.
+    main_row = tl.load(main_row_pointer + tile)
+    exit_high = tl.sum(tl.where(row == main_row, high, 0.0), 0)
+    exit_low = tl.sum(tl.where(row == main_row, low, 0.0), 0)
+    goes_on = visible_rows(main_row, row, end)
+    tl.store(to_exit_pointer + place, decay_between(goes_on, exit_high, exit_low, high, low))
+    tl.store(kept_pointer + of_tile, tl.where(main_row >= 0, tl.exp(exit_high + exit_low), 0.0))
 
-    BLOCKS: tl.constexpr = C // R
-    block_of = row // R
-    outside = tl.where(block_of[:, None] == block_of[None, :], 0.0, lower)
-    number, small = tl.arange(0, BLOCKS), tl.arange(0, R)
-    # [block, row, block, column]: only the blocks on the diagonal.
-    same = number[:, None, None, None] == number[None, None, :, None]
-    diagonal = tl.sum(tl.where(same, tl.reshape(lower, [BLOCKS, R, BLOCKS, R]), 0.0), 2)
-    unit = tl.where(small[:, None] == small[None, :], 1.0, 0.0)
-    solved = tl.zeros([BLOCKS, R, R], tl.float32) + unit[None, :, :]
-    for i in range(1, R):
-        coefficient = tl.sum(tl.where(small[None, :, None] == i, diagonal, 0.0), 1)
-        combined = tl.sum(coefficient[:, :, None] * solved, 1)
-        solved = tl.where(small[None, :, None] == i, solved - combined[:, None, :], solved)
-    of_blocks = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), [C, C])
-    inverse = of_blocks
-    if BLOCKS > 1:
-        through = tl.dot(of_blocks, outside, input_precision="tf32")
-        for block in tl.static_range(1, BLOCKS):
-            product = tl.dot(through, inverse, input_precision="tf32")
-            inverse = tl.where(block_of[:, None] == block, of_blocks - product, inverse)
+    key_rows = token_offsets(token, head // GROUP, HEADS // GROUP, K)
+    overlap = tl.zeros([C, C], tl.float32)
+    for block in tl.static_range(K // BK):
+        k = load_rows(k_pointer, key_rows, exists, block * BK, BK)
+        overlap = tl.dot(k, tl.trans(k), overlap, input_precision="ieee")
+    if R is None:
+        # Transposed, rows j and columns i: the coefficients of one row then come by a sum along the columns.
+        seen = visible_rows(row[None, :], row[:, None], end[:, None]) & (row[:, None] < row[None, :])
+        decay = decay_between(seen, high[None, :], low[None, :], high[:, None], low[:, None])
+        lower_ji = overlap * decay * beta[None, :]
+        inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
+        for i in range(1, C):
+            coefficient_j = tl.sum(tl.where(row[None, :] == i, lower_ji, 0.0), 1)
+            combined = tl.sum(coefficient_j[:, None] * inverse, 0)
+            inverse = tl.where(row[:, None] == i, inverse - combined[None, :], inverse)
+    else:
+        strictly = sees & (row[None, :] < row[:, None])
+        decay = decay_between(strictly, high[:, None], low[:, None], high[None, :], low[None, :])
+        lower = overlap * decay * beta[:, None]
+
+        BLOCKS: tl.constexpr = C // R
+        block_of = row // R
+        outside = tl.where(block_of[:, None] == block_of[None, :], 0.0, lower)
+        number, small = tl.arange(0, BLOCKS), tl.arange(0, R)
+        # [block, row, block, column]: only the blocks on the diagonal.
+        same = number[:, None, None, None] == number[None, None, :, None]
+        diagonal = tl.sum(tl.where(same, tl.reshape(lower, [BLOCKS, R, BLOCKS, R]), 0.0), 2)
+        unit = tl.where(small[:, None] == small[None, :], 1.0, 0.0)
+        solved = tl.zeros([BLOCKS, R, R], tl.float32) + unit[None, :, :]
+        for i in range(1, R):
+            coefficient = tl.sum(tl.where(small[None, :, None] == i, diagonal, 0.0), 1)
+            combined = tl.sum(coefficient[:, :, None] * solved, 1)
+            solved = tl.where(small[None, :, None] == i, solved - combined[:, None, :], solved)
+        of_blocks = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), [C, C])
+        inverse = of_blocks
+        if BLOCKS > 1:
+            through = tl.dot(of_blocks, outside, input_precision="tf32")
+            for block in tl.static_range(1, BLOCKS):
+                product = tl.dot(through, inverse, input_precision="tf32")
+                inverse = tl.where(block_of[:, None] == block, of_blocks - product, inverse)
     store_matrix(inverse_pointer, inverse, row_offsets(tile, head, HEADS, C, C), 0, C)
 
 

@@ -38,17 +38,17 @@ class Problem:
     @property
     def counts(self) -> tuple[int, int]:
         """N and T."""
-        return self.v.shape[0], self.plan.num_tiles
+        return self.v.shape[0], len(self.plan.token)
 
     @property
     def of_value_heads(self) -> tuple[int, int]:
         """Grid of a program for each tile and value head."""
-        return self.plan.num_tiles, self.v.shape[1]
+        return len(self.plan.token), self.v.shape[1]
 
     @property
     def of_key_heads(self) -> tuple[int, int]:
         """Grid of a program for each tile and key head."""
-        return self.plan.num_tiles, self.k.shape[1]
+        return len(self.plan.token), self.k.shape[1]
 
     def of_tiles(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Unwritten [T, H, ...]."""
@@ -59,26 +59,13 @@ class Problem:
         _, heads, values = self.v.shape
         return few if num_chains * heads * (values // few.values) <= self.processors else many
 
-    def constants(self, launch: Launch) -> dict[str, Any]:
-        """Compile-time sizes and launch options."""
-        heads = self.v.shape[1]
-        return {
-            "HEADS": heads,
-            "GROUP": heads // self.k.shape[1],
-            "K": self.k.shape[2],
-            "V": self.v.shape[2],
-            "BK": launch.keys,
-            "BV": launch.values,
-            "C": self.tile_tokens,
-            "num_warps": launch.warps,
-            "num_stages": launch.stages,
-        }
-
-    def walk_constants(self, launch: Launch) -> dict[str, Any]:
-        """The same for kernels that hold all keys at once."""
-        constants = self.constants(launch)
-        del constants["BK"]
-        return constants
+    def constants(self, launch: Launch, kernel: Any) -> dict[str, Any]:
+        """Launch options, and those of the compile-time sizes that the kernel takes."""
+        (_, key_heads, keys), (_, heads, values) = self.k.shape, self.v.shape
+        sizes = {"HEADS": heads, "GROUP": heads // key_heads, "K": keys, "V": values, "C": self.tile_tokens}
+        sizes |= {"BK": launch.keys, "BV": launch.values}
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        return {name: size for name, size in sizes.items() if name in kernel.arg_names} | options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

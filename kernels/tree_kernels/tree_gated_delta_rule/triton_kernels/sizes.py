@@ -1,6 +1,7 @@
 """At which state sizes the Triton kernels run, and their block sizes. This file does not import Triton."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -80,6 +81,8 @@ AT_128 = Launches(
     inverse_block_rows=8,
 )
 """The fastest in bfloat16 at state size 128 x 128 on an H200 (docs/log.md); 202 KiB of shared memory at most."""
+OF_STATES = ("walk", "walk_of_few", "side_states", "joint_gradients", "walk_back", "walk_back_of_few")
+"""Kernels that hold blocks of states with all their keys."""
 SHALLOW_WALK_BACK = Launch(keys=64, values=32, warps=4, stages=2)
 
 
@@ -111,20 +114,5 @@ def launches_for(dtype: torch.dtype, key_size: int, value_size: int, shared_memo
     usual = Launch(keys=keys, values=values, warps=4, stages=2)
     narrow = min(32 if key_size <= 128 and dtype != torch.float32 else 16, value_size)
     of_states = replace(usual, values=narrow)
-    return Launches(
-        prepare=usual,
-        products=usual,
-        walk=of_states,
-        walk_of_few=of_states,
-        side_states=of_states,
-        output=usual,
-        score_gradients=usual,
-        joint_gradients=of_states,
-        walk_back=of_states,
-        walk_back_of_few=of_states,
-        query_gradients=usual,
-        inverse_gradients=usual,
-        exit_gradients=usual,
-        key_gradients=usual,
-        inverse_block_rows=None,
-    )
+    fitting: dict[str, Any] = dict.fromkeys(Launches.__slots__, usual) | dict.fromkeys(OF_STATES, of_states)
+    return Launches(**fitting | {"inverse_block_rows": None})
