@@ -6,7 +6,9 @@ imports the module it belongs to, so a process imports only what it uses.
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from wrapt import when_imported
 
@@ -31,7 +33,11 @@ REGISTRATIONS = {
 """Module of verl or vLLM -> our module, imported right after it, that registers with it."""
 
 
+def _load(our_module: str, _: ModuleType) -> None:
+    import_module(our_module)
+
+
 import_module("tree_rl.verl_plugin.cpu.platform_cpu")
 accept_model_type(sys.argv)
 for _verl_module, _our_module in REGISTRATIONS.items():
-    when_imported(_verl_module)(lambda _, ours=_our_module: import_module(ours))
+    when_imported(_verl_module)(partial(_load, _our_module))

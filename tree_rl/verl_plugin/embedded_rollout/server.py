@@ -25,8 +25,6 @@ class HFServer:
     """Token-in, token-out generation for verl's `LLMServerClient`.
 
     Args:
-        config: verl's.
-        model_config: verl's.
         replica_rank: index of this server, part of its seed.
         num_threads: CPU threads of the model.
         weights_follow: whether the trainer sends weights before the first request; then none are read from disk.
@@ -44,15 +42,13 @@ class HFServer:
         torch.set_num_threads(num_threads)
         config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
         self.config = config
-        self.replica_rank = replica_rank
         self.global_steps: int | None = None
         options = HFRolloutOptions.from_rollout(config)
         model = build_model(config, model_config, weights_follow=weights_follow)
-        self.capacity_tokens = config.max_model_len or config.prompt_length + config.response_length
         self.eos_token_ids = end_token_ids(model, model_config.tokenizer)
         self.engine = DecodeEngine(
             model,
-            capacity_tokens=self.capacity_tokens,
+            capacity_tokens=config.max_model_len or config.prompt_length + config.response_length,
             kv_cache_bytes=options.kv_cache_bytes,
             max_running=min(config.max_num_seqs, MAX_SLOTS),
             max_batched_tokens=config.max_num_batched_tokens,
@@ -64,10 +60,6 @@ class HFServer:
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._reject = False
-
-    async def ready(self) -> bool:
-        """Return True once the model is built."""
-        return True
 
     async def generate(
         self,
@@ -84,8 +76,6 @@ class HFServer:
         Args:
             prompt_ids: token ids.
             sampling_params: vLLM's names; `logprobs` asks for log-probs.
-            request_id: unused, as `mm_processor_kwargs`; tokens find a session's prefix.
-            image_data: must be empty, as video and audio.
 
         Returns:
             Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
@@ -99,19 +89,30 @@ class HFServer:
             raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")
         while not self._is_open.is_set():
             if self._reject:
-                return self._output(None, with_log_probs=False)
+                version = {"global_steps": self.global_steps}
+                return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
             await self._is_open.wait()
-        room = self.capacity_tokens - len(prompt_ids)
+        room = max(self.engine.capacity_tokens - len(prompt_ids), 1)
         sampling = parse_sampling(
             {"ignore_eos": self.config.ignore_eos, **sampling_params},
-            default_max_tokens=min(self.config.response_length, max(room, 1)),
-            limit_tokens=max(room, 1),
+            default_max_tokens=min(self.config.response_length, room),
+            limit_tokens=room,
             eos_token_ids=self.eos_token_ids,
             logprobs_mode=self.config.logprobs_mode,
         )
         request = self.engine.request(prompt_ids, sampling)
         await self._finished(request)
-        return self._output(request, with_log_probs=bool(sampling_params.get("logprobs", False)))
+        return TokenOutput(
+            token_ids=request.token_ids,
+            log_probs=request.log_probs if sampling_params.get("logprobs", False) else None,
+            stop_reason="aborted" if request.finish_reason == "abort" else "completed",
+            num_preempted=0,
+            extra_fields={
+                "global_steps": self.global_steps,
+                "num_cached_tokens": request.cached_tokens,
+                "finish_reason": request.finish_reason,
+            },
+        )
 
     async def load_weights(self, bucket: list[PackedTensor]) -> None:
         """Copy a bucket of weights into the model."""
@@ -182,22 +183,6 @@ class HFServer:
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
-    def _output(self, request: Request | None, *, with_log_probs: bool) -> TokenOutput:
-        version = {"global_steps": self.global_steps}
-        if request is None:
-            return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
-        return TokenOutput(
-            token_ids=request.token_ids,
-            log_probs=request.log_probs if with_log_probs else None,
-            stop_reason="aborted" if request.finish_reason == "abort" else "completed",
-            num_preempted=0,
-            extra_fields={
-                **version,
-                "num_cached_tokens": request.cached_tokens,
-                "finish_reason": request.finish_reason,
-            },
-        )
-
 
 def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_follow: bool) -> PreTrainedModel:
     """Build the rollout's copy of the model, with random weights if the trainer sends the real ones.
@@ -228,8 +213,7 @@ def needs_eager(config: PretrainedConfig) -> bool:
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Return every token that ends a response: the generation config's, the model config's and the tokenizer's."""
-    found = [model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id]
-    if tokenizer is not None:
-        found.append(tokenizer.eos_token_id)
+    configs = (model.generation_config, model.config.get_text_config(), tokenizer)
+    found = [getattr(config, "eos_token_id", None) for config in configs]
     flat = [ids if isinstance(ids, list) else [ids] for ids in found]
     return frozenset(token for ids in flat for token in ids if token is not None)

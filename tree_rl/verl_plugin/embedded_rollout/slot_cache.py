@@ -19,7 +19,6 @@ class SlotCache(Cache):
 
     Args:
         num_layers: attention layers of the model.
-        num_slots: sequences that fit.
         capacity_tokens: T, tokens a slot can hold.
     """
 
@@ -55,9 +54,7 @@ class SlotCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values [R, G, Q, D] of a layer; return views of all, [R, G, context_tokens, D]."""
-        keys = self._written(self._keys, layer_idx, key_states)
-        values = self._written(self._values, layer_idx, value_states)
-        return keys, values
+        return self._written(self._keys, layer_idx, key_states), self._written(self._values, layer_idx, value_states)
 
     def _written(self, store: list[torch.Tensor | None], layer: int, new_RGQD: torch.Tensor) -> torch.Tensor:
         kept = store[layer]

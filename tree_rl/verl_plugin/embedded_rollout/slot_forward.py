@@ -17,7 +17,6 @@ def forward_logits(model: PreTrainedModel, cache: SlotCache, rows: slice, new_id
     """Run new tokens behind what the slots hold.
 
     Args:
-        model: the language model.
         cache: receives the new tokens' keys and values; the caller advances its lengths.
         rows: the R slots.
         new_ids: at least one new token per slot.

@@ -35,8 +35,7 @@ def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iter
     bucket: list[PackedTensor] = []
     filled = 0
     for name, tensor in weights:
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         if bucket and filled + data.nbytes > bucket_bytes:
             yield bucket
             bucket, filled = [], 0

@@ -78,7 +78,6 @@ def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds:
 
     Args:
         workers: Ray actor handles by name.
-        driver: this process.
         answer_seconds: limit for workers that run; a worker that still starts may take as long as it needs.
     """
     names = {worker.__ray_call__.remote(_probe()): name for name, worker in workers.items()}
@@ -102,13 +101,12 @@ def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds:
 
 def _difference(worker: Presence, driver: Presence) -> str | None:
     """What is wrong with a worker; None for a worker like the driver and for one that does not use verl."""
-    place, *versions = worker
-    tree_rl, verl = versions
+    place, tree_rl, verl = worker
     if verl is None:
         return None
     if tree_rl is None:
         return f"on {place} runs verl {verl} without tree_rl"
-    for package, found, wanted in zip(("tree_rl", "verl"), versions, driver[1:], strict=True):
+    for package, found, wanted in zip(("tree_rl", "verl"), worker[1:], driver[1:], strict=True):
         if found != wanted:
             return f"on {place} has {package} {found}, the driver {wanted}"
     return None

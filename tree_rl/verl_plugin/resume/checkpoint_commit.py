@@ -108,12 +108,6 @@ def repair_tracker(root: Path) -> int | None:
     return step
 
 
-def recorded_steps(root: Path) -> list[int]:
-    """Steps of all checkpoints with a record, whole or not, in rising order."""
-    found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
-    return sorted(int(match[1]) for match, path in found if match and (path / RECORD).exists())
-
-
 def remove_old_checkpoints(root: Path, keep: int) -> None:
     """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too."""
     for step in _whole_steps(root)[:-keep]:
@@ -122,4 +116,7 @@ def remove_old_checkpoints(root: Path, keep: int) -> None:
 
 def _whole_steps(root: Path) -> list[int]:
     """Steps of whole checkpoints with a record, in rising order."""
-    return [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
+    found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
+    return sorted(
+        int(match[1]) for match, path in found if match and (path / RECORD).exists() and why_not_whole(path) is None
+    )

@@ -31,7 +31,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
 )
 from tree_rl.verl_plugin.resume.liveness import Watch
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place, uid_of_row
-from tree_rl.verl_plugin.resume.update_ledger import append_groups, cut_ledger, trained_groups
+from tree_rl.verl_plugin.resume.update_ledger import cut_ledger, record_update
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +113,10 @@ class ResumableTrainer(PPOTrainer):
         """verl's prompts with uids that follow from step and place; verl's are random."""
         batch = super()._fetch_one_gen_batch()
         step, fetched = self._prompts_fetched
-        fetched = fetched if step == self.global_steps else 0
-        count = len(batch)
-        uids = [prompt_uid(self.global_steps, fetched + place) for place in range(count)]
-        tu.assign_non_tensor_stack(batch, "uid", uids)
-        self._prompts_fetched = (self.global_steps, fetched + count)
+        first = fetched if step == self.global_steps else 0
+        places = range(first, first + len(batch))
+        tu.assign_non_tensor_stack(batch, "uid", [prompt_uid(self.global_steps, place) for place in places])
+        self._prompts_fetched = (self.global_steps, places.stop)
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -128,8 +127,7 @@ class ResumableTrainer(PPOTrainer):
         rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
         infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
         index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
-        groups = trained_groups(self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
-        append_groups(self._root, groups)
+        record_update(self._root, self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
         return batch
 
     def _save_checkpoint(self) -> None:

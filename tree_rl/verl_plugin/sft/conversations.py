@@ -41,7 +41,7 @@ class ConversationSampler(Sampler[int]):
             group_of_row: int [B], conversation of each row.
             batch_rows: rows of a batch on one rank.
             num_replicas: data-parallel ranks.
-            rank: this one.
+            rank: of this process among them.
             shuffle: visit the conversations in a new order in every epoch.
             seed: of that order, the same on all ranks.
         """

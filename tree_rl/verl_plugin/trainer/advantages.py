@@ -66,8 +66,6 @@ def session_advantages(
     Args:
         data: rows, none of them padding: token_level_scores, token_level_rewards, response_mask [B, T], uid, and what
             the estimator needs.
-        sessions: the rows' sessions.
-        estimation: estimator and its settings.
         token_weights: returns `trained_token_weights`, float32 [B, T]; called only if needed.
 
     Returns:

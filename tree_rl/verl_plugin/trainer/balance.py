@@ -112,8 +112,14 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
     rows_of_group = np.bincount(group_of_row, minlength=num_groups)
     if len(group_of_row) == 0 or len(rows_of_group) != num_groups or not rows_of_group.all():
         raise ValueError(f"expected rows for each of {num_groups} groups, received {rows_of_group.tolist()} rows")
-    rank_of_group, cell_of_group, load_DC = _place(np.asarray(cost_G, dtype=np.float64), num_ranks, num_cells)
-    place_of_row = (rank_of_group * num_cells + cell_of_group)[group_of_row]
+    place_of_group = np.zeros(num_groups, dtype=np.int64)
+    load_DC = np.zeros((num_ranks, num_cells))
+    first_groups = np.arange(1, num_cells) * num_groups // num_cells
+    for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
+        for rank, content in enumerate(least_loaded(cost_G[groups], num_ranks, earlier=load_DC.sum(axis=1))):
+            place_of_group[groups[content]] = rank * num_cells + cell
+            load_DC[rank, cell] = cost_G[groups[content]].sum()
+    place_of_row = place_of_group[group_of_row]
     rows_per_cell = int(np.bincount(place_of_row).max())
     by_group = np.argsort(group_of_row, kind="stable")
     padding = itertools.count(len(group_of_row))
@@ -127,17 +133,3 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
         rows_per_cell=rows_per_cell,
         load_DC=load_DC,
     )
-
-
-def _place(cost_G: np.ndarray, num_ranks: int, num_cells: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rank and cell of each group, int64 [G] both, and the load float64 [D, C]."""
-    num_groups = len(cost_G)
-    cell_of_group, rank_of_group = np.zeros((2, num_groups), dtype=np.int64)
-    load_DC = np.zeros((num_ranks, num_cells))
-    first_groups = np.arange(1, num_cells) * num_groups // num_cells
-    for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
-        cell_of_group[groups] = cell
-        for rank, content in enumerate(least_loaded(cost_G[groups], num_ranks, earlier=load_DC.sum(axis=1))):
-            rank_of_group[groups[content]] = rank
-            load_DC[rank, cell] = cost_G[groups[content]].sum()
-    return rank_of_group, cell_of_group, load_DC

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -38,7 +39,7 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, staleness_metrics, update_metrics
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
-from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
+from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker
 
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 
@@ -59,7 +60,7 @@ class TreeTrainerMixin(ResumableTrainer):
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
             worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
-            self.role_worker_mapping[role] = as_ray_class(worker)
+            self.role_worker_mapping[role] = ray.remote(worker)
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, once every worker of the job has the plugin."""

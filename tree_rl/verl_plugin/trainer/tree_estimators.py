@@ -15,9 +15,7 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions
 def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
     """Each session's row of most tokens, in row order; of equally long rows the last, which ends the session.
 
-    Args:
-        sessions: the rows' sessions.
-        row_lengths: tokens of each row, prompt and response.
+    `row_lengths` counts the B rows' tokens, prompt and response.
     """
     lengths = np.asarray(row_lengths)
     return sorted(int(rows[::-1][np.argmax(lengths[rows[::-1]])]) for rows in sessions.rows_of_session)
@@ -35,7 +33,6 @@ def tree_loo(
 
     Args:
         data: padded rows: token_level_scores, token_level_rewards, response_mask [B, T], uid.
-        sessions: the rows' sessions.
         row_tokens: B arrays of token ids, prompt and response.
         response_lengths: int [B]; the last tokens of a row are its response.
         token_weights: returns `trained_token_weights`; None if the rewards hold no KL penalty.

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import ray
 import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
@@ -110,8 +109,3 @@ class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
         super().restore_model_from_cpu(n)
         if isinstance(self.actor.engine, TreeFSDPEngineWithLMHead):
             self.actor.engine.forget()
-
-
-def as_ray_class(worker: type) -> Any:
-    """The worker as verl's `role_worker_mapping` wants it."""
-    return ray.remote(worker)
