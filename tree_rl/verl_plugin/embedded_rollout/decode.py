@@ -66,7 +66,7 @@ class DecodeEngine:
         dtype = next(model.parameters()).dtype
         fitting = num_slots_within(kv_cache_bytes, config, capacity_tokens=capacity_tokens, dtype=dtype)
         slots = min(fitting, MAX_SLOTS)
-        self.cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=slots, capacity_tokens=capacity_tokens)
+        self.cache = SlotCache(num_slots=slots, capacity_tokens=capacity_tokens)
         self.capacity_tokens = capacity_tokens
         self.max_running = min(max_running, slots)
         self.max_batched_tokens = max_batched_tokens

@@ -69,13 +69,10 @@ class HFServerAdapter(BaseRollout):
         HFRolloutOptions.from_rollout(self.config)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
-        self._handle: Any = None
 
     @property
     def _server(self) -> Any:
-        if self._handle is None:
-            self._handle = ray.get_actor(server_name(self.replica_rank))
-        return self._handle
+        return ray.get_actor(server_name(self.replica_rank))
 
     async def resume(self, tags: list[str]) -> None:
         """Wake the server (`free_cache_engine`)."""
@@ -116,8 +113,9 @@ class HFServerAdapter(BaseRollout):
         gathered = weights
         if hasattr(weights, "__aiter__"):  # of a checkpoint engine
             gathered = [(name, tensor.clone()) async for name, tensor in weights]
-        await asyncio.gather(*[self._server.load_weights.remote(bucket) for bucket in pack(gathered, bucket_bytes)])
-        await self._server.finish_weights.remote(global_steps)
+        server = self._server
+        await asyncio.gather(*[server.load_weights.remote(bucket) for bucket in pack(gathered, bucket_bytes)])
+        await server.finish_weights.remote(global_steps)
 
 
 def server_name(replica_rank: int, kind: str = "") -> str:

@@ -6,7 +6,7 @@ Only whole checkpoints count, step and place name a prompt, an update sorts its 
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,20 +76,18 @@ class ResumableTrainer(PPOTrainer):
             poll()
 
         buffer._sync_metadata_from_transfer_queue = poll_while_all_live
-        buffer.sample = self._sampled_in_order(buffer.sample)
-        return buffer
-
-    def _sampled_in_order(self, sample: Callable[..., Any]) -> Callable[..., Any]:
-        """verl samples rows in an order of hashes and time; sorted by key, a repeated update adds in the same order."""
+        sample = buffer.sample
 
         @functools.wraps(sample)
-        def sampled(*args: Any, **kwargs: Any) -> Any:
+        def sample_in_order(*args: Any, **kwargs: Any) -> Any:
             batch, metrics = sample(*args, **kwargs)
             self._watch.confirm()
+            # verl's order comes from hashes and time; sorted by key, a repeated update adds in the same order.
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: row_place(batch.keys[row])))
             return batch, metrics
 
-        return sampled
+        buffer.sample = sample_in_order
+        return buffer
 
     def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
         """Every process whose death would leave rows out."""

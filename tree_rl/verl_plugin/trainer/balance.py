@@ -39,8 +39,6 @@ class BatchLayout:
     """int64 [D * C * R], row of each slot; each value from B on names a padding row."""
     num_rows: int
     """B, without padding rows."""
-    rows_per_cell: int
-    """R."""
     load_DC: np.ndarray
     """float64 [D, C], cost of each cell."""
 
@@ -49,11 +47,6 @@ class BatchLayout:
         """Time of the slowest rank of every cell over the mean of all ranks; 1 is perfect."""
         mean = self.load_DC.mean(axis=0).sum()
         return float(self.load_DC.max(axis=0).sum() / mean) if mean else 1.0
-
-    def rows_of_rank(self) -> list[list[int]]:
-        """D lists of the real rows that each rank trains."""
-        per_rank = self.order.reshape(self.load_DC.shape[0], -1)
-        return [[int(row) for row in slots if row < self.num_rows] for slots in per_rank]
 
 
 def number_groups(uids: Sequence[str]) -> np.ndarray:
@@ -99,8 +92,8 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
     Args:
         group_of_row: int [B], numbered 0 to G - 1.
         cost_G: float [G].
-        num_ranks: D, data-parallel ranks.
-        num_cells: C, cells of each rank.
+        num_ranks: D.
+        num_cells: C.
 
     Returns:
         The layout; some cells may hold padding rows only.
@@ -127,9 +120,4 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
     for place in range(num_ranks * num_cells):
         rows = by_group[place_of_row[by_group] == place].tolist()
         order += rows + list(itertools.islice(padding, rows_per_cell - len(rows)))
-    return BatchLayout(
-        order=np.array(order, dtype=np.int64),
-        num_rows=len(group_of_row),
-        rows_per_cell=rows_per_cell,
-        load_DC=load_DC,
-    )
+    return BatchLayout(order=np.array(order, dtype=np.int64), num_rows=len(group_of_row), load_DC=load_DC)
