@@ -76,11 +76,7 @@ PRIVATE_MODULES: dict[str, str] = {
 
 
 def check_verl_version() -> str:
-    """The installed verl version.
-
-    Raises:
-        ImportError: verl is outside the supported range.
-    """
+    """The installed verl version; an ImportError says that it is outside the supported range."""
     installed = version("verl")
     if not SUPPORTED_VERL.contains(installed, prereleases=True):
         raise ImportError(

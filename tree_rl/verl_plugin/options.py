@@ -38,11 +38,7 @@ class TreeFSDPEngineConfig(FSDPEngineConfig):
 
 
 def as_tree_config(value: Any) -> TreeConfig:
-    """Turn the `tree:` node of a config into a checked `TreeConfig`.
-
-    Raises:
-        ValueError: an unknown key or value, named.
-    """
+    """Turn the `tree:` node of a config into a `TreeConfig`; a ValueError names an unknown key or value."""
     if isinstance(value, TreeConfig):
         return value
     known = TreeConfig.__dataclass_fields__

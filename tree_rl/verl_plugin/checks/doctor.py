@@ -51,13 +51,9 @@ class Finding:
 
 
 def diagnose(*, start_ray: bool) -> Iterator[Finding]:
-    """Check the installation, one finding at a time.
+    """Check the installation; a finding with `Status.FAILED` means that training with trees would not work.
 
-    Args:
-        start_ray: also check the plugin in a worker of a local Ray cluster, which starts and stops here.
-
-    Yields:
-        Findings in order; one with `Status.FAILED` means that training with trees would not work.
+    `start_ray` checks the plugin also in a worker of a local Ray cluster, which starts and stops here.
     """
     yield Finding(subject="python", status=Status.OK, detail=platform.python_version())
     for package in NEEDED + OPTIONAL:

@@ -98,11 +98,7 @@ def probe_task() -> Callable[[], Answer]:
 
 
 def read_environment(answer: Answer) -> Environment:
-    """Read what the probe printed.
-
-    Raises:
-        RuntimeError: its process failed; holds its last line.
-    """
+    """Read what the probe printed; a RuntimeError holds the last line of one that failed."""
     code, printed, complaint = answer
     if code:
         raise RuntimeError(last_line(complaint))

@@ -21,11 +21,7 @@ class HFRolloutOptions:
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
-        """Read `engine_kwargs.hf` of verl's `RolloutConfig`.
-
-        Raises:
-            ValueError: names a key that is unknown or that this engine does not support.
-        """
+        """Read `engine_kwargs.hf` of verl's `RolloutConfig`; a ValueError names a key that is not supported."""
         for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
             value = getattr(config, key)
             if value != 1:

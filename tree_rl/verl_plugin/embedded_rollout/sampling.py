@@ -61,12 +61,9 @@ def parse_sampling(
     """Read the sampling parameters that verl sends with a request.
 
     Args:
-        params: by vLLM's names.
+        params: by vLLM's names; a ValueError names one that is unknown or has a value not implemented here.
         default_max_tokens: for a request without a limit.
         limit_tokens: room left in the context.
-
-    Raises:
-        ValueError: a parameter is unknown or has a value that this engine does not implement.
     """
     rest = dict(params)
     limits = [rest.pop("max_tokens", None), rest.pop("max_new_tokens", None), default_max_tokens]

@@ -71,11 +71,7 @@ class HFServer:
         audio_data: list[Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> TokenOutput:
-        """Continue a prompt; all parameters are verl's.
-
-        Args:
-            prompt_ids: token ids.
-            sampling_params: vLLM's names; `logprobs` asks for log-probs.
+        """Continue a prompt; all parameters are verl's, the sampling's names vLLM's.
 
         Returns:
             Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the

@@ -13,12 +13,9 @@ from transformers.cache_utils import Cache
 
 
 class SlotCache(Cache):
-    """A `transformers` cache of `num_slots` slots; a forward works on a contiguous range of them.
+    """A `transformers` cache of `num_slots` slots for T = `capacity_tokens` each; a forward works on a range of them.
 
-    Column `capacity_tokens` of every slot takes padding; nothing reads it.
-
-    Args:
-        capacity_tokens: T, tokens a slot can hold.
+    Column T of every slot takes padding; nothing reads it.
     """
 
     def __init__(self, *, num_slots: int, capacity_tokens: int) -> None:
@@ -118,11 +115,7 @@ class SlotCache(Cache):
 
 
 def num_slots_within(budget_bytes: int, config: PretrainedConfig, *, capacity_tokens: int, dtype: torch.dtype) -> int:
-    """Slots of `capacity_tokens` that fit into `budget_bytes` for a model with this text config.
-
-    Raises:
-        ValueError: not even one slot fits.
-    """
+    """Slots of `capacity_tokens` that fit into `budget_bytes` for a model with this text config, or a ValueError."""
     heads = config.num_key_value_heads or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bytes_per_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize

@@ -49,9 +49,7 @@ def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iter
 def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
     """Copy weights into a model of the same architecture, converted to its dtype.
 
-    Raises:
-        KeyError: the model has no parameter of that name.
-        ValueError: a shape differs.
+    A KeyError names a parameter that the model lacks, a ValueError one of another shape.
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for packed in bucket:

@@ -35,11 +35,7 @@ class PluginNotLiveError(RuntimeError):
 
 
 def check_job_version(environ: Mapping[str, str]) -> None:
-    """Refuse to load in a job whose driver has another version.
-
-    Raises:
-        PluginNotLiveError: names this process, both versions and the remedy.
-    """
+    """Refuse with a PluginNotLiveError to load in a job whose driver has another version."""
     wanted = environ.get(JOB_VERSION, __version__)
     if wanted != __version__:
         place = f"{socket.gethostname()} (pid {os.getpid()}, python {sys.executable})"
@@ -74,11 +70,9 @@ def job_workers() -> dict[str, Any]:
 
 
 def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds: float) -> list[str]:
-    """Describe every worker that differs from the driver.
+    """Describe every worker, Ray handle by name, that differs from the driver.
 
-    Args:
-        workers: Ray actor handles by name.
-        answer_seconds: limit for workers that run; a worker that still starts may take as long as it needs.
+    `answer_seconds` limits workers that run; a worker that still starts may take as long as it needs.
     """
     names = {worker.__ray_call__.remote(_probe()): name for name, worker in workers.items()}
     waiting = list(names)

@@ -67,11 +67,7 @@ def why_not_whole(folder: Path) -> str | None:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Check the checkpoint that `trainer.resume_from_path` names.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """Raise a ValueError if the checkpoint that `trainer.resume_from_path` names is not whole."""
     reason = why_not_whole(folder)
     if reason is not None:
         raise ValueError(
@@ -83,8 +79,7 @@ def refuse_damaged(folder: Path) -> None:
 def repair_tracker(root: Path) -> int | None:
     """Make verl's tracker in `root` name a whole checkpoint: the one it names if that is whole, else the newest.
 
-    Returns:
-        The step to resume from; None, and no tracker, if no checkpoint is whole.
+    Return the step to resume from; None, and no tracker, if no checkpoint is whole.
     """
     tracker = root / TRACKER
     if not root.is_dir():

@@ -25,7 +25,7 @@ def record_update(
     the rows' keys and tokens.
 
     Args:
-        root: the folder.
+        root: that folder.
         step: global step.
         update: index within the step.
         row_tokens: verl's row key `{uid}_{session}_{index}` -> int64 token ids.

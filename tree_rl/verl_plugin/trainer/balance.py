@@ -61,13 +61,7 @@ def mini_batch_count(num_groups: int, groups_per_mini_batch: int) -> int:
 
 
 def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], shape: ModelShape) -> list[GroupOverlap]:
-    """Overlap and cost of each group, by group number.
-
-    Args:
-        group_of_row: int [B], numbered 0 to G - 1.
-        row_tokens: B arrays of token ids.
-        shape: sizes of the model that trains.
-    """
+    """Overlap and cost of each of G groups; `group_of_row` is int [B], from 0 to G - 1, `row_tokens` B arrays."""
     members: list[list[np.ndarray]] = [[] for _ in range(int(group_of_row.max()) + 1)]
     for group, tokens in zip(group_of_row, row_tokens, strict=True):
         members[group].append(tokens)
@@ -88,15 +82,13 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
 
     Cells take groups in batch order, so lengths do not decide which groups share a mini-batch. Within a cell the
     costliest group goes first, to the rank with the least work in the cell, on a tie to the one with the least overall.
+    Some cells may hold padding rows only.
 
     Args:
-        group_of_row: int [B], numbered 0 to G - 1.
+        group_of_row: int [B], from 0 to G - 1.
         cost_G: float [G].
         num_ranks: D.
         num_cells: C.
-
-    Returns:
-        The layout; some cells may hold padding rows only.
 
     Raises:
         ValueError: no rows, a group without rows or without a cost.

@@ -24,11 +24,7 @@ class Sessions:
 
     @classmethod
     def from_keys(cls, keys: Sequence[str]) -> "Sessions":
-        """Read the sessions from row keys.
-
-        Raises:
-            ValueError: names a key that is not `{uid}_{session}_{branch}`.
-        """
+        """Read the sessions from row keys; a ValueError names a key that is not `{uid}_{session}_{branch}`."""
         number: dict[str, int] = {}
         members: list[list[tuple[int, int]]] = []
         session_of_row = np.zeros(len(keys), dtype=np.int64)

@@ -21,11 +21,7 @@ ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
 def require_live_plugin(model_type: str) -> None:
-    """Check that verl in this process has the engine that the config asks for.
-
-    Raises:
-        PluginNotLiveError: names the worker and the remedy.
-    """
+    """Raise a PluginNotLiveError where verl in this process lacks the engine that the config asks for."""
     if model_type not in EngineRegistry._engines:
         process = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
         raise PluginNotLiveError(
