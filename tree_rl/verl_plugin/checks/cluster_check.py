@@ -95,14 +95,16 @@ def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Ite
 def compare_nodes(reports: tuple[NodeReport, ...], expected: Environment) -> str:
     """A table of one row per node; an asterisk marks what differs from the first row, the launching process."""
     header = ["node", *expected.versions, "plugin"]
-    rows = [["(this process)", *expected.versions.values(), _plugin_word(expected)]]
-    for report in reports:
-        if isinstance(report.answer, str):
+    rows = []
+    here = NodeReport(name="(this process)", gpus=0, answer=expected)
+    for report in (here, *reports):
+        found = report.answer
+        if isinstance(found, str):
             rows.append([report.name, *["?" for _ in header[1:]]])
             continue
-        found = report.answer.versions
-        marked = [found[name] + ("" if found[name] == wanted else "*") for name, wanted in expected.versions.items()]
-        rows.append([report.name, *marked, _plugin_word(report.answer)])
+        versions = found.versions
+        marked = [versions[key] + ("" if versions[key] == wanted else "*") for key, wanted in expected.versions.items()]
+        rows.append([report.name, *marked, "missing" if found.missing else "live"])
     return format_table(header, rows, flush_left=len(header))
 
 
@@ -173,10 +175,6 @@ def _problem(report: NodeReport, expected: Environment) -> str | None:
         cause = found.cause or "install the package there (pip install -e .)"
         return f"verl does not know {', '.join(found.missing)}: {cause}"
     return None
-
-
-def _plugin_word(environment: Environment) -> str:
-    return "missing" if environment.missing else "live"
 
 
 def _name(node: dict[str, Any]) -> str:

@@ -32,7 +32,9 @@ class PlatformCPU(PlatformBase):
     profiler_start = profiler_stop = cudart = staticmethod(cpu_device.do_nothing)
 
     def __init__(self) -> None:
-        register_doubled_gloo()
+        if DOUBLED_GLOO not in torch.distributed.Backend.backend_list:
+            gloo = torch.distributed.ProcessGroupGloo
+            torch.distributed.Backend.register_backend(DOUBLED_GLOO, gloo, devices=["cpu"])
 
     def is_available(self) -> bool:
         """Return True: the platform works wherever it is asked for."""
@@ -71,9 +73,3 @@ def torch_has_accelerator() -> bool:
     """Return whether this torch build can drive an accelerator (CUDA, ROCm, NPU or XPU), present or not."""
     built_for_gpu = torch.version.cuda is not None or torch.version.hip is not None
     return built_for_gpu or torch.accelerator.is_available()
-
-
-def register_doubled_gloo() -> None:
-    """Make `init_process_group("cpu:gloo,cpu:gloo")` mean gloo on the CPU. Idempotent."""
-    if DOUBLED_GLOO not in torch.distributed.Backend.backend_list:
-        torch.distributed.Backend.register_backend(DOUBLED_GLOO, torch.distributed.ProcessGroupGloo, devices=["cpu"])

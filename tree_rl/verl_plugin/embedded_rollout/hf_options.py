@@ -29,8 +29,8 @@ class HFRolloutOptions:
         if config.enable_rollout_routing_replay:
             raise ValueError("rollout.enable_rollout_routing_replay=True: not supported by rollout.name=hf")
         given = dict((config.engine_kwargs or {}).get("hf") or {})
-        unknown = sorted(set(given) - {field.name for field in fields(cls)})
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(given.keys() - known)
         if unknown:
-            known = ", ".join(field.name for field in fields(cls))
-            raise ValueError(f"rollout.engine_kwargs.hf.{unknown[0]}: no such option; known are {known}")
+            raise ValueError(f"rollout.engine_kwargs.hf.{unknown[0]}: no such option; known are {', '.join(known)}")
         return cls(**given)

@@ -146,9 +146,7 @@ class HFServer:
     async def wake_up(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: memory comes back on first use."""
 
-    resume_kv_cache = wake_up
-    start_profile = wake_up
-    stop_profile = wake_up
+    resume_kv_cache = start_profile = stop_profile = wake_up
 
     async def _finished(self, request: Request) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -124,14 +124,8 @@ def join_as_only_rank() -> None:
         return
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+        address, port = sock.getsockname()
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 @hydra.main(config_path="pkg://tree_rl.verl_plugin.config", config_name="tree_sft_trainer", version_base=None)
