@@ -78,8 +78,7 @@ class DecodeEngine:
     def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
         """Queue a generation; it starts at the next step.
 
-        Raises:
-            ValueError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the context.
+        A ValueError refuses a prompt that is empty, has ids outside the vocabulary or leaves no room in the context.
         """
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         if not len(prompt_ids):

@@ -52,11 +52,12 @@ class GlooCheckpointEngine(CheckpointEngine):
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Number the processes: the trainer's first sends, its others stay outside, the rollout workers receive."""
         world_size = 1 + rollout_world_size
-        actors, rollouts = [
-            {"rank": ranks, "world_size": [world_size] * len(ranks), "meeting": [metadata[0]] * len(ranks)}
-            for ranks in ([SENDER] + [OUTSIDE] * (actor_wg_world_size - 1), list(range(1, world_size)))
-        ]
-        return actors, rollouts
+
+        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            return {"rank": ranks, "world_size": [world_size] * len(ranks), "meeting": [metadata[0]] * len(ranks)}
+
+        actors = arguments([SENDER] + [OUTSIDE] * (actor_wg_world_size - 1))
+        return actors, arguments(list(range(1, world_size)))
 
     def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
         """Join the others at the sender's meeting, except with rank OUTSIDE."""

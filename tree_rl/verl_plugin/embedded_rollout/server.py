@@ -78,8 +78,7 @@ class HFServer:
             weight version `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
 
         Raises:
-            ValueError: bad prompt or sampling parameters.
-            NotImplementedError: image, video or audio input.
+            ValueError: bad prompt or sampling parameters; NotImplementedError for image, video or audio input.
         """
         if image_data or video_data or audio_data:
             raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")

@@ -47,8 +47,7 @@ def check_job_version(environ: Mapping[str, str]) -> None:
 def require_plugin_everywhere(more_workers: Sequence[Any] | None = None) -> None:
     """Ask the named actors of this job and `more_workers` which plugin they run; Ray does not list names of dead ones.
 
-    Raises:
-        PluginNotLiveError: names each worker that lacks the plugin, has other versions, died or does not answer.
+    A PluginNotLiveError names each worker that lacks the plugin, has other versions, died or does not answer.
     """
     workers = job_workers()
     known = {worker._actor_id for worker in workers.values()}
