@@ -126,8 +126,8 @@ def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape) 
     else:
         layout = lay_out_groups(group_of_row, costs, num_ranks=world, num_cells=1)
         rank_of_group = np.zeros(len(costs), dtype=np.int64)
-        for member, indices in enumerate(layout.rows_of_rank()):
-            rank_of_group[group_of_row[indices]] = member
+        for member, slots in enumerate(layout.order.reshape(world, -1)):
+            rank_of_group[group_of_row[slots[slots < layout.num_rows]]] = member
     mine = np.flatnonzero(rank_of_group[group_of_row] == rank)
     loads = np.bincount(rank_of_group, weights=costs, minlength=world)
     size = len(one.rows)

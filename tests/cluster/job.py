@@ -13,7 +13,7 @@ from pathlib import Path
 
 import toy_qwen
 
-from tree_rl.verl_plugin.resume.update_ledger import LEDGER, TrainedGroup
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER
 
 STEPS = 20
 SAVE_FREQ = 2
@@ -168,7 +168,7 @@ def figures_of_steps(log: str) -> dict[int, dict[str, str]]:
     return steps
 
 
-def read_ledger(root: Path) -> list[TrainedGroup]:
+def read_ledger(root: Path) -> list[dict[str, int | str]]:
     """The ledger in `trainer.default_local_dir`, in the order of the updates."""
     path = root / LEDGER
-    return [TrainedGroup(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -22,7 +22,7 @@ HERE = Environment(
 
 def report(name: str, *, missing: tuple[str, ...] = (), cause: str | None = None, **versions: str) -> NodeReport:
     found = Environment(versions={**HERE.versions, **versions}, missing=missing, cause=cause)
-    return NodeReport(name=name, gpus=8, environment=found, failure=None)
+    return NodeReport(name=name, gpus=8, answer=found)
 
 
 def test_equal_nodes_pass() -> None:
@@ -46,7 +46,7 @@ def test_missing_plugin_fails_although_versions_agree() -> None:
 
 
 def test_silent_node_fails() -> None:
-    silent = NodeReport(name="b", gpus=0, environment=None, failure="the node died")
+    silent = NodeReport(name="b", gpus=0, answer="the node died")
     (finding,) = judge_cluster((silent,), HERE)
     assert (finding.subject, finding.status) == ("node b", Status.FAILED)
     assert "the node died" in finding.detail
@@ -58,7 +58,7 @@ def test_absent_head_is_named_before_ray_asks_for_it() -> None:
 
 
 def test_table_marks_what_differs() -> None:
-    silent = NodeReport(name="c", gpus=0, environment=None, failure="the node died")
+    silent = NodeReport(name="c", gpus=0, answer="the node died")
     header, _, here, *nodes = compare_nodes((report("a"), report("b", tree_rl="0.2.0"), silent), HERE).splitlines()
     assert header.split()[:2] == ["node", "python"] and here.startswith("(this process)")
     assert ["*" in line for line in nodes] == [False, True, False]

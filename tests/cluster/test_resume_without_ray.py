@@ -26,7 +26,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
 )
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
-from tree_rl.verl_plugin.resume.update_ledger import LEDGER, append_groups, cut_ledger, trained_groups
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER, cut_ledger, record_update
 
 
 def save(root: Path, step: int, *, until: str = "committed") -> Path:
@@ -147,7 +147,7 @@ def test_the_trainer_keeps_whole_checkpoints_and_its_own_state(tmp_path: Path, m
 
     begin_checkpoint(tmp_path, 8)
     (tmp_path / TRACKER).write_text("8")
-    append_groups(tmp_path, trained_groups(7, 0, rows(7), {prompt_uid(7, 0): 0}))
+    record_update(tmp_path, 7, 0, rows(7), {prompt_uid(7, 0): 0})
     again = Trainer(tmp_path)
     again._load_checkpoint()
     assert (again.global_steps, again.kl_ctrl_in_reward.value, read_ledger(tmp_path)) == (6, 0.06, [])
@@ -160,13 +160,17 @@ def rows(step: int) -> dict[str, np.ndarray]:
 
 def test_the_ledger_holds_every_trained_row_once(tmp_path: Path) -> None:
     def train(step: int) -> None:
-        append_groups(tmp_path, trained_groups(step, 0, rows(step), {prompt_uid(step, 0): 7 * step}))
+        record_update(tmp_path, step, 0, rows(step), {prompt_uid(step, 0): 7 * step})
 
     for step in (1, 2, 3):
         train(step)
     uninterrupted = read_ledger(tmp_path)
-    assert [(group.step, group.index, group.rows) for group in uninterrupted] == [(1, 7, 12), (2, 14, 12), (3, 21, 12)]
-    assert len({group.digest for group in uninterrupted}) == 3
+    assert [(group["step"], group["index"], group["rows"]) for group in uninterrupted] == [
+        (1, 7, 12),
+        (2, 14, 12),
+        (3, 21, 12),
+    ]
+    assert len({group["digest"] for group in uninterrupted}) == 3
     # Killed in the middle of a line after step 3, resumed from step 1.
     with (tmp_path / LEDGER).open("a") as stream:
         stream.write('{"step": 4, "upd')
@@ -176,9 +180,10 @@ def test_the_ledger_holds_every_trained_row_once(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == uninterrupted
 
 
-def test_a_changed_token_or_key_changes_the_digest() -> None:
+def test_a_changed_token_or_key_changes_the_digest(tmp_path: Path) -> None:
     def digest(tokens: dict[str, Any]) -> str:
-        return trained_groups(1, 0, tokens, {"u": 0})[0].digest
+        record_update(tmp_path, 1, 0, tokens, {"u": 0})
+        return read_ledger(tmp_path)[-1]["digest"]
 
     base = digest({"u_0_0": [1, 2], "u_1_0": [3]})
     assert base == digest({"u_1_0": [3], "u_0_0": [1, 2]})

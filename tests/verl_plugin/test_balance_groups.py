@@ -27,15 +27,15 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int]:
 def test_every_row_has_one_slot_and_every_group_one_cell(batch: tuple[np.ndarray, np.ndarray, int, int]) -> None:
     group_of_row, cost, num_ranks, num_cells = batch
     layout = lay_out_groups(group_of_row, cost, num_ranks=num_ranks, num_cells=num_cells)
-    assert sorted(layout.order) == list(range(num_ranks * num_cells * layout.rows_per_cell))
-    cells = layout.order.reshape(num_ranks * num_cells, layout.rows_per_cell)
+    cells = layout.order.reshape(num_ranks * num_cells, -1)
+    assert sorted(layout.order) == list(range(cells.size))
     cells_of_group: dict[int, set[int]] = {}
     for cell, slots in enumerate(cells):
         for row in slots[slots < len(group_of_row)]:
             cells_of_group.setdefault(int(group_of_row[row]), set()).add(cell)
     assert all(len(found) == 1 for found in cells_of_group.values())
     assert len(cells_of_group) == len(cost)
-    assert max((slots < len(group_of_row)).sum() for slots in cells) == layout.rows_per_cell
+    assert max((slots < len(group_of_row)).sum() for slots in cells) == cells.shape[1]
     np.testing.assert_allclose(layout.load_DC.sum(), cost.sum())
 
 
@@ -67,8 +67,8 @@ def test_costs_even_out_over_ranks() -> None:
 
 def test_a_rank_without_rows_gets_padding() -> None:
     layout = lay_out_groups(np.zeros(3, dtype=np.int64), np.ones(1), num_ranks=3, num_cells=1)
-    assert [len(rows) for rows in layout.rows_of_rank()] == [3, 0, 0]
-    assert layout.rows_per_cell == 3
+    slots = layout.order.reshape(3, 3)
+    assert (slots < 3).sum(axis=1).tolist() == [3, 0, 0]
 
 
 def branching_groups(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:

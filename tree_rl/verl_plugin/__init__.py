@@ -6,17 +6,17 @@ imports the module it belongs to, so a process imports only what it uses.
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
 from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
-from tree_rl.verl_plugin.cpu.platform_cpu import register_cpu_platform
 from tree_rl.verl_plugin.launch.model_type_argument import accept_model_type
 from tree_rl.verl_plugin.launch.plugin_presence import check_job_version
 
-VERL_VERSION = check_verl_version()
+check_verl_version()
 check_job_version(os.environ)
 
 REGISTRATIONS = {
@@ -33,14 +33,11 @@ REGISTRATIONS = {
 """Module of verl or vLLM -> our module, imported right after it, that registers with it."""
 
 
-def _register_with(verl_module: str, our_module: str) -> None:
-    def load(_: ModuleType) -> None:
-        import_module(our_module)
-
-    when_imported(verl_module)(load)
+def _load(our_module: str, _: ModuleType) -> None:
+    import_module(our_module)
 
 
-register_cpu_platform()
+import_module("tree_rl.verl_plugin.cpu.platform_cpu")
 accept_model_type(sys.argv)
 for _verl_module, _our_module in REGISTRATIONS.items():
-    _register_with(_verl_module, _our_module)
+    when_imported(_verl_module)(partial(_load, _our_module))

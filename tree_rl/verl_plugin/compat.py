@@ -1,7 +1,7 @@
 """Every name of verl and TransferQueue that is no documented extension point, and the versions it was checked against.
 
 Names resolve on first use: a process pays only for the parts of verl it needs. The plug points of verl's extension
-guide (`DOCUMENTED`) are imported where they are used; the rest passes through here and is held by one contract test.
+guide are imported where they are used; the rest passes through here and is held by one contract test.
 """
 
 import importlib
@@ -11,29 +11,6 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
-
-DOCUMENTED: dict[str, tuple[str, ...]] = {
-    "verl.base_config": ("BaseConfig",),
-    "verl.checkpoint_engine": ("CheckpointEngine", "CheckpointEngineRegistry"),
-    "verl.experimental.agent_loop.agent_loop": ("AgentLoopBase", "AgentLoopMetrics", "AgentLoopOutput", "register"),
-    "verl.plugin.platform": ("PlatformBase", "PlatformRegistry", "get_platform"),
-    "verl.protocol": ("DataProto",),
-    "verl.single_controller.base.decorator": ("Dispatch", "make_nd_compute_dataproto_dispatch_fn", "register"),
-    "verl.trainer.config": ("CheckpointConfig",),
-    "verl.trainer.ppo.core_algos": ("register_adv_est",),
-    "verl.trainer.ppo.v1.trainer_base": ("register_trainer",),
-    "verl.workers.config": (
-        "FSDPActorConfig",
-        "FSDPEngineConfig",
-        "FSDPOptimizerConfig",
-        "HFModelConfig",
-        "RolloutConfig",
-        "TrainingWorkerConfig",
-    ),
-    "verl.workers.rollout.base": ("BaseRollout",),
-    "verl.workers.rollout.replica": ("RolloutMode", "RolloutReplica", "RolloutReplicaRegistry", "TokenOutput"),
-}
-"""Modules of verl that ours import directly -> the plug points that they may take from there."""
 
 PRIVATE_NAMES: dict[str, str] = {
     # Engines.
@@ -99,11 +76,7 @@ PRIVATE_MODULES: dict[str, str] = {
 
 
 def check_verl_version() -> str:
-    """The installed verl version.
-
-    Raises:
-        ImportError: verl is outside the supported range.
-    """
+    """The installed verl version; an ImportError says that it is outside the supported range."""
     installed = version("verl")
     if not SUPPORTED_VERL.contains(installed, prereleases=True):
         raise ImportError(

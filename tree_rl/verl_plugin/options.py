@@ -14,11 +14,7 @@ TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model
 
 @dataclass
 class TreeConfig(TreeOptions, BaseConfig):
-    """`TreeOptions` as verl's configs hold them.
-
-    Raises:
-        ValueError: a value is not one of the choices; names the key.
-    """
+    """`TreeOptions` as verl's configs hold them; a ValueError names the key of a value that is no choice."""
 
 
 @dataclass
@@ -42,11 +38,7 @@ class TreeFSDPEngineConfig(FSDPEngineConfig):
 
 
 def as_tree_config(value: Any) -> TreeConfig:
-    """Turn the `tree:` node of a config into a checked `TreeConfig`.
-
-    Raises:
-        ValueError: an unknown key or value, named.
-    """
+    """Turn the `tree:` node of a config into a `TreeConfig`; a ValueError names an unknown key or value."""
     if isinstance(value, TreeConfig):
         return value
     known = TreeConfig.__dataclass_fields__

@@ -5,10 +5,8 @@ A task on each node starts a fresh process there, which sees what verl's workers
 
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tree_rl.inspection.text import format_table
 from tree_rl.verl_plugin.checks.doctor import Finding, Status
-from tree_rl.verl_plugin.checks.fresh_process import (
-    PROBE,
-    PROBE_SECONDS,
-    Environment,
-    last_line,
-    read_environment,
-)
+from tree_rl.verl_plugin.checks.fresh_process import PROBE_SECONDS, Environment, probe_task, read_environment
 
 POLL_SECONDS = 1.0
 
@@ -40,10 +32,8 @@ class NodeReport:
     """Address and host name."""
     gpus: int
     """GPUs that Ray counts there."""
-    environment: Environment | None
-    """None if the node did not answer."""
-    failure: str | None
-    """Why it did not answer."""
+    answer: Environment | str
+    """Why there is none, if the node did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,14 +95,16 @@ def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Ite
 def compare_nodes(reports: tuple[NodeReport, ...], expected: Environment) -> str:
     """A table of one row per node; an asterisk marks what differs from the first row, the launching process."""
     header = ["node", *expected.versions, "plugin"]
-    rows = [["(this process)", *expected.versions.values(), _plugin_word(expected)]]
-    for report in reports:
-        if report.environment is None:
+    rows = []
+    here = NodeReport(name="(this process)", gpus=0, answer=expected)
+    for report in (here, *reports):
+        found = report.answer
+        if isinstance(found, str):
             rows.append([report.name, *["?" for _ in header[1:]]])
             continue
-        found = report.environment.versions
-        marked = [found[name] + ("" if found[name] == wanted else "*") for name, wanted in expected.versions.items()]
-        rows.append([report.name, *marked, _plugin_word(report.environment)])
+        versions = found.versions
+        marked = [versions[key] + ("" if versions[key] == wanted else "*") for key, wanted in expected.versions.items()]
+        rows.append([report.name, *marked, "missing" if found.missing else "live"])
     return format_table(header, rows, flush_left=len(header))
 
 
@@ -151,43 +143,27 @@ def _wait_for(nodes: int | None, wait_seconds: float) -> list[dict[str, Any]]:
 
 
 def _examine(nodes: list[dict[str, Any]]) -> tuple[NodeReport, ...]:
-    probe = ray.remote(num_cpus=0, max_retries=0)(_probe_task())
+    probe = ray.remote(num_cpus=0, max_retries=0)(probe_task())
     pinned = [NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False) for node in nodes]
-    answers = [probe.options(scheduling_strategy=place).remote(PROBE, PROBE_SECONDS) for place in pinned]
+    answers = [probe.options(scheduling_strategy=place).remote() for place in pinned]
     return tuple(_read_report(node, answer) for node, answer in zip(nodes, answers, strict=True))
 
 
 def _read_report(node: dict[str, Any], answer: Any) -> NodeReport:
-    environment, failure = None, None
+    found: Environment | str
     try:
-        code, printed, complaint = ray.get(answer, timeout=PROBE_SECONDS + 60)
+        found = read_environment(ray.get(answer, timeout=PROBE_SECONDS + 60))
     except ray.exceptions.RayError as error:
-        failure = _first_line(str(error))
-    else:
-        if code:
-            failure = last_line(complaint)
-        else:
-            environment = read_environment(printed)
-    return NodeReport(
-        name=_name(node), gpus=int(node["Resources"].get("GPU", 0)), environment=environment, failure=failure
-    )
-
-
-def _probe_task() -> Callable[[str, int], tuple[int, str, str]]:
-    # A nested function travels by value. To unpickle one of a module the node would import tree_rl: that fails without
-    # tree_rl, and would load the plugin where verl does not.
-    def probe(code: str, seconds: int) -> tuple[int, str, str]:
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    return probe
+        found = _first_line(str(error))
+    except RuntimeError as error:
+        found = str(error)
+    return NodeReport(name=_name(node), gpus=int(node["Resources"].get("GPU", 0)), answer=found)
 
 
 def _problem(report: NodeReport, expected: Environment) -> str | None:
-    if report.environment is None:
-        return f"did not answer: {report.failure}"
-    found = report.environment
+    found = report.answer
+    if isinstance(found, str):
+        return f"did not answer: {found}"
     differing = [
         f"{subject} {found.versions[subject]} (here {wanted})"
         for subject, wanted in expected.versions.items()
@@ -199,10 +175,6 @@ def _problem(report: NodeReport, expected: Environment) -> str | None:
         cause = found.cause or "install the package there (pip install -e .)"
         return f"verl does not know {', '.join(found.missing)}: {cause}"
     return None
-
-
-def _plugin_word(environment: Environment) -> str:
-    return "missing" if environment.missing else "live"
 
 
 def _name(node: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,12 +13,12 @@ import torch
 from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.verl_plugin.checks.fresh_process import (
-    PROBE,
     PROBE_SECONDS,
     REGISTERED,
     Environment,
     examine_here,
     last_line,
+    probe_task,
     read_environment,
 )
 from tree_rl.verl_plugin.checks.tiny_tree import TreeError, measure_tree_error
@@ -52,13 +51,9 @@ class Finding:
 
 
 def diagnose(*, start_ray: bool) -> Iterator[Finding]:
-    """Check the installation, one finding at a time.
+    """Check the installation; a finding with `Status.FAILED` means that training with trees would not work.
 
-    Args:
-        start_ray: also check the plugin in a worker of a local Ray cluster, which starts and stops here.
-
-    Yields:
-        Findings in order; one with `Status.FAILED` means that training with trees would not work.
+    `start_ray` checks the plugin also in a worker of a local Ray cluster, which starts and stops here.
     """
     yield Finding(subject="python", status=Status.OK, detail=platform.python_version())
     for package in NEEDED + OPTIONAL:
@@ -115,12 +110,9 @@ def _find_tree_error() -> Finding:
 
 
 def _examine_in_ray() -> Environment:
-    # A function of the standard library: Ray would import the plugin to unpickle one of ours, and prove nothing.
-    run_in_worker = ray.remote(subprocess.check_output)
     try:
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        printed = run_in_worker.remote([sys.executable, "-c", PROBE], text=True)
-        return read_environment(ray.get(printed, timeout=PROBE_SECONDS))
+        return read_environment(ray.get(ray.remote(probe_task()).remote(), timeout=PROBE_SECONDS))
     finally:
         ray.shutdown()
 

@@ -7,6 +7,7 @@ verl's own plugin discovery can have loaded it.
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tree_rl.verl_plugin.compat import import_statement
@@ -17,6 +18,8 @@ REGISTERED = (TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, "tree_sync")
 """Names of engines and trainers that verl knows only from the plugin."""
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 PROBE_SECONDS = 240
+Answer = tuple[int, str, str]
+"""Exit code, output and error output of the probe."""
 
 # Prints one line of JSON.
 PROBE = f"""
@@ -76,20 +79,29 @@ class Environment:
 
 
 def examine_here() -> Environment:
-    """The environment of this machine's Python, seen from a fresh process.
-
-    Raises:
-        RuntimeError: the process failed; holds its last line.
-    """
-    command = [sys.executable, "-c", PROBE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    if done.returncode:
-        raise RuntimeError(last_line(done.stderr))
-    return read_environment(done.stdout)
+    """The environment of this machine's Python, seen from a fresh process; errors as in `read_environment`."""
+    return read_environment(probe_task()())
 
 
-def read_environment(printed: str) -> Environment:
-    """Read the probe's output."""
+def probe_task() -> Callable[[], Answer]:
+    """A function that runs the probe in a fresh process of the machine that calls it."""
+    # A nested function travels by value. To unpickle one of a module the node would import tree_rl: that fails without
+    # tree_rl, and would load the plugin where verl does not.
+    code, seconds = PROBE, PROBE_SECONDS
+
+    def probe() -> Answer:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    return probe
+
+
+def read_environment(answer: Answer) -> Environment:
+    """Read what the probe printed; a RuntimeError holds the last line of one that failed."""
+    code, printed, complaint = answer
+    if code:
+        raise RuntimeError(last_line(complaint))
     facts = json.loads(printed.splitlines()[-1])
     versions = {"python": facts["python"], **facts["versions"]}
     versions |= {f"{package} code": digest for package, digest in facts["code"].items()}

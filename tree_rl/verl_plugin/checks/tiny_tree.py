@@ -21,11 +21,8 @@ class TreeError(RuntimeError):
 def measure_tree_error() -> tuple[float, float]:
     """Run a float32 Qwen3 of two layers on the CPU over branching rows, as a tree and row by row.
 
-    Returns:
-        Largest absolute difference of log-probs, and largest relative difference (norm) of a parameter's gradient.
-
-    Raises:
-        TreeError: one of them exceeds its tolerance.
+    Return the largest absolute difference of log-probs and the largest relative difference (norm) of a parameter's
+    gradient; a TreeError says that one exceeds its tolerance.
     """
     model = _tiny_model()
     rows = _branching_rows()

@@ -7,27 +7,21 @@ import os
 import resource
 
 import torch
-from torch.cpu import Event, Stream, current_stream, stream
+from torch.cpu import Event, Stream, current_stream, device_count, set_device, stream, synchronize
 
-__all__ = ["Event", "Stream", "current_stream", "stream"]
+__all__ = ["Event", "Stream", "current_stream", "device_count", "set_device", "stream", "synchronize"]
 
 
 def do_nothing(*_args: object, **_kwargs: object) -> None:
     """Stand for calls without a meaning on a CPU: one device, no caching allocator, operators that finish at once."""
 
 
-set_device = synchronize = empty_cache = ipc_collect = do_nothing
-set_per_process_memory_fraction = reset_peak_memory_stats = do_nothing
+empty_cache = ipc_collect = set_per_process_memory_fraction = reset_peak_memory_stats = do_nothing
 
 
 def is_available() -> bool:
     """Return False: without an accelerator verl skips its bookkeeping of memory and random states."""
     return False
-
-
-def device_count() -> int:
-    """Return 1: one worker process owns one share of the CPU."""
-    return 1
 
 
 def current_device() -> torch.device:
@@ -40,17 +34,7 @@ def get_device_name(device: object = None) -> str:
     return "cpu"
 
 
-def get_device_capability(device: object = None) -> tuple[None, None]:
-    """Return no compute capability."""
-    return None, None
-
-
-def manual_seed(seed: int) -> None:
-    """Seed the CPU generator."""
-    torch.manual_seed(seed)
-
-
-manual_seed_all = manual_seed
+manual_seed = manual_seed_all = torch.manual_seed
 get_rng_state = torch.get_rng_state
 set_rng_state = torch.set_rng_state
 

@@ -5,8 +5,6 @@ it names a device twice. The platform registers gloo under exactly that name.
 """
 
 from contextlib import nullcontext
-from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed
@@ -14,10 +12,10 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 from tree_rl.verl_plugin.cpu import cpu_device
 
-PLATFORM_NAME = "cpu"
 DOUBLED_GLOO = "cpu:gloo,cpu:gloo"
 
 
+@PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
     """verl's device interface on the CPU; collectives run on gloo.
 
@@ -29,13 +27,14 @@ class PlatformCPU(PlatformBase):
     device_module = cpu_device
     current_device = staticmethod(cpu_device.current_device)
     device_count = staticmethod(cpu_device.device_count)
-    get_device_capability = staticmethod(cpu_device.get_device_capability)
     manual_seed = manual_seed_all = staticmethod(cpu_device.manual_seed)
     set_device = synchronize = empty_cache = set_allocator_settings = staticmethod(cpu_device.do_nothing)
     profiler_start = profiler_stop = cudart = staticmethod(cpu_device.do_nothing)
 
     def __init__(self) -> None:
-        register_doubled_gloo()
+        if DOUBLED_GLOO not in torch.distributed.Backend.backend_list:
+            gloo = torch.distributed.ProcessGroupGloo
+            torch.distributed.Backend.register_backend(DOUBLED_GLOO, gloo, devices=["cpu"])
 
     def is_available(self) -> bool:
         """Return True: the platform works wherever it is asked for."""
@@ -45,8 +44,10 @@ class PlatformCPU(PlatformBase):
         """Return whether verl's detection should settle on the CPU."""
         return not torch_has_accelerator()
 
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
     def communication_backend_name(self) -> str:
-        """Return gloo."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
@@ -54,7 +55,6 @@ class PlatformCPU(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     def nvtx_range(self, msg: str) -> nullcontext[None]:
-        """Mark nothing."""
         return nullcontext()
 
     def ray_resource_name(self) -> str:
@@ -62,7 +62,6 @@ class PlatformCPU(PlatformBase):
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """Return none."""
         return []
 
     def is_ipc_supported(self) -> bool:
@@ -74,19 +73,3 @@ def torch_has_accelerator() -> bool:
     """Return whether this torch build can drive an accelerator (CUDA, ROCm, NPU or XPU), present or not."""
     built_for_gpu = torch.version.cuda is not None or torch.version.hip is not None
     return built_for_gpu or torch.accelerator.is_available()
-
-
-def register_doubled_gloo() -> None:
-    """Make `init_process_group("cpu:gloo,cpu:gloo")` mean gloo on the CPU. Idempotent."""
-    if DOUBLED_GLOO in torch.distributed.Backend.backend_list:
-        return
-
-    def create(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-        return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
-
-    torch.distributed.Backend.register_backend(DOUBLED_GLOO, create, devices=["cpu"])
-
-
-def register_cpu_platform() -> None:
-    """Add the platform "cpu" to verl's registry, behind verl's own platforms."""
-    PlatformRegistry.register(platform=PLATFORM_NAME)(PlatformCPU)

@@ -66,7 +66,7 @@ class DecodeEngine:
         dtype = next(model.parameters()).dtype
         fitting = num_slots_within(kv_cache_bytes, config, capacity_tokens=capacity_tokens, dtype=dtype)
         slots = min(fitting, MAX_SLOTS)
-        self.cache = SlotCache(num_layers=config.num_hidden_layers, num_slots=slots, capacity_tokens=capacity_tokens)
+        self.cache = SlotCache(num_slots=slots, capacity_tokens=capacity_tokens)
         self.capacity_tokens = capacity_tokens
         self.max_running = min(max_running, slots)
         self.max_batched_tokens = max_batched_tokens
@@ -78,8 +78,7 @@ class DecodeEngine:
     def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
         """Queue a generation; it starts at the next step.
 
-        Raises:
-            ValueError: the prompt is empty, has ids outside the vocabulary, or leaves no room in the context.
+        A ValueError refuses a prompt that is empty, has ids outside the vocabulary or leaves no room in the context.
         """
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         if not len(prompt_ids):
@@ -112,7 +111,9 @@ class DecodeEngine:
         self._clock += 1
         finished: list[Request] = []
         while self.waiting and len(self.running) < self.max_running:
-            finished += self._start(self._next_batch())
+            first = len(self.running)
+            suffixes = [self._start(request) for request in self._next_batch()]
+            finished += self._extend(slice(first, len(self.running)), suffixes)
         if self.running:
             last = [[request.token_ids[-1]] for request in self.running]
             finished += self._extend(slice(0, len(self.running)), last)
@@ -166,26 +167,19 @@ class DecodeEngine:
         self.waiting.extendleft(reversed(left))
         return batch
 
-    def _start(self, batch: list[Request]) -> list[Request]:
-        first = len(self.running)
-        suffixes: list[list[int]] = []
-        for request in batch:
-            target = len(self.running)
-            request.cached_tokens = self._take_slot(target, np.asarray(request.prompt_ids))
-            suffixes.append(request.prompt_ids[request.cached_tokens :])
-            self.running.append(request)
-        return self._extend(slice(first, len(self.running)), suffixes)
-
-    def _take_slot(self, target: int, prompt: np.ndarray) -> int:
-        """Make slot `target` hold the longest cached prefix of `prompt`; return its length."""
-        source, shared = self.cache.longest_prefix(prompt)
+    def _start(self, request: Request) -> list[int]:
+        """Make the next slot hold the longest cached prefix of the request's prompt; return the rest of the prompt."""
+        target = len(self.running)
+        source, shared = self.cache.longest_prefix(np.asarray(request.prompt_ids))
         continues = source >= target and shared == self.cache.length_S[source]
         # A prompt that continues a finished sequence takes its slot, another one the least recently used.
         victim = source if continues else target + int(self.cache.last_used_S[target:].argmin())
         self.cache.swap(victim, target)
         source = {victim: target, target: victim}.get(source, source)
         self.cache.copy_prefix(source, target, shared)
-        return shared
+        request.cached_tokens = shared
+        self.running.append(request)
+        return request.prompt_ids[shared:]
 
     def _extend(self, rows: slice, new_ids: list[list[int]]) -> list[Request]:
         """Run new tokens of some running requests, draw their next tokens and retire those that are done."""

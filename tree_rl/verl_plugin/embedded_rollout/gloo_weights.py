@@ -7,7 +7,6 @@ verl's own backends need GPUs; `tree_separate_async` uses this one without them.
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Generator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,14 +23,8 @@ SENDER = 0
 OUTSIDE = -1
 """Rank of a trainer process that helps to gather the weights and sends nothing."""
 TIMEOUT = timedelta(minutes=10)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Address at which the processes of one synchronisation meet."""
-
-    host: str
-    port: int
+Meeting = tuple[str, int]
+"""Host and port at which the processes of one synchronisation meet."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -51,7 +44,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             return None
         host = ray.util.get_node_ip_address().strip("[]")
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-        return Meeting(host=host, port=self._store.port)
+        return host, self._store.port
 
     @classmethod
     def build_topology(
@@ -72,7 +65,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         if rank == OUTSIDE:
             return
         if self._store is None:
-            self._store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=TIMEOUT)
+            self._store = TCPStore(*meeting, is_master=False, timeout=TIMEOUT)
         self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:

@@ -24,10 +24,8 @@ def grouped_sdpa(
     """Attend with a boolean mask, called as `transformers` calls attention functions.
 
     Args:
-        module: the attention layer.
         query: [R, H, Q, D].
         key: [R, G, K, D]; `value` too.
-        value: see `key`.
         attention_mask: bool [R, 1, Q, K].
         scaling: None takes 1 / sqrt(D).
 

@@ -21,11 +21,7 @@ class HFRolloutOptions:
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
-        """Read `engine_kwargs.hf` of verl's `RolloutConfig`.
-
-        Raises:
-            ValueError: names a key that is unknown or that this engine does not support.
-        """
+        """Read `engine_kwargs.hf` of verl's `RolloutConfig`; a ValueError names a key that is not supported."""
         for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
             value = getattr(config, key)
             if value != 1:
@@ -33,8 +29,8 @@ class HFRolloutOptions:
         if config.enable_rollout_routing_replay:
             raise ValueError("rollout.enable_rollout_routing_replay=True: not supported by rollout.name=hf")
         given = dict((config.engine_kwargs or {}).get("hf") or {})
-        unknown = sorted(set(given) - {field.name for field in fields(cls)})
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(given.keys() - known)
         if unknown:
-            known = ", ".join(field.name for field in fields(cls))
-            raise ValueError(f"rollout.engine_kwargs.hf.{unknown[0]}: no such option; known are {known}")
+            raise ValueError(f"rollout.engine_kwargs.hf.{unknown[0]}: no such option; known are {', '.join(known)}")
         return cls(**given)

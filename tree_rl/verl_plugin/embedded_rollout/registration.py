@@ -2,16 +2,11 @@
 
 from importlib import import_module
 
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from tree_rl.verl_plugin import compat
 
 REPLICA = "tree_rl.verl_plugin.embedded_rollout.replica"
 
-
-def _load_replica() -> type[RolloutReplica]:
-    return import_module(REPLICA).HFReplica
-
-
-RolloutReplicaRegistry.register("hf", _load_replica)
+RolloutReplicaRegistry.register("hf", lambda: import_module(REPLICA).HFReplica)
 compat._ROLLOUT_REGISTRY[("hf", "async")] = f"{REPLICA}.HFServerAdapter"

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Generator
 from typing import Any
 
 import ray
@@ -43,7 +42,7 @@ class HFReplica(RolloutReplica):
             num_threads=options.num_threads or max(1, (os.cpu_count() or 1) // max(1, self.gpus_per_node)),
             weights_follow=self.rollout_mode == RolloutMode.HYBRID and "dummy" in self.config.load_format,
         )
-        await server.ready.remote()
+        await server.__ray_ready__.remote()
         self.servers = [server]
         self._server_handle = server
         self._server_address = self._server_name()
@@ -70,13 +69,10 @@ class HFServerAdapter(BaseRollout):
         HFRolloutOptions.from_rollout(self.config)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
-        self._handle: Any = None
 
     @property
     def _server(self) -> Any:
-        if self._handle is None:
-            self._handle = ray.get_actor(server_name(self.replica_rank))
-        return self._handle
+        return ray.get_actor(server_name(self.replica_rank))
 
     async def resume(self, tags: list[str]) -> None:
         """Wake the server (`free_cache_engine`)."""
@@ -89,7 +85,7 @@ class HFServerAdapter(BaseRollout):
     @torch.no_grad()
     async def update_weights(
         self,
-        weights: Generator[tuple[str, torch.Tensor], None, None],
+        weights: Any,
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
         peft_config: Any = None,
@@ -98,10 +94,8 @@ class HFServerAdapter(BaseRollout):
         """Send the trainer's weights, bucket by bucket, through shared memory.
 
         Args:
-            weights: (name, full tensor) pairs by Hugging Face names.
+            weights: iterator, maybe asynchronous, of (name, full tensor) by Hugging Face names.
             global_steps: the weights' version, which the server reports with every generation.
-            wire_format: must be "named_tensors".
-            peft_config: must be None.
 
         Raises:
             NotImplementedError: weights of an adapter alone, or delta weights.
@@ -116,18 +110,12 @@ class HFServerAdapter(BaseRollout):
                 "rollout.name=hf holds no separate LoRA adapter; set actor_rollout_ref.model.lora.merge=True"
             )
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        pending: list[Any] = []
-        for bucket in pack(await _gathered(weights), bucket_bytes):
-            pending.append(self._server.load_weights.remote(bucket))
-        await asyncio.gather(*pending)
-        await self._server.finish_weights.remote(global_steps)
-
-
-async def _gathered(weights: Any) -> Any:
-    """Accept the async iterators of checkpoint engines as well as the trainer's generator."""
-    if not hasattr(weights, "__aiter__"):
-        return weights
-    return [(name, tensor.clone()) async for name, tensor in weights]
+        gathered = weights
+        if hasattr(weights, "__aiter__"):  # of a checkpoint engine
+            gathered = [(name, tensor.clone()) async for name, tensor in weights]
+        server = self._server
+        await asyncio.gather(*[server.load_weights.remote(bucket) for bucket in pack(gathered, bucket_bytes)])
+        await server.finish_weights.remote(global_steps)
 
 
 def server_name(replica_rank: int, kind: str = "") -> str:

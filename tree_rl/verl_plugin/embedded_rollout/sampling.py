@@ -61,19 +61,13 @@ def parse_sampling(
     """Read the sampling parameters that verl sends with a request.
 
     Args:
-        params: vLLM's names.
+        params: by vLLM's names; a ValueError names one that is unknown or has a value not implemented here.
         default_max_tokens: for a request without a limit.
         limit_tokens: room left in the context.
-        eos_token_ids: the model's end tokens.
-        logprobs_mode: verl's `rollout.logprobs_mode`.
-
-    Raises:
-        ValueError: a parameter is unknown or has a value that this engine does not implement.
     """
     rest = dict(params)
-    max_tokens = rest.pop("max_tokens", None)
-    max_new_tokens = rest.pop("max_new_tokens", None)
-    requested = next((limit for limit in (max_tokens, max_new_tokens) if limit is not None), default_max_tokens)
+    limits = [rest.pop("max_tokens", None), rest.pop("max_new_tokens", None), default_max_tokens]
+    requested = next(limit for limit in limits if limit is not None)
     stop_token_ids = frozenset(rest.pop("stop_token_ids", None) or ())
     if not rest.pop("ignore_eos", False):
         stop_token_ids |= eos_token_ids

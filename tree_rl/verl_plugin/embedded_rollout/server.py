@@ -25,8 +25,6 @@ class HFServer:
     """Token-in, token-out generation for verl's `LLMServerClient`.
 
     Args:
-        config: verl's.
-        model_config: verl's.
         replica_rank: index of this server, part of its seed.
         num_threads: CPU threads of the model.
         weights_follow: whether the trainer sends weights before the first request; then none are read from disk.
@@ -44,15 +42,13 @@ class HFServer:
         torch.set_num_threads(num_threads)
         config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
         self.config = config
-        self.replica_rank = replica_rank
         self.global_steps: int | None = None
         options = HFRolloutOptions.from_rollout(config)
         model = build_model(config, model_config, weights_follow=weights_follow)
-        self.capacity_tokens = config.max_model_len or config.prompt_length + config.response_length
         self.eos_token_ids = end_token_ids(model, model_config.tokenizer)
         self.engine = DecodeEngine(
             model,
-            capacity_tokens=self.capacity_tokens,
+            capacity_tokens=config.max_model_len or config.prompt_length + config.response_length,
             kv_cache_bytes=options.kv_cache_bytes,
             max_running=min(config.max_num_seqs, MAX_SLOTS),
             max_batched_tokens=config.max_num_batched_tokens,
@@ -65,10 +61,6 @@ class HFServer:
         self._is_open.set()
         self._reject = False
 
-    async def ready(self) -> bool:
-        """Return True once the model is built."""
-        return True
-
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -79,39 +71,43 @@ class HFServer:
         audio_data: list[Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> TokenOutput:
-        """Continue a prompt; all parameters are verl's.
-
-        Args:
-            prompt_ids: token ids.
-            sampling_params: vLLM's names; `logprobs` asks for log-probs.
-            request_id: unused, as `mm_processor_kwargs`; tokens find a session's prefix.
-            image_data: must be empty, as video and audio.
+        """Continue a prompt; all parameters are verl's, the sampling's names vLLM's.
 
         Returns:
             Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
             weight version `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
 
         Raises:
-            ValueError: bad prompt or sampling parameters.
-            NotImplementedError: image, video or audio input.
+            ValueError: bad prompt or sampling parameters; NotImplementedError for image, video or audio input.
         """
         if image_data or video_data or audio_data:
             raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")
         while not self._is_open.is_set():
             if self._reject:
-                return self._output(None, with_log_probs=False)
+                version = {"global_steps": self.global_steps}
+                return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
             await self._is_open.wait()
-        room = self.capacity_tokens - len(prompt_ids)
+        room = max(self.engine.capacity_tokens - len(prompt_ids), 1)
         sampling = parse_sampling(
             {"ignore_eos": self.config.ignore_eos, **sampling_params},
-            default_max_tokens=min(self.config.response_length, max(room, 1)),
-            limit_tokens=max(room, 1),
+            default_max_tokens=min(self.config.response_length, room),
+            limit_tokens=room,
             eos_token_ids=self.eos_token_ids,
             logprobs_mode=self.config.logprobs_mode,
         )
         request = self.engine.request(prompt_ids, sampling)
         await self._finished(request)
-        return self._output(request, with_log_probs=bool(sampling_params.get("logprobs", False)))
+        return TokenOutput(
+            token_ids=request.token_ids,
+            log_probs=request.log_probs if sampling_params.get("logprobs", False) else None,
+            stop_reason="aborted" if request.finish_reason == "abort" else "completed",
+            num_preempted=0,
+            extra_fields={
+                "global_steps": self.global_steps,
+                "num_cached_tokens": request.cached_tokens,
+                "finish_reason": request.finish_reason,
+            },
+        )
 
     async def load_weights(self, bucket: list[PackedTensor]) -> None:
         """Copy a bucket of weights into the model."""
@@ -149,9 +145,7 @@ class HFServer:
     async def wake_up(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: memory comes back on first use."""
 
-    resume_kv_cache = wake_up
-    start_profile = wake_up
-    stop_profile = wake_up
+    resume_kv_cache = start_profile = stop_profile = wake_up
 
     async def _finished(self, request: Request) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -181,22 +175,6 @@ class HFServer:
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-
-    def _output(self, request: Request | None, *, with_log_probs: bool) -> TokenOutput:
-        version = {"global_steps": self.global_steps}
-        if request is None:
-            return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
-        return TokenOutput(
-            token_ids=request.token_ids,
-            log_probs=request.log_probs if with_log_probs else None,
-            stop_reason="aborted" if request.finish_reason == "abort" else "completed",
-            num_preempted=0,
-            extra_fields={
-                **version,
-                "num_cached_tokens": request.cached_tokens,
-                "finish_reason": request.finish_reason,
-            },
-        )
 
 
 def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_follow: bool) -> PreTrainedModel:
@@ -228,8 +206,7 @@ def needs_eager(config: PretrainedConfig) -> bool:
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Return every token that ends a response: the generation config's, the model config's and the tokenizer's."""
-    found = [model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id]
-    if tokenizer is not None:
-        found.append(tokenizer.eos_token_id)
+    configs = (model.generation_config, model.config.get_text_config(), tokenizer)
+    found = [getattr(config, "eos_token_id", None) for config in configs]
     flat = [ids if isinstance(ids, list) else [ids] for ids in found]
     return frozenset(token for ids in flat for token in ids if token is not None)

@@ -13,26 +13,20 @@ from transformers.cache_utils import Cache
 
 
 class SlotCache(Cache):
-    """A `transformers` cache of `num_slots` slots; a forward works on a contiguous range of them.
+    """A `transformers` cache of `num_slots` slots for T = `capacity_tokens` each; a forward works on a range of them.
 
-    Column `capacity_tokens` of every slot takes padding; nothing reads it.
-
-    Args:
-        num_layers: attention layers of the model.
-        num_slots: sequences that fit.
-        capacity_tokens: T, tokens a slot can hold.
+    Column T of every slot takes padding; nothing reads it.
     """
 
-    def __init__(self, *, num_layers: int, num_slots: int, capacity_tokens: int) -> None:
+    def __init__(self, *, num_slots: int, capacity_tokens: int) -> None:
         super().__init__(layers=[])
         self.num_slots = num_slots
         self.capacity_tokens = capacity_tokens
-        self.num_layers = num_layers
         self.tokens_ST = np.zeros((num_slots, capacity_tokens), dtype=np.int64)
         self.length_S = np.zeros(num_slots, dtype=np.int64)
         self.last_used_S = np.zeros(num_slots, dtype=np.int64)
-        self._keys: list[torch.Tensor | None] = [None] * num_layers
-        self._values: list[torch.Tensor | None] = [None] * num_layers
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
         self._rows: slice = slice(0, 0)
         self._row_index: torch.Tensor | None = None
         self._column_RQ: torch.Tensor | None = None
@@ -55,17 +49,14 @@ class SlotCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values [R, G, Q, D] of a layer; return views of all, [R, G, context_tokens, D]."""
-        keys = self._written(self._keys, layer_idx, key_states)
-        values = self._written(self._values, layer_idx, value_states)
-        return keys, values
+        return self._written(self._keys, layer_idx, key_states), self._written(self._values, layer_idx, value_states)
 
-    def _written(self, store: list[torch.Tensor | None], layer: int, new_RGQD: torch.Tensor) -> torch.Tensor:
-        kept = store[layer]
-        if kept is None:
+    def _written(self, store: dict[int, torch.Tensor], layer: int, new_RGQD: torch.Tensor) -> torch.Tensor:
+        if layer not in store:
             _, heads, _, head_size = new_RGQD.shape
             # calloc leaves untouched pages unmapped, so an idle slot costs no memory on the CPU.
-            kept = new_RGQD.new_zeros(self.num_slots, heads, self.capacity_tokens + 1, head_size)
-            store[layer] = kept
+            store[layer] = new_RGQD.new_zeros(self.num_slots, heads, self.capacity_tokens + 1, head_size)
+        kept = store[layer]
         kept[self._row_index, :, self._column_RQ] = new_RGQD.transpose(1, 2)
         return kept[self._rows, :, : self._context_tokens]
 
@@ -104,7 +95,7 @@ class SlotCache(Cache):
         self.length_S[target] = length
 
     def _allocated(self) -> list[torch.Tensor]:
-        return [kept for kept in (*self._keys, *self._values) if kept is not None]
+        return [*self._keys.values(), *self._values.values()]
 
     def append_token_ids(self, slot: int, token_ids: np.ndarray) -> None:
         """Record the tokens whose keys and values a forward has just appended to a slot."""
@@ -119,16 +110,12 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Empty all slots and give their memory back; the next forward allocates it again."""
         self.forget()
-        self._keys = [None] * self.num_layers
-        self._values = [None] * self.num_layers
+        self._keys.clear()
+        self._values.clear()
 
 
 def num_slots_within(budget_bytes: int, config: PretrainedConfig, *, capacity_tokens: int, dtype: torch.dtype) -> int:
-    """Slots of `capacity_tokens` that fit into `budget_bytes` for a model with this text config.
-
-    Raises:
-        ValueError: not even one slot fits.
-    """
+    """Slots of `capacity_tokens` that fit into `budget_bytes` for a model with this text config, or a ValueError."""
     heads = config.num_key_value_heads or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bytes_per_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize

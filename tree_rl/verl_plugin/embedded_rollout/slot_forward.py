@@ -14,16 +14,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def forward_logits(model: PreTrainedModel, cache: SlotCache, rows: slice, new_ids: list[list[int]]) -> torch.Tensor:
-    """Run new tokens behind what the slots hold.
+    """Run at least one new token behind what each of R slots holds; return the logits [R, V] behind the last new one.
 
-    Args:
-        model: the language model.
-        cache: receives the new tokens' keys and values; the caller advances its lengths.
-        rows: the R slots.
-        new_ids: at least one new token per slot.
-
-    Returns:
-        Logits [R, V] of the token after the last new one.
+    The cache receives the new tokens' keys and values; the caller advances its lengths.
     """
     device = next(model.parameters()).device
     longest = max(len(ids) for ids in new_ids)

@@ -35,8 +35,7 @@ def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iter
     bucket: list[PackedTensor] = []
     filled = 0
     for name, tensor in weights:
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         if bucket and filled + data.nbytes > bucket_bytes:
             yield bucket
             bucket, filled = [], 0
@@ -50,9 +49,7 @@ def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iter
 def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
     """Copy weights into a model of the same architecture, converted to its dtype.
 
-    Raises:
-        KeyError: the model has no parameter of that name.
-        ValueError: a shape differs.
+    A KeyError names a parameter that the model lacks, a ValueError one of another shape.
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for packed in bucket:

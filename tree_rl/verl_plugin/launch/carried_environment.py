@@ -19,11 +19,7 @@ SECRETS = ("HF_TOKEN", "HF_HUB_TOKEN", "WANDB_API_KEY")
 
 def carry(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add this process's variables to the runtime environment of `ray.init`; variables already in it win."""
-    carried = {name: value for name, value in os.environ.items() if is_carried(name)}
+    described = {name for name in os.environ if name in CARRIED or name.startswith(CARRIED_PREFIXES)}
+    carried = {name: os.environ[name] for name in described.difference(SECRETS)}
     given = dict(runtime_env or {})
     return {**given, "env_vars": {**carried, **(given.get("env_vars") or {})}}
-
-
-def is_carried(name: str) -> bool:
-    """Whether a variable describes the run rather than the machine."""
-    return name not in SECRETS and (name in CARRIED or name.startswith(CARRIED_PREFIXES))

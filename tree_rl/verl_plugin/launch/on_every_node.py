@@ -17,11 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 def run_on_every_node(nodes: int, command: list[str]) -> int:
     """Run a command once on each of `nodes` nodes, this one first, in the working folder of this process.
 
-    Returns:
-        0, or the exit code of the first node that failed.
-
-    Raises:
-        RuntimeError: fewer nodes are alive.
+    Return 0, or the exit code of the first node that failed; a RuntimeError says that fewer nodes are alive.
     """
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level="ERROR")
     try:

@@ -35,11 +35,7 @@ class PluginNotLiveError(RuntimeError):
 
 
 def check_job_version(environ: Mapping[str, str]) -> None:
-    """Refuse to load in a job whose driver has another version.
-
-    Raises:
-        PluginNotLiveError: names this process, both versions and the remedy.
-    """
+    """Refuse with a PluginNotLiveError to load in a job whose driver has another version."""
     wanted = environ.get(JOB_VERSION, __version__)
     if wanted != __version__:
         place = f"{socket.gethostname()} (pid {os.getpid()}, python {sys.executable})"
@@ -51,8 +47,7 @@ def check_job_version(environ: Mapping[str, str]) -> None:
 def require_plugin_everywhere(more_workers: Sequence[Any] | None = None) -> None:
     """Ask the named actors of this job and `more_workers` which plugin they run; Ray does not list names of dead ones.
 
-    Raises:
-        PluginNotLiveError: names each worker that lacks the plugin, has other versions, died or does not answer.
+    A PluginNotLiveError names each worker that lacks the plugin, has other versions, died or does not answer.
     """
     workers = job_workers()
     known = {worker._actor_id for worker in workers.values()}
@@ -74,12 +69,9 @@ def job_workers() -> dict[str, Any]:
 
 
 def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds: float) -> list[str]:
-    """Describe every worker that differs from the driver.
+    """Describe every worker, Ray handle by name, that differs from the driver.
 
-    Args:
-        workers: Ray actor handles by name.
-        driver: this process.
-        answer_seconds: limit for workers that run; a worker that still starts may take as long as it needs.
+    `answer_seconds` limits workers that run; a worker that still starts may take as long as it needs.
     """
     names = {worker.__ray_call__.remote(_probe()): name for name, worker in workers.items()}
     waiting = list(names)
@@ -102,13 +94,12 @@ def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds:
 
 def _difference(worker: Presence, driver: Presence) -> str | None:
     """What is wrong with a worker; None for a worker like the driver and for one that does not use verl."""
-    place, *versions = worker
-    tree_rl, verl = versions
+    place, tree_rl, verl = worker
     if verl is None:
         return None
     if tree_rl is None:
         return f"on {place} runs verl {verl} without tree_rl"
-    for package, found, wanted in zip(("tree_rl", "verl"), versions, driver[1:], strict=True):
+    for package, found, wanted in zip(("tree_rl", "verl"), worker[1:], driver[1:], strict=True):
         if found != wanted:
             return f"on {place} has {package} {found}, the driver {wanted}"
     return None

@@ -67,11 +67,7 @@ def why_not_whole(folder: Path) -> str | None:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Check the checkpoint that `trainer.resume_from_path` names.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """Raise a ValueError if the checkpoint that `trainer.resume_from_path` names is not whole."""
     reason = why_not_whole(folder)
     if reason is not None:
         raise ValueError(
@@ -83,8 +79,7 @@ def refuse_damaged(folder: Path) -> None:
 def repair_tracker(root: Path) -> int | None:
     """Make verl's tracker in `root` name a whole checkpoint: the one it names if that is whole, else the newest.
 
-    Returns:
-        The step to resume from; None, and no tracker, if no checkpoint is whole.
+    Return the step to resume from; None, and no tracker, if no checkpoint is whole.
     """
     tracker = root / TRACKER
     if not root.is_dir():
@@ -108,12 +103,6 @@ def repair_tracker(root: Path) -> int | None:
     return step
 
 
-def recorded_steps(root: Path) -> list[int]:
-    """Steps of all checkpoints with a record, whole or not, in rising order."""
-    found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
-    return sorted(int(match[1]) for match, path in found if match and (path / RECORD).exists())
-
-
 def remove_old_checkpoints(root: Path, keep: int) -> None:
     """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too."""
     for step in _whole_steps(root)[:-keep]:
@@ -122,4 +111,7 @@ def remove_old_checkpoints(root: Path, keep: int) -> None:
 
 def _whole_steps(root: Path) -> list[int]:
     """Steps of whole checkpoints with a record, in rising order."""
-    return [step for step in recorded_steps(root) if why_not_whole(root / f"global_step_{step}") is None]
+    found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
+    return sorted(
+        int(match[1]) for match, path in found if match and (path / RECORD).exists() and why_not_whole(path) is None
+    )

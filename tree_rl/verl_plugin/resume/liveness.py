@@ -32,31 +32,19 @@ class WorkerDiedError(RuntimeError):
 
 
 class Watch:
-    """Knows which actors have died.
-
-    Args:
-        actors: name of each actor for messages -> its handle.
-    """
+    """Knows which of `actors`, name for messages -> handle, have died."""
 
     def __init__(self, actors: Mapping[str, Any]) -> None:
         self.actors = dict(actors)
         self._death: WorkerDiedError | None = None
 
     def check(self) -> None:
-        """Return at once.
-
-        Raises:
-            WorkerDiedError: `guard` has noticed a death.
-        """
+        """Raise the WorkerDiedError of a death that `guard` has noticed; return at once."""
         if self._death is not None:
             raise self._death
 
     def confirm(self) -> None:
-        """Make sure that nobody has died until now; wait for answers, but not long for a busy actor's.
-
-        Raises:
-            WorkerDiedError: names an actor that is dead or unreachable.
-        """
+        """Raise a WorkerDiedError if an actor is dead by now or unreachable; do not wait long for a busy one."""
         started = time.monotonic()
         asked: dict[str, Any] = {}
         silent = set(self.actors)

@@ -6,7 +6,7 @@ Only whole checkpoints count, step and place name a prompt, an update sorts its 
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
 )
 from tree_rl.verl_plugin.resume.liveness import Watch
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place, uid_of_row
-from tree_rl.verl_plugin.resume.update_ledger import append_groups, cut_ledger, trained_groups
+from tree_rl.verl_plugin.resume.update_ledger import cut_ledger, record_update
 
 logger = logging.getLogger(__name__)
 
@@ -76,20 +76,18 @@ class ResumableTrainer(PPOTrainer):
             poll()
 
         buffer._sync_metadata_from_transfer_queue = poll_while_all_live
-        buffer.sample = self._sampled_in_order(buffer.sample)
-        return buffer
-
-    def _sampled_in_order(self, sample: Callable[..., Any]) -> Callable[..., Any]:
-        """verl samples rows in an order of hashes and time; sorted by key, a repeated update adds in the same order."""
+        sample = buffer.sample
 
         @functools.wraps(sample)
-        def sampled(*args: Any, **kwargs: Any) -> Any:
+        def sample_in_order(*args: Any, **kwargs: Any) -> Any:
             batch, metrics = sample(*args, **kwargs)
             self._watch.confirm()
+            # verl's order comes from hashes and time; sorted by key, a repeated update adds in the same order.
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: row_place(batch.keys[row])))
             return batch, metrics
 
-        return sampled
+        buffer.sample = sample_in_order
+        return buffer
 
     def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
         """Every process whose death would leave rows out."""
@@ -113,11 +111,10 @@ class ResumableTrainer(PPOTrainer):
         """verl's prompts with uids that follow from step and place; verl's are random."""
         batch = super()._fetch_one_gen_batch()
         step, fetched = self._prompts_fetched
-        fetched = fetched if step == self.global_steps else 0
-        count = len(batch)
-        uids = [prompt_uid(self.global_steps, fetched + place) for place in range(count)]
-        tu.assign_non_tensor_stack(batch, "uid", uids)
-        self._prompts_fetched = (self.global_steps, fetched + count)
+        first = fetched if step == self.global_steps else 0
+        places = range(first, first + len(batch))
+        tu.assign_non_tensor_stack(batch, "uid", [prompt_uid(self.global_steps, place) for place in places])
+        self._prompts_fetched = (self.global_steps, places.stop)
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -128,8 +125,7 @@ class ResumableTrainer(PPOTrainer):
         rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
         infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
         index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
-        groups = trained_groups(self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
-        append_groups(self._root, groups)
+        record_update(self._root, self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
         return batch
 
     def _save_checkpoint(self) -> None:

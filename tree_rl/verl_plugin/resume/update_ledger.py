@@ -4,8 +4,7 @@ A restart cuts it back to the checkpoint, as it does the weights, so every train
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,30 +16,16 @@ from tree_rl.verl_plugin.resume.row_names import uid_of_row
 LEDGER = "updates.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedGroup:
-    """One prompt's rows in one update."""
+def record_update(
+    root: Path, step: int, update: int, row_tokens: Mapping[str, np.ndarray], index_of_uid: Mapping[str, int | str]
+) -> None:
+    """Append the groups of one update to the ledger in `trainer.default_local_dir`, which is created if needed.
 
-    step: int
-    """Global step of the update."""
-    update: int
-    """Index of the update within the step."""
-    uid: str
-    """Of the prompt."""
-    index: int | str
-    """`extra_info.index` of the prompt."""
-    rows: int
-    """Rows that trained, without padding."""
-    digest: str
-    """Of the rows' keys and tokens."""
-
-
-def trained_groups(
-    step: int, update: int, row_tokens: Mapping[str, np.ndarray], index_of_uid: Mapping[str, int | str]
-) -> list[TrainedGroup]:
-    """The ledger's lines of one update.
+    A line holds step, update, uid and `extra_info.index` of the prompt, number of rows without padding, and a digest of
+    the rows' keys and tokens.
 
     Args:
+        root: that folder.
         step: global step.
         update: index within the step.
         row_tokens: verl's row key `{uid}_{session}_{index}` -> int64 token ids.
@@ -49,24 +34,14 @@ def trained_groups(
     keys_of_uid: dict[str, list[str]] = {}
     for key in sorted(row_tokens):
         keys_of_uid.setdefault(uid_of_row(key), []).append(key)
-    groups = []
-    for uid, keys in keys_of_uid.items():
-        digest = blake2b(digest_size=12)
-        for key in keys:
-            digest.update(key.encode() + np.ascontiguousarray(row_tokens[key], dtype=np.int64).tobytes())
-        groups.append(
-            TrainedGroup(
-                step=step, update=update, uid=uid, index=index_of_uid[uid], rows=len(keys), digest=digest.hexdigest()
-            )
-        )
-    return groups
-
-
-def append_groups(root: Path, groups: Sequence[TrainedGroup]) -> None:
-    """Append an update to the ledger in `trainer.default_local_dir`, which is created if needed."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / LEDGER).open("a") as stream:
-        stream.write("".join(json.dumps(asdict(group)) + "\n" for group in groups))
+        for uid, keys in keys_of_uid.items():
+            digest = blake2b(digest_size=12)
+            for key in keys:
+                digest.update(key.encode() + np.ascontiguousarray(row_tokens[key], dtype=np.int64).tobytes())
+            group = {"step": step, "update": update, "uid": uid, "index": index_of_uid[uid], "rows": len(keys)}
+            stream.write(json.dumps({**group, "digest": digest.hexdigest()}) + "\n")
 
 
 def cut_ledger(root: Path, step: int) -> None:

@@ -35,13 +35,11 @@ class ConversationSampler(Sampler[int]):
     def __init__(
         self, group_of_row: np.ndarray, *, batch_rows: int, num_replicas: int, rank: int, shuffle: bool, seed: int = 0
     ) -> None:
-        """Prepare one rank's share.
+        """Prepare the share of one of `num_replicas` data-parallel ranks.
 
         Args:
             group_of_row: int [B], conversation of each row.
             batch_rows: rows of a batch on one rank.
-            num_replicas: data-parallel ranks.
-            rank: this one.
             shuffle: visit the conversations in a new order in every epoch.
             seed: of that order, the same on all ranks.
         """

@@ -95,14 +95,9 @@ class TreeSFTTrainer(SFTTrainer):
 
 
 def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
-    """Conversation of every row of a dataset, int64 [rows]; None without a column and without token ids.
+    """Conversation of every row of an SFT dataset, int64 [rows]; None without a column and without token ids.
 
-    Args:
-        dataset: an SFT dataset; verl's has its table in `dataframe`.
-        group_key: column that names the conversation, or None.
-
-    Raises:
-        ValueError: the dataset has no such column; names the config key.
+    The column `group_key` of the dataset's `dataframe` names the conversation; a ValueError says that it is missing.
     """
     if group_key is not None:
         table = getattr(dataset, "dataframe", None)
@@ -129,14 +124,8 @@ def join_as_only_rank() -> None:
         return
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+        address, port = sock.getsockname()
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 @hydra.main(config_path="pkg://tree_rl.verl_plugin.config", config_name="tree_sft_trainer", version_base=None)

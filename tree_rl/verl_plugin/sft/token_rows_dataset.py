@@ -27,9 +27,8 @@ class TokenRowsDataset(Dataset):
 
         Args:
             parquet_files: one path or several.
-            tokenizer: unused; verl passes it.
+            tokenizer: unused, as `processor`; verl passes both.
             config: verl's `data` node: max_length, truncation (error, left, right).
-            processor: unused; verl passes it.
             max_samples: rows to keep from the start; -1 keeps all.
 
         Raises:

@@ -50,7 +50,7 @@ class Estimation:
 def session_advantages(
     data: DataProto, sessions: Sessions, estimation: Estimation, token_weights: Callable[[], torch.Tensor]
 ) -> DataProto:
-    """Write `advantages` and `returns`, counting every session once.
+    """Write `advantages` and `returns`, both [B, T], counting every session once.
 
     * `OUTCOME`: the estimator sees one sample per session, with the outcome of the final row; its scalar goes to all
       trained tokens of all rows of the session.
@@ -66,12 +66,7 @@ def session_advantages(
     Args:
         data: rows, none of them padding: token_level_scores, token_level_rewards, response_mask [B, T], uid, and what
             the estimator needs.
-        sessions: the rows' sessions.
-        estimation: estimator and its settings.
         token_weights: returns `trained_token_weights`, float32 [B, T]; called only if needed.
-
-    Returns:
-        The data with advantages and returns, both [B, T].
     """
     if estimation.estimator == "gdpo":
         _prepare_gdpo(data)

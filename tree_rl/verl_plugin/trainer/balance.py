@@ -39,8 +39,6 @@ class BatchLayout:
     """int64 [D * C * R], row of each slot; each value from B on names a padding row."""
     num_rows: int
     """B, without padding rows."""
-    rows_per_cell: int
-    """R."""
     load_DC: np.ndarray
     """float64 [D, C], cost of each cell."""
 
@@ -49,11 +47,6 @@ class BatchLayout:
         """Time of the slowest rank of every cell over the mean of all ranks; 1 is perfect."""
         mean = self.load_DC.mean(axis=0).sum()
         return float(self.load_DC.max(axis=0).sum() / mean) if mean else 1.0
-
-    def rows_of_rank(self) -> list[list[int]]:
-        """D lists of the real rows that each rank trains."""
-        per_rank = self.order.reshape(self.load_DC.shape[0], -1)
-        return [[int(row) for row in slots if row < self.num_rows] for slots in per_rank]
 
 
 def number_groups(uids: Sequence[str]) -> np.ndarray:
@@ -68,13 +61,7 @@ def mini_batch_count(num_groups: int, groups_per_mini_batch: int) -> int:
 
 
 def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], shape: ModelShape) -> list[GroupOverlap]:
-    """Overlap and cost of each group, by group number.
-
-    Args:
-        group_of_row: int [B], numbered 0 to G - 1.
-        row_tokens: B arrays of token ids.
-        shape: sizes of the model that trains.
-    """
+    """Overlap and cost of each of G groups; `group_of_row` is int [B], from 0 to G - 1, `row_tokens` B arrays."""
     members: list[list[np.ndarray]] = [[] for _ in range(int(group_of_row.max()) + 1)]
     for group, tokens in zip(group_of_row, row_tokens, strict=True):
         members[group].append(tokens)
@@ -95,15 +82,13 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
 
     Cells take groups in batch order, so lengths do not decide which groups share a mini-batch. Within a cell the
     costliest group goes first, to the rank with the least work in the cell, on a tie to the one with the least overall.
+    Some cells may hold padding rows only.
 
     Args:
-        group_of_row: int [B], numbered 0 to G - 1.
+        group_of_row: int [B], from 0 to G - 1.
         cost_G: float [G].
-        num_ranks: D, data-parallel ranks.
-        num_cells: C, cells of each rank.
-
-    Returns:
-        The layout; some cells may hold padding rows only.
+        num_ranks: D.
+        num_cells: C.
 
     Raises:
         ValueError: no rows, a group without rows or without a cost.
@@ -112,8 +97,14 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
     rows_of_group = np.bincount(group_of_row, minlength=num_groups)
     if len(group_of_row) == 0 or len(rows_of_group) != num_groups or not rows_of_group.all():
         raise ValueError(f"expected rows for each of {num_groups} groups, received {rows_of_group.tolist()} rows")
-    rank_of_group, cell_of_group, load_DC = _place(np.asarray(cost_G, dtype=np.float64), num_ranks, num_cells)
-    place_of_row = (rank_of_group * num_cells + cell_of_group)[group_of_row]
+    place_of_group = np.zeros(num_groups, dtype=np.int64)
+    load_DC = np.zeros((num_ranks, num_cells))
+    first_groups = np.arange(1, num_cells) * num_groups // num_cells
+    for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
+        for rank, content in enumerate(least_loaded(cost_G[groups], num_ranks, earlier=load_DC.sum(axis=1))):
+            place_of_group[groups[content]] = rank * num_cells + cell
+            load_DC[rank, cell] = cost_G[groups[content]].sum()
+    place_of_row = place_of_group[group_of_row]
     rows_per_cell = int(np.bincount(place_of_row).max())
     by_group = np.argsort(group_of_row, kind="stable")
     padding = itertools.count(len(group_of_row))
@@ -121,23 +112,4 @@ def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: i
     for place in range(num_ranks * num_cells):
         rows = by_group[place_of_row[by_group] == place].tolist()
         order += rows + list(itertools.islice(padding, rows_per_cell - len(rows)))
-    return BatchLayout(
-        order=np.array(order, dtype=np.int64),
-        num_rows=len(group_of_row),
-        rows_per_cell=rows_per_cell,
-        load_DC=load_DC,
-    )
-
-
-def _place(cost_G: np.ndarray, num_ranks: int, num_cells: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rank and cell of each group, int64 [G] both, and the load float64 [D, C]."""
-    num_groups = len(cost_G)
-    cell_of_group, rank_of_group = np.zeros((2, num_groups), dtype=np.int64)
-    load_DC = np.zeros((num_ranks, num_cells))
-    first_groups = np.arange(1, num_cells) * num_groups // num_cells
-    for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
-        cell_of_group[groups] = cell
-        for rank, content in enumerate(least_loaded(cost_G[groups], num_ranks, earlier=load_DC.sum(axis=1))):
-            rank_of_group[groups[content]] = rank
-            load_DC[rank, cell] = cost_G[groups[content]].sum()
-    return rank_of_group, cell_of_group, load_DC
+    return BatchLayout(order=np.array(order, dtype=np.int64), num_rows=len(group_of_row), load_DC=load_DC)

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -29,16 +30,11 @@ from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantage
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.trainer.prepared_config import NEEDS_SUM_PI_SQUARED, prepare_config
-from tree_rl.verl_plugin.trainer.queue_rows import (
-    fetch_row_tokens,
-    put_with_padding,
-    real_rows,
-    reward_components,
-)
+from tree_rl.verl_plugin.trainer.queue_rows import fetch_row_tokens, put_with_padding, real_rows, reward_components
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, staleness_metrics, update_metrics
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
-from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker, as_ray_class
+from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker
 
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 
@@ -59,7 +55,7 @@ class TreeTrainerMixin(ResumableTrainer):
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
             worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
-            self.role_worker_mapping[role] = as_ray_class(worker)
+            self.role_worker_mapping[role] = ray.remote(worker)
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, once every worker of the job has the plugin."""
@@ -71,12 +67,6 @@ class TreeTrainerMixin(ResumableTrainer):
         """Sizes of the actor, by which groups cost."""
         model = instantiate(self.config.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
         return ModelShape.from_config(model.hf_config.get_text_config().to_dict())
-
-    def _mini_batch_counts(self, num_groups: int) -> tuple[int, int]:
-        """Optimizer steps per epoch of the actor and of the critic; a missing critic has one."""
-        actor = mini_batch_count(num_groups, self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        critic = mini_batch_count(num_groups, self.config.critic.ppo_mini_batch_size) if self.use_critic else 1
-        return actor, critic
 
     def _balance_batch(
         self,
@@ -95,7 +85,9 @@ class TreeTrainerMixin(ResumableTrainer):
         self._row_tokens = fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
         overlaps = measure_groups(group_of_row, tokens, self.model_shape)
-        self._steps = self._mini_batch_counts(len(overlaps))
+        actor_steps = mini_batch_count(len(overlaps), self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        critic_groups = self.config.critic.ppo_mini_batch_size if self.use_critic else len(overlaps)
+        self._steps = actor_steps, mini_batch_count(len(overlaps), critic_groups)
         layout = lay_out_groups(
             group_of_row,
             np.array([overlap.cost for overlap in overlaps]),
@@ -152,9 +144,8 @@ class TreeTrainerMixin(ResumableTrainer):
 
         sessions = Sessions.from_keys(keys)
         outcome_S = data.batch["token_level_scores"][sessions.final_rows].sum(dim=-1)
-        metrics.update(
-            {"tree/session_score/mean": outcome_S.mean().item(), "tree/session_score/max": outcome_S.max().item()}
-        )
+        metrics["tree/session_score/mean"] = outcome_S.mean().item()
+        metrics["tree/session_score/max"] = outcome_S.max().item()
         lengths = np.array([len(row) for row in nested_mask.unbind()])
 
         def token_weights() -> torch.Tensor:
@@ -170,11 +161,8 @@ class TreeTrainerMixin(ResumableTrainer):
                 token_weights=token_weights if self.config.algorithm.use_kl_in_reward else None,
             )
         else:
-            estimation = Estimation(
-                estimator=estimator,
-                algorithm=self.config.algorithm,
-                num_repeat=self.config.actor_rollout_ref.rollout.n,
-            )
+            num_repeat = self.config.actor_rollout_ref.rollout.n
+            estimation = Estimation(estimator=estimator, algorithm=self.config.algorithm, num_repeat=num_repeat)
             data = session_advantages(data, sessions, estimation, token_weights)
         columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
         return put_with_padding(batch, real, columns)

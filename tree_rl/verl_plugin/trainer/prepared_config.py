@@ -71,9 +71,6 @@ def _refuse_estimators(config: DictConfig) -> None:
 def refuse_dropped_correction(config: DictConfig) -> None:
     """Refuse a correction of stale rollouts that verl's V1 trainers would skip silently.
 
-    Args:
-        config: verl's whole config.
-
     Raises:
         UnsupportedFeatureError: the correction lacks the rollout's log-probs, or bypass mode leaves it to a loss that
             is not chosen; names the key and the remedy.

@@ -24,11 +24,7 @@ class Sessions:
 
     @classmethod
     def from_keys(cls, keys: Sequence[str]) -> "Sessions":
-        """Read the sessions from row keys.
-
-        Raises:
-            ValueError: names a key that is not `{uid}_{session}_{branch}`.
-        """
+        """Read the sessions from row keys; a ValueError names a key that is not `{uid}_{session}_{branch}`."""
         number: dict[str, int] = {}
         members: list[list[tuple[int, int]]] = []
         session_of_row = np.zeros(len(keys), dtype=np.int64)
@@ -49,14 +45,9 @@ class Sessions:
         return len(self.rows_of_session)
 
     @property
-    def num_rows(self) -> int:
-        """B."""
-        return len(self.session_of_row)
-
-    @property
     def branched(self) -> bool:
         """Whether some session has several rows."""
-        return len(self) < self.num_rows
+        return len(self) < len(self.session_of_row)
 
     @property
     def final_rows(self) -> np.ndarray:
@@ -79,7 +70,6 @@ def trained_token_weights(
     """Weights that count every unique trained token of a session once.
 
     Args:
-        sessions: the batch's sessions.
         row_tokens: B arrays of token ids, prompt and response.
         response_mask_BT: nonzero where trained.
         response_lengths: int [B], tokens at a row's end that are its response.

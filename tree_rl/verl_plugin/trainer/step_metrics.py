@@ -17,10 +17,7 @@ ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds
 
 
 def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions, imbalance: float) -> dict[str, float]:
-    """Metrics of the batch before it trains.
-
-    `imbalance` is that of the layout; `sessions` are those of the real rows.
-    """
+    """Metrics of the batch before it trains; `sessions` are those of the real rows."""
     unique, flat = sum(group.unique_tokens for group in groups), sum(group.flat_tokens for group in groups)
     paths = [len(rows) for rows in sessions.rows_of_session]
     return {

@@ -15,9 +15,7 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions
 def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
     """Each session's row of most tokens, in row order; of equally long rows the last, which ends the session.
 
-    Args:
-        sessions: the rows' sessions.
-        row_lengths: tokens of each row, prompt and response.
+    `row_lengths` counts the B rows' tokens, prompt and response.
     """
     lengths = np.asarray(row_lengths)
     return sorted(int(rows[::-1][np.argmax(lengths[rows[::-1]])]) for rows in sessions.rows_of_session)
@@ -31,17 +29,13 @@ def tree_loo(
     response_lengths: np.ndarray,
     token_weights: Callable[[], torch.Tensor] | None = None,
 ) -> DataProto:
-    """Write `advantages` and `returns`: the `subtree_credit` of each token's segment within its prompt's group.
+    """Write `advantages` and `returns`, [B, T]: the `subtree_credit` of each token's segment in its prompt's group.
 
     Args:
         data: padded rows: token_level_scores, token_level_rewards, response_mask [B, T], uid.
-        sessions: the rows' sessions.
         row_tokens: B arrays of token ids, prompt and response.
         response_lengths: int [B]; the last tokens of a row are its response.
         token_weights: returns `trained_token_weights`; None if the rewards hold no KL penalty.
-
-    Returns:
-        The data with both columns, [B, T]; 0 where the mask is 0.
     """
     mask_BT = data.batch["response_mask"]
     outcome_S = session_scores(data, sessions, token_weights() if token_weights else None).double().cpu().numpy()

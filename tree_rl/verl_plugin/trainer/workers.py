@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import ray
 import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
@@ -22,11 +21,7 @@ ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
 def require_live_plugin(model_type: str) -> None:
-    """Check that verl in this process has the engine that the config asks for.
-
-    Raises:
-        PluginNotLiveError: names the worker and the remedy.
-    """
+    """Raise a PluginNotLiveError where verl in this process lacks the engine that the config asks for."""
     if model_type not in EngineRegistry._engines:
         process = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
         raise PluginNotLiveError(
@@ -110,8 +105,3 @@ class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
         super().restore_model_from_cpu(n)
         if isinstance(self.actor.engine, TreeFSDPEngineWithLMHead):
             self.actor.engine.forget()
-
-
-def as_ray_class(worker: type) -> Any:
-    """The worker as verl's `role_worker_mapping` wants it."""
-    return ray.remote(worker)
