@@ -64,11 +64,7 @@ class CommandLineOptions:
 
 
 class CommandLineAgent:
-    """Runs the program in the environment's sandbox.
-
-    Args:
-        options: command and limits.
-    """
+    """Runs the program in the environment's sandbox."""
 
     def __init__(self, options: CommandLineOptions) -> None:
         self.options = options

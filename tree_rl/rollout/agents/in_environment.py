@@ -66,11 +66,7 @@ async def run_task(
     """Work on one task. What goes wrong becomes the status; any other exception is a bug.
 
     Args:
-        agent: fresh.
         environment: fresh; reset, scored and closed here.
-        endpoint: of the session.
-        task: for the environment.
-        messages: for the agent.
         timeout_seconds: of the agent's work; starting and scoring have the environment's own limits.
     """
     started = time.monotonic()

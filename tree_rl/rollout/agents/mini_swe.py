@@ -67,11 +67,7 @@ class MiniSweOptions:
 
 
 class MiniSweAgent:
-    """Runs mini-swe-agent in a thread, as its client library is synchronous.
-
-    Args:
-        options: limits and prompts.
-    """
+    """Runs mini-swe-agent in a thread, as its client library is synchronous."""
 
     def __init__(self, options: MiniSweOptions | None = None) -> None:
         self.options = options or MiniSweOptions()

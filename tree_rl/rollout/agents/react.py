@@ -87,11 +87,7 @@ class _Conversation:
 
 
 class ReActAgent:
-    """See the module. One per session.
-
-    Args:
-        options: switches and limits.
-    """
+    """See the module. One per session."""
 
     def __init__(self, options: ReActOptions | None = None) -> None:
         self.options = options or ReActOptions()

@@ -31,12 +31,7 @@ def describe_result(result: CommandResult) -> str:
 
 
 async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResult]]) -> str:
-    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words.
-
-    Args:
-        call: of the agent.
-        run: executes a command.
-    """
+    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words."""
     command = call.arguments.get("command")
     if call.name != "shell":
         return f"error: unknown tool {call.name!r}; the only tool is shell"

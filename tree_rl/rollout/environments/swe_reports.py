@@ -33,8 +33,6 @@ def passed_tests(output: str, *, log_format: LogFormat, nonce: str) -> set[str]:
     """Names of the tests that passed.
 
     Args:
-        output: of the test command.
-        log_format: how it reports.
         nonce: stands before every line that counts where the format is `signed`.
     """
     if log_format == "signed":

@@ -30,8 +30,6 @@ class Gateway:
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
-        backend: the model.
-        options: how to serve and record.
         model: name by which the model is listed.
 
     Raises:
@@ -120,7 +118,6 @@ class Gateway:
         """Close a session and return its record.
 
         Args:
-            session: an open one.
             grace_s: how long running calls may still take. Then they are cancelled.
         """
         record = await session.close(grace_s=grace_s)

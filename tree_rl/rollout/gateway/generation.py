@@ -49,15 +49,6 @@ async def generate_answer(
 ) -> Answer:
     """Generate a turn.
 
-    Args:
-        backend: the model.
-        renderer: decodes tokens.
-        prompt_ids: ids that the turn continues.
-        max_tokens: limit of generated tokens.
-        stop: texts that end the turn.
-        sampling: for the backend, in vLLM's names.
-        session: id, for the backend.
-
     Raises:
         RequestError: the backend refuses the request.
         BackendError: the backend cannot answer.

@@ -33,11 +33,7 @@ STREAM_PING_S = 10.0
 
 
 class HttpApplication:
-    """Serves open sessions over HTTP.
-
-    Args:
-        model: name by which the model is listed.
-    """
+    """Serves open sessions over HTTP."""
 
     def __init__(self, *, model: str) -> None:
         self._by_id: dict[str, Session] = {}

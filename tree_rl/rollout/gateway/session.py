@@ -44,9 +44,6 @@ class Session:
     """Answers and records calls of one agent and its sub-agents.
 
     Args:
-        renderer: of the model's tokenizer.
-        backend: the model.
-        options: of the gateway.
         sampling: the trainer's sampling parameters. A `seed` among them seeds the session: each call gets a seed of its
             own, from its prompt and from how often the prompt was asked before.
     """
@@ -76,10 +73,6 @@ class Session:
     def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
-        Args:
-            request: what is asked.
-            agent: who asks.
-
         Raises:
             RequestError: the session is closed, or has made its `max_calls`.
         """
@@ -102,11 +95,7 @@ class Session:
         return len((await self._recorder.prompt(request)).ids)
 
     async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
-        """Refuse further calls, wait for running ones, cancel what is left, and return the record.
-
-        Args:
-            grace_s: how long running calls may take.
-        """
+        """Refuse further calls, wait up to `grace_s` for running ones, cancel what is left, and return the record."""
         self._is_open = False
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)

@@ -75,11 +75,9 @@ def confined_argv(
     """Put the confinement in front of a command.
 
     Args:
-        command: program and arguments.
         directory: the only place it should write; `bubblewrap` and `mounts` show it at `jail.PLACE`. For `mounts` its
             parent holds what `jail.lay_out_jail` made.
         user_id: the user it runs as; None keeps this process's user (only root may change it).
-        limits: resource limits.
         means: `bubblewrap`, `mounts`: own file system of system programs (read-only) and `directory`, own processes
             and network; `namespaces`: own processes and network; `limits`: resource limits only.
         readable: further paths that it sees, read-only; for `mounts`, `jail.lay_out_jail` was told.

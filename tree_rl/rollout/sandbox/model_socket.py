@@ -14,8 +14,6 @@ async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
     """Serve `folder/socket` while the context lasts.
 
     Args:
-        host: of the gateway.
-        port: of the gateway.
         folder: a workspace's `door`.
     """
     carrying: set[asyncio.Task[None]] = set()

@@ -24,11 +24,7 @@ MAKING_SECONDS = 60.0
 
 
 class OwnedFolder:
-    """A folder below the directory for temporary files, until `remove` or the death of this process.
-
-    Args:
-        kind: part of its name.
-    """
+    """A folder below the directory for temporary files, until `remove` or the death of this process."""
 
     def __init__(self, kind: str) -> None:
         made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{MAKING}{kind}-"))

@@ -80,7 +80,6 @@ class RexSandbox:
     """A SWE-ReX deployment.
 
     Args:
-        options: of the sandbox.
         image: for `docker` and `modal`.
         directory: the working directory; None takes /workspace, for `local` a temporary directory.
 

@@ -109,11 +109,8 @@ class Sandbox(Protocol):
         """Execute a program that asks the model.
 
         Args:
-            command: POSIX shell command.
-            variables: of its environment.
             gateway: host and port of the gateway, as this process sees them.
             port: where the program finds it on 127.0.0.1, if the sandbox has a door.
-            limits: of the program.
 
         Raises:
             SandboxDied: the sandbox does not answer.

@@ -52,7 +52,6 @@ class Workspace:
 
     Args:
         files: relative path -> content, written at the start.
-        limits: of every command.
         means: how commands are confined; None takes the strictest that works here.
         readable: further paths that commands see, read-only.
     """
@@ -107,7 +106,6 @@ class Workspace:
         """Execute a POSIX shell command in the directory and wait for it.
 
         Args:
-            command: passed to `/bin/sh -c`.
             environment: variables besides PATH and HOME.
             limits: for this command; its network stays the workspace's.
         """
@@ -152,10 +150,6 @@ class Workspace:
     def write(self, name: str, content: str) -> None:
         """Write a text file, creating its folders.
 
-        Args:
-            name: path relative to the directory.
-            content: text.
-
         Raises:
             ValueError: the path leads outside.
         """
@@ -169,10 +163,6 @@ class Workspace:
 
     def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
         """Read a text file; None if there is no such regular file inside the directory.
-
-        Args:
-            name: path relative to the directory.
-            max_bytes: the rest is ignored.
 
         Raises:
             ValueError: the path leads outside, also through a link.

@@ -32,12 +32,7 @@ GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
 
 @register("tree_gateway_agent")
 class TreeGatewayAgentLoop(AgentLoopBase):
-    """Runs an agent against the worker's gateway and turns its session into rows.
-
-    Args:
-        args: verl's.
-        kwargs: verl's.
-    """
+    """Runs an agent against the worker's gateway and turns its session into rows."""
 
     gateways: ClassVar[SharedGateways] = SharedGateways()
 
@@ -85,9 +80,6 @@ class TreeGatewayAgentLoop(AgentLoopBase):
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
         """Read the options of one session and of its gateway from the config.
-
-        Args:
-            task: `extra_info` of the data set's row.
 
         Raises:
             ValueError: a key of the config is unknown or has a bad value.

@@ -35,8 +35,6 @@ class SharedGateways:
 
         Args:
             client: verl's `LLMServerClient`, one per worker.
-            tokenizer: of the model.
-            options: of the gateway.
             server: verl's `rollout.name`.
 
         Raises:

@@ -11,11 +11,7 @@ from tree_rl.rollout.gateway.seeds import derived_seed
 
 
 def draws_are_seeded(rollout: Any) -> bool:
-    """Whether requests carry seeds.
-
-    Args:
-        rollout: verl's rollout config.
-    """
+    """Whether requests carry seeds."""
     return rollout.name == "hf" or bool(rollout.name == "vllm" and rollout.get("full_determinism", False))
 
 
@@ -23,9 +19,6 @@ class SeededClient:
     """verl's `LLMServerClient`, giving every call of a session random numbers of its own.
 
     The n-th call with one prompt gets seed f(session's seed, prompt, n): turns differ, as do sub-agents that ask alike.
-
-    Args:
-        client: verl's.
     """
 
     def __init__(self, client: Any) -> None:

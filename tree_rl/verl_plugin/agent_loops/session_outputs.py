@@ -14,12 +14,6 @@ def rows_to_outputs(
 ) -> list[AgentLoopOutput]:
     """Turn a session into verl's outputs.
 
-    Args:
-        calls: of the session.
-        reward: of every row.
-        figures: numbers of the session.
-        metrics: its times.
-
     Raises:
         ValueError: the model generated nothing.
     """
@@ -53,10 +47,6 @@ def rows_to_outputs(
 
 def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:
     """Where a row's tokens come from, for verl's fields.
-
-    Args:
-        row: of the session.
-        calls: of the session.
 
     Returns:
         `response_calls` (one entry per response token, -1 for context), `call_turns, call_agents, call_versions` (one

@@ -22,7 +22,6 @@ class TreeToolAgentLoop(TreeGatewayAgentLoop):
     """Runs `react` against the worker's gateway.
 
     Args:
-        args: verl's.
         kwargs: verl's; an environment brings its own tools, verl's are not used.
     """
 

@@ -28,9 +28,6 @@ ERROR_TYPES = {
 def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/messages`.
 
-    Args:
-        body: decoded JSON.
-
     Raises:
         RequestError: names the field that is missing, malformed or not supported.
     """

@@ -11,7 +11,6 @@ class RequestError(ValueError):
     """A request that the gateway cannot answer.
 
     Args:
-        message: expected, received, remedy.
         field: path of the wrong field, such as `messages[2].content`.
         status: HTTP status of the answer.
         code: short reason for programs.
@@ -30,7 +29,6 @@ class Fields:
     """A JSON object and its path in the request.
 
     Args:
-        value: decoded JSON.
         path: name of the object in error messages. Empty for the whole request.
 
     Raises:

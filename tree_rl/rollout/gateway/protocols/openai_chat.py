@@ -23,9 +23,6 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_f
 def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/chat/completions`.
 
-    Args:
-        body: decoded JSON.
-
     Raises:
         RequestError: names the field that is missing, malformed or not supported.
     """

@@ -26,7 +26,6 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        source: the template, in jinja's language.
         settings: values that the template may name: control tokens, `enable_thinking`, ...
 
     Raises:
@@ -47,7 +46,6 @@ class ChatTemplate:
         """Write a conversation as text.
 
         Args:
-            messages: in the form that templates read.
             tools: offered to the model; None if there are none.
             is_prompt: end with the start of an assistant turn.
 

@@ -21,9 +21,6 @@ class OwnTurns:
     def restore(self, messages: Sequence[ChatMessage]) -> tuple[tuple[ChatMessage, ...], bytes]:
         """Put back the reasoning that the session's own turns lost on their way through the client.
 
-        Args:
-            messages: of a request.
-
         Returns:
             The messages, and the key of the last one.
         """
@@ -44,7 +41,6 @@ class OwnTurns:
 
         Args:
             key: of the message before it.
-            message: as the agent receives it.
         """
         self._by_key.setdefault(key_after(key, message), []).append(message)
 
@@ -58,7 +54,6 @@ def key_after(before: bytes, message: ChatMessage) -> bytes:
 
     Args:
         before: key of the message before it, empty for the first.
-        message: the message.
     """
     content = message.content.strip() if message.role == "assistant" else message.content
     parts = [message.role, content]

@@ -43,13 +43,7 @@ class Prompt:
 
 
 class Recorder:
-    """Makes prompts and records answers.
-
-    Args:
-        session: its id.
-        renderer: of the model's tokenizer.
-        options: of the gateway.
-    """
+    """Makes prompts and records answers."""
 
     def __init__(self, session: str, *, renderer: Renderer, options: GatewayOptions) -> None:
         self.calls: list[ModelCall] = []
@@ -70,9 +64,6 @@ class Recorder:
     async def prompt(self, request: ChatRequest) -> Prompt:
         """Make the prompt of a request.
 
-        Args:
-            request: what is asked.
-
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
@@ -92,11 +83,6 @@ class Recorder:
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
         """Record an answer.
-
-        Args:
-            prompt: what was given.
-            answer: what was generated.
-            agent: who asked.
 
         Returns:
             The message for the agent.

@@ -48,10 +48,6 @@ class Tokenizer(Protocol):
 class Renderer:
     """One tokenizer and its chat template.
 
-    Args:
-        tokenizer: with a chat template.
-        template_options: passed to the template.
-
     Raises:
         ValueError: the tokenizer does not tokenize piece by piece, has no special end token or no chat template, or
             its template renders otherwise in transformers.
@@ -87,8 +83,6 @@ class Renderer:
         """Write a conversation as the template does.
 
         Args:
-            messages: from the start.
-            tools: offered to the model.
             is_prompt: end with the start of an assistant turn.
 
         Raises:
@@ -188,7 +182,6 @@ def template_form(message: ChatMessage, *, inline_reasoning: bool) -> dict[str, 
     """A message as chat templates read it.
 
     Args:
-        message: in the gateway's form.
         inline_reasoning: put reasoning into the text, for templates that have no field for it.
     """
     form: dict[str, Any] = {"role": message.role, "content": message.content}
