@@ -73,11 +73,7 @@ class ShellEnvironment:
         return await call_shell(call, self._workspace.run_async)
 
     async def score(self, outcome: Outcome) -> float:
-        """Run the task's `check`.
-
-        Raises:
-            KeyError: the task has none.
-        """
+        """Run the task's `check`. Raises `KeyError` if there is none."""
         if "check" not in self.task:
             raise KeyError(
                 "extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code"

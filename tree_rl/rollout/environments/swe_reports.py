@@ -30,11 +30,7 @@ class TestReport:
 
 
 def passed_tests(output: str, *, log_format: LogFormat, nonce: str) -> set[str]:
-    """Names of the tests that passed.
-
-    Args:
-        nonce: stands before every line that counts where the format is `signed`.
-    """
+    """Names of the tests that passed. In the format `signed`, `nonce` stands before every line that counts."""
     if log_format == "signed":
         mark = f"{nonce} PASSED "
         return {line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark)}

@@ -14,9 +14,8 @@ from starlette.routing import Route
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols import anthropic_messages, openai_chat
-from tree_rl.rollout.gateway.protocols.chat_protocol import ChatProtocol
 from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, patient_events, wait_for
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Completion
+from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.session import Session, token_digest
 
@@ -39,9 +38,6 @@ class HttpApplication:
         self._by_id: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
         self._model = model
-
-    def __len__(self) -> int:
-        return len(self._by_id)
 
     def add(self, session: Session) -> None:
         """Serve a session."""

@@ -13,7 +13,7 @@ from typing import Any
 from tree_rl.rollout.gateway.backend import Backend, BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, GeneratedToken, StopCause
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
@@ -171,12 +171,9 @@ class Session:
             tokens=self._visible_tokens(answer) if request.with_log_probs else None,
         )
 
-    def _visible_tokens(self, answer: Answer) -> tuple[GeneratedToken, ...]:
-        log_probs = answer.log_probs or ()
-        return tuple(
-            GeneratedToken(text=self._renderer.decode([token]), log_prob=log_prob)
-            for token, log_prob in zip(answer.token_ids, log_probs, strict=False)
-        )
+    def _visible_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
+        texts = [self._renderer.decode([token]) for token in answer.token_ids]
+        return tuple(zip(texts, answer.log_probs or (), strict=False))
 
     def _finished(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)

@@ -8,12 +8,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tree_rl.rollout.sandbox.jail import PLACE, jail_argv, lay_out_jail
+from tree_rl.rollout.sandbox.jail import jail_argv, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder
 
 Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
@@ -139,31 +140,17 @@ def users_known(uid_map: str) -> range:
     return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)
 
 
-def place_of(directory: Path, means: Means) -> str:
-    """Where a confined command finds its directory."""
-    return PLACE if means in HIDING else str(directory)
-
-
-@cache
 def strictest_means() -> Means:
-    """Find out, once, which means work here.
-
-    Raises:
-        RuntimeError: not even resource limits can be set.
-    """
+    """The strictest means that works here. Raises `RuntimeError` if none does."""
     return working_means()[0]
 
 
 @cache
 def working_means() -> tuple[Means, ...]:
-    """All means that work here, the strictest first.
-
-    Raises:
-        RuntimeError: none does.
-    """
+    """All means that work here, the strictest first. Raises `RuntimeError` if none does."""
     user_id = 65534 if os.geteuid() == 0 else None
     working: list[Means] = []
-    with OwnedFolder("probe") as owned:
+    with closing(OwnedFolder("probe")) as owned:
         directory = owned.path / "files"
         directory.mkdir()
         owned.path.chmod(0o711)

@@ -194,7 +194,7 @@ class RexSandbox:
             # A deployment stops once more when it is collected, and complains that it was stopped.
             self.deployment.stop = _nothing_to_stop  # type: ignore[method-assign]
             if self._owned is not None:
-                self._owned.remove()
+                self._owned.close()
 
     async def _execute(self, command: Command) -> CommandResponse:
         if not self._is_local:

@@ -63,11 +63,7 @@ def read_gateway_options(
 
 
 def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:
-    """Refuse options that do not exist.
-
-    Raises:
-        ValueError: the first unknown name, and what is known.
-    """
+    """Refuse options that do not exist. The `ValueError` names the first one, and what is known."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(known)}")

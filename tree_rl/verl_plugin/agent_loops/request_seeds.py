@@ -26,11 +26,7 @@ class SeededClient:
         self._asked: dict[int, Counter[int]] = {}
 
     def open_session(self, *parts: int | str) -> int:
-        """The seed to put into the session's sampling parameters.
-
-        Args:
-            parts: what identifies the session: seed, partition, step, row.
-        """
+        """The seed for the sampling parameters of a session that `parts` identify: seed, partition, step, row."""
         seed = derived_seed(*parts)
         self._asked[seed] = Counter()
         return seed

@@ -12,11 +12,7 @@ from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 def rows_to_outputs(
     calls: tuple[ModelCall, ...], *, reward: float, figures: Mapping[str, float], metrics: AgentLoopMetrics
 ) -> list[AgentLoopOutput]:
-    """Turn a session into verl's outputs.
-
-    Raises:
-        ValueError: the model generated nothing.
-    """
+    """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing."""
     rows = rows_of_calls(calls)
     if not rows or not rows[0].response_ids:
         raise ValueError(

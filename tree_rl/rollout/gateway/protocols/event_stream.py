@@ -11,14 +11,9 @@ EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cac
 
 
 async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None) -> bool:
-    """Wait for an answer.
+    """Wait for an answer; `timeout_s=None` waits forever.
 
-    Args:
-        receive: of the connection, after the whole request was read.
-        timeout_s: None waits forever.
-
-    Returns:
-        Whether the client is still there. If not, the task has been cancelled.
+    Returns whether the client is still there. If not, the task has been cancelled. The request was already received.
     """
     gone = asyncio.ensure_future(_client_gone(receive))
     try:
@@ -45,12 +40,7 @@ async def patient_events(
 ) -> AsyncIterator[bytes]:
     """An event stream that begins before the answer is ready.
 
-    Args:
-        task: returns the answer.
-        receive: of the connection.
-        events: of the finished task, errors included.
-        ping: the event that is sent while the client waits.
-        every_s: seconds between pings.
+    Until then it sends a ping every so many seconds. `events` makes the rest of the finished task, errors included.
     """
     while not task.done():
         yield ping

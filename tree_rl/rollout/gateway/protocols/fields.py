@@ -114,11 +114,7 @@ def wrong(field: str, expected: str, received: Any) -> RequestError:
 
 
 def read_json(body: bytes) -> Any:
-    """Decode a request's body.
-
-    Raises:
-        RequestError: the body is not UTF-8, or not JSON.
-    """
+    """Decode a request's body. Raises `RequestError` if it is not JSON in UTF-8."""
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

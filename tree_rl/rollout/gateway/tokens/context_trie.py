@@ -6,6 +6,7 @@ the model keeps the generated ids, however the template spells it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
@@ -45,18 +46,15 @@ class Node:
     turn: GeneratedTurn | None = None
     """None for context that no model wrote here."""
     children: list["Node"] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] | None = None
-    """Token ids from the start to the node's end, where a prompt that ended here has put them together."""
 
     def path_ids(self) -> tuple[int, ...]:
         """Token ids from the start to the node's end."""
-        behind: list[Node] = []
+        path: list[tuple[int, ...]] = []
         node: Node | None = self
-        while node is not None and node.prompt_ids is None:
-            behind.append(node)
+        while node is not None:
+            path.append(node.ids)
             node = node.parent
-        known = () if node is None or node.prompt_ids is None else node.prompt_ids
-        return known + tuple(token for one in reversed(behind) for token in one.ids)
+        return tuple(chain.from_iterable(reversed(path)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,15 +116,7 @@ class ContextTrie:
         )
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
-        """Add what a match lacks.
-
-        Args:
-            match: of a prompt's text.
-            pieces: its `rest`, cut.
-
-        Returns:
-            The node at the prompt's end.
-        """
+        """Add what a match lacks: the pieces of its `rest`, with their ids. Returns the node at the prompt's end."""
         node = match.node
         if match.cut is not None:
             node = self._child(node, *match.cut)
@@ -137,11 +127,7 @@ class ContextTrie:
         return node
 
     def add_turn(self, prompt: Node, *, ids: tuple[int, ...], turn: GeneratedTurn) -> Node:
-        """Add a generated turn behind a prompt.
-
-        Args:
-            ids: the generated ids that later prompts contain for it.
-        """
+        """Add a generated turn behind a prompt; later prompts contain `ids` for it."""
         node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
         return node

@@ -88,11 +88,7 @@ def first_difference(
 def find_drifted_siblings(
     session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
 ) -> tuple[DriftedSiblings, ...]:
-    """Find branches of a session's token trie between two spellings of one text.
-
-    Args:
-        calls: in the order they were answered.
-    """
+    """Find branches of a session's token trie between two spellings of one text."""
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
     if not sequences:
         return ()

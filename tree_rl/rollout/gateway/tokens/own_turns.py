@@ -19,10 +19,9 @@ class OwnTurns:
         self._sent: dict[bytes, ChatMessage] = {}
 
     def restore(self, messages: Sequence[ChatMessage]) -> tuple[tuple[ChatMessage, ...], bytes]:
-        """Put back the reasoning that the session's own turns lost on their way through the client.
+        """Put back the reasoning that own turns lost on their way through the client.
 
-        Returns:
-            The messages, and the key of the last one.
+        Returns the messages, and the key of the last one.
         """
         key = b""
         restored = []
@@ -37,11 +36,7 @@ class OwnTurns:
         return tuple(restored), key
 
     def add(self, key: bytes, message: ChatMessage) -> None:
-        """Add a turn.
-
-        Args:
-            key: of the message before it.
-        """
+        """Add a turn behind the message with this key."""
         self._by_key.setdefault(key_after(key, message), []).append(message)
 
     def _own(self, key: bytes, message: ChatMessage) -> ChatMessage:

@@ -52,13 +52,13 @@ class Recorder:
         self._options = options
         self._trie = ContextTrie(renderer)
         self._own = OwnTurns()
-        self._pieces: dict[str, tuple[int, ...]] = {}
-        self._returned: dict[int, tuple[Node, str]] = {}
+        self._returned: dict[Node, str] = {}
+        """Turns that came back, as the prompt that first brought each one writes it."""
 
     def drift_report(self) -> DriftReport:
         """What drift there was so far."""
         siblings = find_drifted_siblings(self._session, self.calls, self._renderer.decode)
-        returned = [self._drift_of(node, written) for node, written in self._returned.values()]
+        returned = [self._drift_of(node, written) for node, written in self._returned.items()]
         return DriftReport(returned=tuple(turn for turn in returned if turn is not None), siblings=siblings)
 
     async def prompt(self, request: ChatRequest) -> Prompt:
@@ -74,19 +74,14 @@ class Recorder:
         match = self._trie.match(text)
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
-        if node.prompt_ids is None:
-            node.prompt_ids = node.path_ids()
-        ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
+        ids = node.path_ids() if self._options.on_drift == "reuse" else await self._spelled_anew(text)
         self._check_length(len(ids))
-        self._note_returned(match)
+        for turn, written in match.turns:
+            self._returned.setdefault(turn, written)
         return Prompt(request=request, messages=messages, key=key, text=text, ids=ids, node=node)
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
-        """Record an answer.
-
-        Returns:
-            The message for the agent.
-        """
+        """Record an answer, and return the message for the agent."""
         index = len(self.calls)
         self.calls.append(
             ModelCall(
@@ -137,12 +132,6 @@ class Recorder:
         text, closing, _ = whole[len(before) :].rpartition(end_text)
         return (text, closing) if closing else (whole[len(before) :], "")
 
-    def _note_returned(self, match: Match) -> None:
-        """Remember the turns that a prompt brings back for the first time."""
-        for node, written in match.turns:
-            if node.turn is not None:
-                self._returned.setdefault(node.turn.call, (node, written))
-
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
         turn, prompt = node.turn, node.parent
         if turn is None or prompt is None:
@@ -180,10 +169,7 @@ class Recorder:
         return await asyncio.to_thread(self._renderer.encode, pieces)
 
     async def _spelled_anew(self, text: str) -> tuple[int, ...]:
-        pieces = self._renderer.pieces(text)
-        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
-        self._pieces.update(zip(new, await self._encoded(new), strict=True))
-        return tuple(token for piece in pieces for token in self._pieces[piece])
+        return tuple(token for ids in await self._encoded(self._renderer.pieces(text)) for token in ids)
 
     def _check_length(self, num_tokens: int) -> None:
         limit = self._options.max_context_tokens
