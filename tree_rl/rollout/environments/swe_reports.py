@@ -17,9 +17,9 @@ class TestReport:
     __test__ = False
 
     fail_to_pass: tuple[int, int]
-    """Of the tests that must be repaired: passed, all."""
+    """How many tests that must be repaired passed, and how many there are."""
     pass_to_pass: tuple[int, int]
-    """Of the tests that must stay whole: passed, all."""
+    """How many tests that must keep passing passed, and how many there are."""
     output: str
     """What the run printed, cut."""
 

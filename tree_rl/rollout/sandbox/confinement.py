@@ -89,11 +89,11 @@ def confined_argv(
     as_user: list[str] = []
     if user_id is not None:
         # Root is exempt from the process limit, so a command never runs as root.
-        # A new user forgets the wish to die with the parent, so it stands here again.
+        # A change of user clears the signal at the parent's death, so we ask for it again.
         new_user = ["--clear-groups", "--no-new-privs", f"--reuid={user_id}", f"--regid={user_id}"]
         as_user = [*DIE_WITH_PARENT, *new_user, "--"]
     elif means == "mounts":
-        # Root of its own namespace only, which needs no powers there any more either.
+        # It is root only in its own namespace, and needs no capabilities there any more.
         as_user = [*DIE_WITH_PARENT, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
     argv = [] if means == "bubblewrap" else [*DIE_WITH_PARENT, "--"]
     if means == "bubblewrap":

@@ -188,7 +188,7 @@ class RexSandbox:
         try:
             await self.deployment.stop()
         except FAILURES:
-            # It is gone, which is what was asked for.
+            # It is gone already.
             pass
         finally:
             # A deployment stops once more when it is collected, and complains that it was stopped.

@@ -6,7 +6,6 @@ the model keeps the generated ids, however the template spells it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
@@ -46,15 +45,18 @@ class Node:
     turn: GeneratedTurn | None = None
     """None for context that no model wrote here."""
     children: list["Node"] = field(default_factory=list)
+    prompt_ids: tuple[int, ...] | None = None
+    """Token ids from the start to the node's end, where a prompt that ended here has put them together."""
 
     def path_ids(self) -> tuple[int, ...]:
         """Token ids from the start to the node's end."""
-        path: list[tuple[int, ...]] = []
+        behind: list[Node] = []
         node: Node | None = self
-        while node is not None:
-            path.append(node.ids)
+        while node is not None and node.prompt_ids is None:
+            behind.append(node)
             node = node.parent
-        return tuple(chain.from_iterable(reversed(path)))
+        known = () if node is None or node.prompt_ids is None else node.prompt_ids
+        return known + tuple(token for one in reversed(behind) for token in one.ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

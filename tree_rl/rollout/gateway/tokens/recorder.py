@@ -52,6 +52,7 @@ class Recorder:
         self._options = options
         self._trie = ContextTrie(renderer)
         self._own = OwnTurns()
+        self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[Node, str] = {}
         """Turns that came back, as the prompt that first brought each one writes it."""
 
@@ -74,7 +75,9 @@ class Recorder:
         match = self._trie.match(text)
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
-        ids = node.path_ids() if self._options.on_drift == "reuse" else await self._spelled_anew(text)
+        if node.prompt_ids is None:
+            node.prompt_ids = node.path_ids()
+        ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
         self._check_length(len(ids))
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
@@ -169,7 +172,10 @@ class Recorder:
         return await asyncio.to_thread(self._renderer.encode, pieces)
 
     async def _spelled_anew(self, text: str) -> tuple[int, ...]:
-        return tuple(token for ids in await self._encoded(self._renderer.pieces(text)) for token in ids)
+        pieces = self._renderer.pieces(text)
+        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
+        self._pieces.update(zip(new, await self._encoded(new), strict=True))
+        return tuple(token for piece in pieces for token in self._pieces[piece])
 
     def _check_length(self, num_tokens: int) -> None:
         limit = self._options.max_context_tokens
