@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from tree_rl.rollout.gateway.protocols import openai_chat
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, GeneratedToken
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
 TEXTS = st.sampled_from(["", "a", "ü\u0301 名", "\ud800", '"\n\\'])
@@ -18,7 +18,7 @@ CALLS = st.lists(
 MESSAGES = st.builds(
     ChatMessage, role=st.just("assistant"), content=TEXTS, reasoning=st.one_of(st.none(), TEXTS), tool_calls=CALLS
 )
-TOKENS = st.lists(st.builds(GeneratedToken, text=TEXTS.filter("\ud800".__ne__), log_prob=st.floats(-9, 0)), max_size=3)
+TOKENS = st.lists(st.tuples(TEXTS.filter("\ud800".__ne__), st.floats(-9, 0)), max_size=3)
 CHOICES = st.builds(
     Choice,
     message=MESSAGES,

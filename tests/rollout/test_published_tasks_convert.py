@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tree_rl.rollout.environments.published_tasks import ACTIVATE, PUBLISHED
+from tree_rl.rollout.environments.published_tasks import ACTIVATE, from_swe_bench, from_swe_smith
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport, passed_tests
 from tree_rl.rollout.environments.swe_task import SweTask
@@ -35,7 +35,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def test_a_swe_bench_row_names_image_tests_and_patch() -> None:
-    task = PUBLISHED["swe_bench"](rows("swe_bench")[0])
+    task = from_swe_bench(rows("swe_bench")[0])
     assert task.image == "swebench/sweb.eval.x86_64.example_1776_sums-7:latest"
     assert task.fail_to_pass == ("tests/test_sums.py::test_add",)
     assert task.pass_to_pass == ("tests/test_sums.py::test_zero",)
@@ -46,15 +46,15 @@ def test_a_swe_bench_row_names_image_tests_and_patch() -> None:
 
 def test_repositories_with_other_runners_are_refused() -> None:
     with pytest.raises(ValueError, match=r"django__django-1.*not run by pytest"):
-        PUBLISHED["swe_bench"](rows("swe_bench")[1])
+        from_swe_bench(rows("swe_bench")[1])
     with pytest.raises(ValueError, match="expected the field 'image_name'"):
-        PUBLISHED["swe_smith"]({**rows("swe_smith")[0], "image_name": None})
+        from_swe_smith({**rows("swe_smith")[0], "image_name": None})
     with pytest.raises(ValueError, match="expected a problem in words"):
-        PUBLISHED["swe_smith"]({**rows("swe_smith")[0], "problem_statement": ""})
+        from_swe_smith({**rows("swe_smith")[0], "problem_statement": ""})
 
 
 def test_tasks_with_an_image_say_which_back_end_runs_them() -> None:
-    task = PUBLISHED["swe_smith"](rows("swe_smith")[0])
+    task = from_swe_smith(rows("swe_smith")[0])
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
         asyncio.run(SweEnvironment().reset({"swe": task.to_row()}))
 
@@ -109,7 +109,7 @@ def in_a_confined_copy(task: SweTask, command: str) -> TestReport:
 
 def test_the_bug_patch_of_swe_smith_is_applied_and_edited_tests_are_restored() -> None:
     row = rows("swe_smith")[0]
-    task = PUBLISHED["swe_smith"](row)
+    task = from_swe_smith(row)
     sound_test = SOUND["tests/test_sums.py"] + "\n\ndef test_add():\n    assert add(1, 2) == 3\n"
     task = replace(task, files={**task.files, "tests/test_sums.py": sound_test})
     before = in_a_confined_copy(task, "true")
@@ -120,7 +120,7 @@ def test_the_bug_patch_of_swe_smith_is_applied_and_edited_tests_are_restored() -
 
 
 def test_the_test_patch_of_swe_bench_is_applied_only_at_scoring() -> None:
-    task = PUBLISHED["swe_bench"](rows("swe_bench")[0])
+    task = from_swe_bench(rows("swe_bench")[0])
     task = replace(task, before_tests=task.before_tests.replace("0123456789abcdef0123456789abcdef01234567", "sound"))
     broken = "sed -i 's/a + b/a - b/' pkg/sums.py; ! grep -q test_add tests/test_sums.py || rm -rf pkg"
     before = in_a_confined_copy(task, broken)
@@ -129,5 +129,5 @@ def test_the_test_patch_of_swe_bench_is_applied_only_at_scoring() -> None:
 
 
 def test_the_environment_of_the_image_is_activated() -> None:
-    for name in PUBLISHED:
-        assert PUBLISHED[name](rows(name)[0]).prelude == ACTIVATE
+    for name, read in (("swe_bench", from_swe_bench), ("swe_smith", from_swe_smith)):
+        assert read(rows(name)[0]).prelude == ACTIVATE

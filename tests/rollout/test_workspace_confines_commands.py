@@ -6,7 +6,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ WORKING = working_means()
 @pytest.fixture(params=WORKING)
 def workspace(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     limits = Limits(timeout_seconds=2, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
-    with Workspace({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, means=request.param) as made:
+    with closing(Workspace({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, means=request.param)) as made:
         yield made
 
 
@@ -89,7 +89,7 @@ def test_nothing_outlives_its_command(workspace: Workspace) -> None:
 def test_a_detached_process_dies_with_its_namespace() -> None:
     if strictest_means() == "limits":
         pytest.skip("no namespaces on this machine")
-    with Workspace() as workspace:
+    with closing(Workspace()) as workspace:
         workspace.run("setsid sleep 2718.28 >/dev/null 2>&1 & echo started")
         wait_until_gone("2718.28")
 
@@ -117,14 +117,14 @@ def test_writing_outside_fails(workspace: Workspace, target: str) -> None:
 def test_workspaces_cannot_read_each_other(workspace: Workspace) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs a user per workspace, hence root")
-    with Workspace({"secret.txt": "s3cret"}, means=workspace.means) as other:
+    with closing(Workspace({"secret.txt": "s3cret"}, means=workspace.means)) as other:
         assert "s3cret" not in workspace.run(f"cat {other.directory}/secret.txt").output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a workspace a user of its own")
 def test_workspaces_have_users_of_their_own() -> None:
     with ExitStack() as stack:
-        workspaces = [stack.enter_context(Workspace()) for _ in range(20)]
+        workspaces = [stack.enter_context(closing(Workspace())) for _ in range(20)]
         users = {workspace.directory.stat().st_uid for workspace in workspaces}
         assert len(users) == 20 and all(user in command_users() for user in users)
         assert workspaces[0].run("touch mine; ls mine").output == "mine\n"
@@ -143,7 +143,7 @@ def test_a_large_file_cannot_be_written(workspace: Workspace) -> None:
 
 
 def test_memory_is_limited() -> None:
-    with Workspace(limits=Limits(memory_bytes=64 << 20)) as workspace:
+    with closing(Workspace(limits=Limits(memory_bytes=64 << 20))) as workspace:
         assert workspace.run("x=$(head -c 200000000 /dev/zero | tr '\\0' y); echo got ${#x}").exit_code != 0
 
 
@@ -171,7 +171,7 @@ def test_close_removes_everything() -> None:
 
 @pytest.mark.parametrize("means", WORKING)
 def test_a_command_costs_milliseconds(means: Means) -> None:
-    with Workspace(means=means) as workspace:
+    with closing(Workspace(means=means)) as workspace:
         workspace.run("true")
         # Processor time: other work on the machine delays commands, but does not make them dearer.
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -184,7 +184,7 @@ def test_a_command_costs_milliseconds(means: Means) -> None:
 
 def test_concurrent_commands_do_not_block_the_event_loop() -> None:
     async def run() -> None:
-        with Workspace(limits=Limits(timeout_seconds=60)) as workspace:
+        with closing(Workspace(limits=Limits(timeout_seconds=60))) as workspace:
             begun = [workspace.directory / f"begun{i}" for i in range(4)]
 
             async def answer() -> None:
@@ -212,7 +212,7 @@ def test_a_command_sees_no_file_process_or_variable_of_the_trainer(means: Means,
     secret.write_text("trainers-secret")
     secret.chmod(0o755)
     os.environ["SECRET_OF_THE_TRAINER"] = "trainers-secret"
-    with Workspace(means=means) as workspace:
+    with closing(Workspace(means=means)) as workspace:
         attacks = (
             f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {open_folder}",
             "find / -xdev -maxdepth 5 -name 'secret.txt'; grep -rl trainers-secret /tmp /home /root /etc",
@@ -231,13 +231,13 @@ def test_the_network_is_reached_only_when_the_limits_say_so(means: Means) -> Non
         command = f'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {port}), 2); print("reached")\''
         for network in (False, True):
             limits = Limits(network=network, memory_bytes=2 << 30)
-            with Workspace(limits=limits, means=means) as workspace:
+            with closing(Workspace(limits=limits, means=means)) as workspace:
                 assert ("reached" in workspace.run(command).output.splitlines()) == network
 
 
 def test_many_small_files_fill_only_the_allowance() -> None:
     limits = Limits(disk_bytes=8 << 20, timeout_seconds=20, cpu_seconds=20)
-    with Workspace(limits=limits) as workspace:
+    with closing(Workspace(limits=limits)) as workspace:
         result = workspace.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
         assert "[disk limit exceeded]" in result.output
         assert not result.timed_out and result.exit_code == -9
@@ -245,7 +245,7 @@ def test_many_small_files_fill_only_the_allowance() -> None:
 
 
 def test_text_that_is_no_utf8_arrives() -> None:
-    with Workspace() as workspace:
+    with closing(Workspace()) as workspace:
         assert workspace.run("printf 'a\\377b'").output == "a\ufffdb"
 
 
@@ -253,6 +253,6 @@ def test_text_that_is_no_utf8_arrives() -> None:
 def test_a_workspace_lies_at_the_same_place_in_every_session(means: Means) -> None:
     outputs = set()
     for _ in range(2):
-        with Workspace(means=means) as workspace:
+        with closing(Workspace(means=means)) as workspace:
             outputs.add(workspace.run("pwd; echo ~; echo x > /tmp/scratch; ls /tmp").output)
     assert outputs == {"/workspace\n/workspace\nscratch\n"}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,13 @@ def test_the_next_process_that_needs_a_workspace_sweeps(temporary: Path) -> None
         check=True,
     ).stdout.strip()
     assert Path(left).is_dir()
-    program = "from tree_rl.rollout.sandbox.workspace import Workspace\nwith Workspace(): pass"
+    program = "from tree_rl.rollout.sandbox.workspace import Workspace\nWorkspace().close()"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert list(temporary.iterdir()) == []
 
 
 def test_folders_of_living_owners_of_others_and_links_stay(temporary: Path, tmp_path: Path) -> None:
-    with OwnedFolder("workspace") as owned, Workspace() as workspace:
+    with closing(OwnedFolder("workspace")) as owned, closing(Workspace()) as workspace:
         (tmp_path / "precious").mkdir()
         (temporary / f"{PREFIX}workspace-link").symlink_to(tmp_path / "precious")
         fresh = temporary / f"{PREFIX}{MAKING}workspace-fresh"
@@ -109,8 +110,8 @@ def test_an_owner_holds_its_folder_until_it_removes_it(temporary: Path) -> None:
     lock = os.open(owned.path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    owned.remove()
-    owned.remove()
+    owned.close()
+    owned.close()
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(lock)
     assert list(temporary.iterdir()) == []

@@ -15,18 +15,18 @@ WORK_LIMIT = 60_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """One child's part in a way: the way it takes, and where it goes."""
+    """One child's part in a plan: its own plan, and where it goes."""
 
     before: "_Step | None"
     child: int
-    way: "_Way"
+    way: "_Plan"
     bin_load: int
     """KEPT, or the tokens that its partition has before it: 0 begins one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Way:
-    """One way to plan all that hangs from an item."""
+class _Plan:
+    """One plan of all that hangs from an item."""
 
     cost: int
     """Partitions closed below, weighted beyond any relay, plus the tokens that they relay."""
@@ -53,7 +53,7 @@ class _Search:
     partition_cost: int
     work_left: int
 
-    def combine(self, room: int, cut_past: int, options: list[tuple[int, list[_Way]]], most: int) -> _Open:
+    def combine(self, room: int, cut_past: int, options: list[tuple[int, list[_Plan]]], most: int) -> _Open:
         """All ways, within a cost of ``most``, to keep or share what hangs from a token with so much room."""
         begin_cost = self.partition_cost + cut_past
         rest = [(min(way.cost for way in ways), min(way.load for way in ways)) for _, ways in options]
@@ -107,7 +107,7 @@ def exact_cuts(problem: CutProblem, start: Cuts, *, work_limit: int = WORK_LIMIT
     partition_cost = (start.partitions + 2) * (deepest + 1)
     search = _Search(problem.capacity_tokens, partition_cost, work_limit)
     bounds, total = _start_costs(problem, start, partition_cost)
-    ways: list[list[_Way]] = [[] for _ in problem.length]
+    ways: list[list[_Plan]] = [[] for _ in problem.length]
     try:
         for item in range(len(ways) - 1, -1, -1):
             ways[item] = _ways(problem, item, ways, bounds[item], search)
@@ -118,7 +118,7 @@ def exact_cuts(problem: CutProblem, start: Cuts, *, work_limit: int = WORK_LIMIT
     return measure_cuts(problem, _read(problem, best[2]))
 
 
-def _ways(problem: CutProblem, item: int, ways: list[list[_Way]], bound: int, search: _Search) -> list[_Way]:
+def _ways(problem: CutProblem, item: int, ways: list[list[_Plan]], bound: int, search: _Search) -> list[_Plan]:
     past, length, capacity = problem.past[item], problem.length[item], problem.capacity_tokens
     options = [(child, ways[child]) for child in problem.children[item]]
     most = bound + search.partition_cost + past
@@ -126,9 +126,11 @@ def _ways(problem: CutProblem, item: int, ways: list[list[_Way]], bound: int, se
     for (kept, _), paths in search.combine(room_below(length, capacity), past + length, options, most).items():
         inner, top = split_chain(length, kept, capacity)
         chain = inner * (search.partition_cost + past + top) + capacity * (inner * (inner - 1) // 2)
-        found += [_Way(cost + chain, top, levels + inner, last) for cost, levels, last in paths if cost + chain <= most]
+        found += [
+            _Plan(cost + chain, top, levels + inner, last) for cost, levels, last in paths if cost + chain <= most
+        ]
     found.sort(key=lambda way: (way.cost, way.load, way.levels))
-    best: list[_Way] = []
+    best: list[_Plan] = []
     for way in found:
         search.work_left -= len(best)
         if not any(other.load <= way.load and other.levels <= way.levels for other in best):
@@ -142,7 +144,7 @@ def _offer(
     levels: int,
     last: _Step | None,
     child: int,
-    way: _Way,
+    way: _Plan,
     joined: int,
 ) -> None:
     """Add a path unless one is as good in cost and levels; drop those that it beats."""

@@ -1,1 +1,1 @@
-"""How branches come to be: environments, sandboxed workspaces, sessions, and the rows a session leaves behind."""
+"""What makes branches: environments, sandboxed workspaces, sessions, and the rows a session leaves behind."""

@@ -16,7 +16,6 @@ def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray |
     A token has the experts of the first call that computed it in this context, so branches agree on shared tokens.
 
     Args:
-        row: of the session.
         routes: of each call of the session.
 
     Returns:

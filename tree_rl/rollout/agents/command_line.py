@@ -6,7 +6,7 @@ its HOME is the repository's directory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from tree_rl.rollout.agents.task_agent import AgentError
@@ -14,22 +14,9 @@ from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.confinement import Limits
 from tree_rl.rollout.sandbox.sandbox import quote
-from tree_rl.rollout.sandbox.workspace import CommandResult
 
 PORT = 8700
 """Where a confined agent finds the gateway: the same in every session."""
-
-
-class RunsAgents(Protocol):
-    """An environment that runs an agent's program, such as `SweEnvironment`."""
-
-    has_door: bool
-    """Whether the program reaches the gateway at `127.0.0.1:PORT`; otherwise at its own address."""
-
-    async def run_agent(
-        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
-    ) -> CommandResult:
-        """Execute a program that asks the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +51,7 @@ class CommandLineOptions:
 
 
 class CommandLineAgent:
-    """Runs the program in the environment's sandbox.
-
-    Args:
-        options: command and limits.
-    """
+    """Runs the program in the environment's sandbox: with `run_agent` and `has_door`, as in `SweEnvironment`."""
 
     def __init__(self, options: CommandLineOptions) -> None:
         self.options = options
@@ -79,7 +62,7 @@ class CommandLineAgent:
         """Work on the task: the text of all messages."""
         if not hasattr(environment, "run_agent"):
             raise AgentError(f"command_line needs an environment with run_agent, received {type(environment).__name__}")
-        runs = cast(RunsAgents, environment)
+        runs: Any = environment
         address = urlsplit(endpoint.url)
         assert address.hostname is not None and address.port is not None
         if runs.has_door:

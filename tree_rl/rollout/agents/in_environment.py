@@ -5,9 +5,8 @@ Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environmen
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -50,8 +49,6 @@ class FinishedTask:
     outcome: Outcome
     detail: str
     """The error that ended it; empty if none did."""
-    seconds: float
-    """Wall-clock time."""
 
 
 async def run_task(
@@ -66,14 +63,9 @@ async def run_task(
     """Work on one task. What goes wrong becomes the status; any other exception is a bug.
 
     Args:
-        agent: fresh.
         environment: fresh; reset, scored and closed here.
-        endpoint: of the session.
-        task: for the environment.
-        messages: for the agent.
         timeout_seconds: of the agent's work; starting and scoring have the environment's own limits.
     """
-    started = time.monotonic()
     status: Status = "environment_failed"
     outcome, reward, detail = NOTHING_DONE, None, ""
     try:
@@ -93,9 +85,7 @@ async def run_task(
         status, reward, detail = "environment_failed", None, f"{type(error).__name__}: {error}"
     finally:
         await environment.close()
-    return FinishedTask(
-        status=status, reward=reward, outcome=outcome, detail=detail, seconds=time.monotonic() - started
-    )
+    return FinishedTask(status=status, reward=reward, outcome=outcome, detail=detail)
 
 
 class AgentInEnvironment:
@@ -128,11 +118,7 @@ class AgentInEnvironment:
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
     ) -> AgentResult:
-        """Work on the task and score it.
-
-        Raises:
-            SessionLost: the sandbox died, or the environment failed.
-        """
+        """Work on the task and score it. Raises `SessionLost` if nobody can score it."""
         done = await run_task(
             agent=self._agent,
             environment=self._environment,
@@ -164,7 +150,7 @@ def _build(kind: str, known: Mapping[str, str], name: str, options: Mapping[str,
 
 
 def _read(key: str, built: type, options: Mapping[str, Any]) -> Any:
-    """The options of a class, from the annotation of its constructor; nested mappings become nested options."""
+    """The options of a class, from the annotation of its constructor. A nested mapping replaces some defaults."""
     annotation = built.__init__.__annotations__.get("options")  # type: ignore[misc]
     kinds = [kind for kind in get_args(annotation) or (annotation,) if hasattr(kind, "__dataclass_fields__")]
     if not kinds:
@@ -174,15 +160,9 @@ def _read(key: str, built: type, options: Mapping[str, Any]) -> Any:
     if unknown:
         raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(fields)}")
     read = {
-        name: fields[name].type(**{**_defaults(fields[name]), **value})
+        name: replace(fields[name].default_factory(), **value)
         if hasattr(fields[name].type, "__dataclass_fields__")
         else value
         for name, value in options.items()
     }
     return kinds[0](**read)
-
-
-def _defaults(field: Any) -> dict[str, Any]:
-    """A nested option's own defaults, of which a config may replace some."""
-    made = field.default_factory()
-    return {name: getattr(made, name) for name in made.__dataclass_fields__}

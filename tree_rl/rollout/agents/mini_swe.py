@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import openai
 
@@ -14,7 +14,6 @@ from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied
-from tree_rl.rollout.sandbox.workspace import CommandResult
 
 os.environ |= {
     # Nobody answers questions here, no price list is fetched, and no model of ours has a price.
@@ -41,13 +40,6 @@ SYSTEM = {"system": "Linux", "release": "", "version": "", "machine": "x86_64"}
 """What its prompt says of the machine. The same everywhere, so that sessions share their prompts."""
 
 
-class HasShell(Protocol):
-    """An environment in which commands run, such as `SweEnvironment`."""
-
-    async def run(self, command: str) -> CommandResult:
-        """Execute a command."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniSweOptions:
     """How mini-swe-agent works.
@@ -67,11 +59,7 @@ class MiniSweOptions:
 
 
 class MiniSweAgent:
-    """Runs mini-swe-agent in a thread, as its client library is synchronous.
-
-    Args:
-        options: limits and prompts.
-    """
+    """Runs mini-swe-agent in a thread, as its client library is synchronous."""
 
     def __init__(self, options: MiniSweOptions | None = None) -> None:
         self.options = options or MiniSweOptions()
@@ -96,18 +84,15 @@ class MiniSweAgent:
 
     def _work(self, task: str, shell: "_Shell", endpoint: Endpoint) -> Outcome:
         settings = get_config_from_spec(self.options.config)
-        limits: dict[str, Any] = {
-            "step_limit": self.options.max_turns,
-            "cost_limit": 0,
-        }
         prompts = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
+        asked = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
         model = LitellmTextbasedModel(
-            **{**settings.get("model", {}), "model_kwargs": {**_asked(endpoint), "drop_params": True}},
+            **{**settings.get("model", {}), "model_kwargs": asked},
             model_name=f"openai/{endpoint.model}",
         )
         # No retry where the gateway refuses for good: the session is over, or has had its calls.
         model.abort_exceptions = [*model.abort_exceptions, APIError]
-        agent = DefaultAgent(model, shell, **prompts, **limits)
+        agent = DefaultAgent(model, shell, **prompts, step_limit=self.options.max_turns, cost_limit=0)
         try:
             end = agent.run(task)
         except ContextWindowExceededError:
@@ -131,10 +116,10 @@ class MiniSweAgent:
 
 
 class _Shell:
-    """Our sandbox as mini-swe-agent's environment, called from its thread."""
+    """Our environment, which has a method `run`, as mini-swe-agent's; called from its thread."""
 
     def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._environment: HasShell = environment
+        self._environment = environment
         self._loop = loop
         self.config = None
         self.is_closed = False
@@ -145,16 +130,15 @@ class _Shell:
             raise SandboxDied("the session is over")
         running = asyncio.run_coroutine_threadsafe(self._environment.run(action.get("command", "")), self._loop)
         result = running.result(COMMAND_SECONDS)
-        output = {
-            "output": result.output,
-            "returncode": result.exit_code,
-            "exception_info": "The command was killed at its time limit." if result.timed_out else "",
-        }
         first, _, submission = result.output.lstrip().partition("\n")
         if first.strip() == SUBMITTED and result.exit_code == 0:
             end = {"exit_status": "Submitted", "submission": submission}
             raise Submitted({"role": "exit", "content": submission, "extra": end})
-        return output
+        return {
+            "output": result.output,
+            "returncode": result.exit_code,
+            "exception_info": "The command was killed at its time limit." if result.timed_out else "",
+        }
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """What its prompts may mention."""
@@ -163,7 +147,3 @@ class _Shell:
     def serialize(self) -> dict[str, Any]:
         """Nothing: the gateway keeps the record."""
         return {}
-
-
-def _asked(endpoint: Endpoint) -> dict[str, Any]:
-    return {"api_base": endpoint.openai_url, "api_key": endpoint.token}

@@ -87,11 +87,7 @@ class _Conversation:
 
 
 class ReActAgent:
-    """See the module. One per session.
-
-    Args:
-        options: switches and limits.
-    """
+    """The agent of this module, one per session."""
 
     def __init__(self, options: ReActOptions | None = None) -> None:
         self.options = options or ReActOptions()
@@ -180,7 +176,7 @@ class ReActAgent:
         talk.messages += [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
 
     def _history(self, message: Any, calls: Sequence[Any]) -> dict[str, Any]:
-        """An assistant turn as it stands in the history."""
+        """An assistant turn as the history keeps it."""
         sent: dict[str, Any] = message.model_dump(exclude_none=True)
         if calls:
             sent["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]

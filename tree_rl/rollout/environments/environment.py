@@ -33,11 +33,7 @@ class Environment(Protocol):
     """The world of one session. Built without arguments, one per session."""
 
     async def reset(self, task: Mapping[str, Any]) -> None:
-        """Set the world up.
-
-        Args:
-            task: the `extra_info` of the data set's row.
-        """
+        """Set the world up for a task: the `extra_info` of the data set's row."""
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Describe the tools, in OpenAI's function format, for the chat template."""

@@ -4,7 +4,7 @@ Field names and images are those of SWE-bench (arXiv 2310.06770) and SWE-smith (
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tree_rl.rollout.environments.swe_task import SweTask, names
@@ -83,12 +83,6 @@ def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
         log_format="pytest",
         before_tests=f"git checkout -q {START_TAG} -- {quote(targets)}",
     )
-
-
-PUBLISHED: Mapping[str, Callable[[Mapping[str, Any]], SweTask]] = {
-    "swe_bench": from_swe_bench,
-    "swe_smith": from_swe_smith,
-}
 
 
 def _checked(row: Mapping[str, Any], *needed: str) -> Mapping[str, Any]:

@@ -31,12 +31,7 @@ def describe_result(result: CommandResult) -> str:
 
 
 async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResult]]) -> str:
-    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words.
-
-    Args:
-        call: of the agent.
-        run: executes a command.
-    """
+    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words."""
     command = call.arguments.get("command")
     if call.name != "shell":
         return f"error: unknown tool {call.name!r}; the only tool is shell"
@@ -78,11 +73,7 @@ class ShellEnvironment:
         return await call_shell(call, self._workspace.run_async)
 
     async def score(self, outcome: Outcome) -> float:
-        """Run the task's `check`.
-
-        Raises:
-            KeyError: the task has none.
-        """
+        """Run the task's `check`. Raises `KeyError` if there is none."""
         if "check" not in self.task:
             raise KeyError(
                 "extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code"

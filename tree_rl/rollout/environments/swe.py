@@ -22,8 +22,7 @@ REPORT_CHARACTERS = 4000
 class SweEnvironment:
     """One software task. Implements `tree_rl.rollout.environments.environment.Environment`.
 
-    Args:
-        options: of the sandbox; the default needs no Docker.
+    The default sandbox needs no Docker. Raises `SandboxDied` if the sandbox does not answer.
     """
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
@@ -58,11 +57,7 @@ class SweEnvironment:
         return [SHELL_TOOL]
 
     async def run(self, command: str) -> CommandResult:
-        """Execute a shell command in the repository, for agents that bring their own tools.
-
-        Raises:
-            SandboxDied: the sandbox does not answer.
-        """
+        """Execute a shell command in the repository, for agents that bring their own tools."""
         sandbox, task = self._running
         return await sandbox.run(f"{task.prelude}\n{command}" if task.prelude else command)
 
@@ -89,11 +84,7 @@ class SweEnvironment:
         return float(self.report.is_solved)
 
     async def test(self) -> TestReport:
-        """Put the task's own tests in place and run them.
-
-        Raises:
-            SandboxDied: the sandbox does not answer.
-        """
+        """Put the task's own tests in place and run them."""
         sandbox, task = self._running
         nonce = secrets.token_hex(16)
         if task.before_tests:

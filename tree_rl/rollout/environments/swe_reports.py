@@ -17,9 +17,9 @@ class TestReport:
     __test__ = False
 
     fail_to_pass: tuple[int, int]
-    """Of the tests that must be repaired: passed, all."""
+    """How many tests that must be repaired passed, and how many there are."""
     pass_to_pass: tuple[int, int]
-    """Of the tests that must stay whole: passed, all."""
+    """How many tests that must keep passing passed, and how many there are."""
     output: str
     """What the run printed, cut."""
 
@@ -30,13 +30,7 @@ class TestReport:
 
 
 def passed_tests(output: str, *, log_format: LogFormat, nonce: str) -> set[str]:
-    """Names of the tests that passed.
-
-    Args:
-        output: of the test command.
-        log_format: how it reports.
-        nonce: stands before every line that counts where the format is `signed`.
-    """
+    """Names of the tests that passed. In the format `signed`, `nonce` stands before every line that counts."""
     if log_format == "signed":
         mark = f"{nonce} PASSED "
         return {line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark)}

@@ -13,7 +13,6 @@ class BackendError(Exception):
     """The model server could not answer.
 
     Args:
-        message: what happened.
         status: HTTP status the agent receives (429 when overloaded, 500 and above when broken).
         retry_after: seconds after which the agent may try again.
     """
@@ -60,8 +59,6 @@ class Backend(Protocol):
         """Continue a prompt. Cancelling the call cancels the generation if the server can do that.
 
         Args:
-            prompt_ids: token ids.
-            max_tokens: limit of generated tokens.
             sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`.
             session: id of the agent's session. Servers use it to find the cached prefix.
 

@@ -20,11 +20,7 @@ class Endpoint:
         return f"{self.url}/v1"
 
     def named(self, agent: str) -> "Endpoint":
-        """The same session for a sub-agent. Its calls carry its name.
-
-        Args:
-            agent: letters, digits, `.`, `_` and `-`.
-        """
+        """The same session for a sub-agent. Its calls carry its name: letters, digits, `.`, `_` and `-`."""
         return Endpoint(url=f"{self.url}/a/{agent}", token=self.token, model=self.model)
 
     def environment(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ import gc
 import socket
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -15,7 +15,10 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.server import HttpApplication
 from tree_rl.rollout.gateway.session import RecordedSession, Session
-from tree_rl.rollout.gateway.tokens.rendering import Renderer, Tokenizer
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SHUTDOWN_S = 5
 KEEP_ALIVE_S = 600
@@ -30,8 +33,6 @@ class Gateway:
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
-        backend: the model.
-        options: how to serve and record.
         model: name by which the model is listed.
 
     Raises:
@@ -39,7 +40,7 @@ class Gateway:
     """
 
     def __init__(
-        self, *, tokenizer: Tokenizer, backend: Backend, options: GatewayOptions, model: str = "policy"
+        self, *, tokenizer: "PreTrainedTokenizerFast", backend: Backend, options: GatewayOptions, model: str = "policy"
     ) -> None:
         self.options = options
         self._renderer = Renderer(tokenizer, options.template_options)
@@ -53,14 +54,10 @@ class Gateway:
     @property
     def num_sessions(self) -> int:
         """Open sessions."""
-        return len(self._http)
+        return len(self._http.sessions())
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the address is taken.
-        """
+        """Listen. Raises `OSError` if the address is taken."""
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
         self._socket = socket.create_server((self.options.host, 0), family=family)
         # Without it every answer waits 40 ms for an ACK. asyncio sets it only for sockets that name their protocol.
@@ -95,21 +92,13 @@ class Gateway:
             self._socket.close()
 
     def open_session(self, *, sampling: Mapping[str, Any] | None = None) -> Session:
-        """Open a session.
-
-        Args:
-            sampling: the trainer's sampling parameters, in vLLM's names.
-        """
+        """Open a session; `sampling` holds the trainer's sampling parameters, in vLLM's names."""
         session = Session(renderer=self._renderer, backend=self._backend, options=self.options, sampling=sampling or {})
         self._http.add(session)
         return session
 
     def endpoint(self, session: Session) -> Endpoint:
-        """The address and key of a session.
-
-        Raises:
-            RuntimeError: the gateway does not listen.
-        """
+        """The address and key of a session. Raises `RuntimeError` if the gateway does not listen."""
         if self._socket is None:
             raise RuntimeError("gateway used before start(): no address yet; await gateway.start()")
         host, port = self._socket.getsockname()[:2]
@@ -117,12 +106,7 @@ class Gateway:
         return Endpoint(url=f"http://{address}:{port}/s/{session.id}", token=session.token, model=self._model)
 
     async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:
-        """Close a session and return its record.
-
-        Args:
-            session: an open one.
-            grace_s: how long running calls may still take. Then they are cancelled.
-        """
+        """Close a session and return its record. Calls that still run after `grace_s` are cancelled."""
         record = await session.close(grace_s=grace_s)
         self._http.remove(session)
         return record

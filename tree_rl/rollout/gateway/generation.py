@@ -5,12 +5,10 @@ that few tokens behind a stop text are wasted. Every token is still drawn in its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
-from tree_rl.rollout.gateway.backend import Backend, FinishReason, Generation
+from tree_rl.rollout.gateway.backend import Backend, Generation
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
@@ -18,23 +16,18 @@ FIRST_SLICE_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """A generated turn."""
+class Answer(Generation):
+    """A generated turn.
 
-    token_ids: tuple[int, ...]
-    """Every generated id up to the end token, the token that completes a stop text, or a limit."""
-    log_probs: tuple[float, ...] | None
-    finish_reason: FinishReason
+    Its ids end with the end token, the token that completes a stop text, or the last one below a limit.
+    """
+
     stop_text: str | None
     """The stop text that ended it."""
     text: str
     """What the agent sees: the turn without its end token, or up to the stop text."""
     text_ids: tuple[int, ...] | None
     """The ids that spell `text`. None if the stop text begins inside a token."""
-    min_version: int | None
-    max_version: int | None
-    routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """Experts that prompt and answer visited, as in `ModelCall`."""
 
 
 async def generate_answer(
@@ -48,15 +41,6 @@ async def generate_answer(
     session: str,
 ) -> Answer:
     """Generate a turn.
-
-    Args:
-        backend: the model.
-        renderer: decodes tokens.
-        prompt_ids: ids that the turn continues.
-        max_tokens: limit of generated tokens.
-        stop: texts that end the turn.
-        sampling: for the backend, in vLLM's names.
-        session: id, for the backend.
 
     Raises:
         RequestError: the backend refuses the request.
@@ -78,12 +62,12 @@ async def generate_answer(
         except ValueError as error:
             raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error
         done = _joined(done, slice_)
-        text = renderer.decode(renderer.without_end(done.token_ids) if done.finish_reason == "stop" else done.token_ids)
+        text_ids = renderer.without_end(done.token_ids) if done.finish_reason == "stop" else done.token_ids
+        text = renderer.decode(text_ids)
         found = [(text.index(word), word) for word in stop if word in text]
         if found:
             return _cut_at(done, text, min(found), renderer)
         if done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens:
-            text_ids = renderer.without_end(done.token_ids) if done.finish_reason == "stop" else done.token_ids
             return _answer(done, text=text, text_ids=text_ids, stop_text=None)
         size *= 2
 
@@ -117,14 +101,5 @@ def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Rende
 
 
 def _answer(done: Generation, *, text: str, text_ids: tuple[int, ...] | None, stop_text: str | None) -> Answer:
-    return Answer(
-        token_ids=done.token_ids,
-        log_probs=done.log_probs,
-        finish_reason=done.finish_reason,
-        stop_text=stop_text,
-        text=text,
-        text_ids=text_ids,
-        min_version=done.min_version,
-        max_version=done.max_version,
-        routes=done.routes,
-    )
+    drawn = {one.name: getattr(done, one.name) for one in fields(done)}
+    return Answer(**drawn, text=text, text_ids=text_ids, stop_text=stop_text)

@@ -1,7 +1,7 @@
 """The options of a gateway."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 OnDrift = Literal["reuse", "branch"]
 Reasoning = Literal["field", "inline"]
@@ -35,14 +35,9 @@ class GatewayOptions:
     """Passed to the chat template (`enable_thinking`, ...)."""
 
     def __post_init__(self) -> None:
-        choices = {
-            "on_drift": ("reuse", "branch"),
-            "reasoning": ("field", "inline"),
-            "sampling_from": ("trainer", "agent"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(allowed)}")
+        for name, allowed in (("on_drift", OnDrift), ("reasoning", Reasoning), ("sampling_from", SamplingFrom)):
+            if getattr(self, name) not in get_args(allowed):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(allowed))}")
         for name in ("max_context_tokens", "max_turn_tokens", "max_calls"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")

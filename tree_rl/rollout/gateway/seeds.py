@@ -5,10 +5,6 @@ from hashlib import blake2b
 
 
 def derived_seed(*parts: int | str | Sequence[int]) -> int:
-    """A seed in [0, 2**62). Equal parts give equal seeds in every process; other parts give unrelated ones.
-
-    Args:
-        parts: what the seed depends on.
-    """
+    """A seed in [0, 2**62). Equal parts give equal seeds in every process; other parts give unrelated ones."""
     text = repr([list(part) if isinstance(part, Sequence) and not isinstance(part, str) else part for part in parts])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 2

@@ -9,14 +9,13 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols import anthropic_messages, openai_chat
-from tree_rl.rollout.gateway.protocols.chat_protocol import ChatProtocol
-from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, PatientStream, wait_for
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Completion
+from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, patient_events, wait_for
+from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.session import Session, token_digest
 
@@ -33,19 +32,12 @@ STREAM_PING_S = 10.0
 
 
 class HttpApplication:
-    """Serves open sessions over HTTP.
-
-    Args:
-        model: name by which the model is listed.
-    """
+    """Serves open sessions over HTTP."""
 
     def __init__(self, *, model: str) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
         self._model = model
-
-    def __len__(self) -> int:
-        return len(self._by_id)
 
     def add(self, session: Session) -> None:
         """Serve a session."""
@@ -69,54 +61,41 @@ class HttpApplication:
         gets = {"/v1/models": self._models, "/v1/models/{model:path}": self._models}
         routes = [Route(prefix + path, end, methods=["POST"]) for prefix in PREFIXES for path, end in posts.items()]
         routes += [Route(prefix + path, end, methods=["GET"]) for prefix in PREFIXES for path, end in gets.items()]
-        # Starlette answers with these bodies. It still raises unexpected errors, so that the server logs them.
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _unexpected_error})
+        # Starlette answers with these. It still raises unexpected errors, so that the server logs them.
+        handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+            RequestError: _refusal,
+            BackendError: _refusal,
+            ClientDisconnect: _client_left,
+            HTTPException: _http_error,
+            Exception: _unexpected_error,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _answer(self, protocol: ChatProtocol, request: Request) -> Response:
-        session = None
-        try:
-            session = self._session(request)
-            agent = _agent(request)
-            asked = protocol.read_request(await _json(request))
-            task = session.start(asked, agent=agent)
-        except RequestError as error:
-            return _refusal(protocol, error, session)
-        except ClientDisconnect:
-            return Response(status_code=499)
+        session = self._session(request)
+        agent = _agent(request)
+        asked = protocol.read_request(await _json(request))
+        task = session.start(asked, agent=agent)
         patience = STREAM_PING_S if asked.is_stream else None
         if not await wait_for(task, request.receive, timeout_s=patience):
-            return Response(status_code=499)
+            raise ClientDisconnect
         if not task.done():
             events = partial(_events, protocol, asked, session)
-            return PatientStream(task, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
-        failure = None if task.cancelled() else task.exception()
-        if failure is not None and not isinstance(failure, RequestError | BackendError):
-            session.refused[500] += 1  # `_unexpected_error` answers it
-        try:
-            completion = _result(task)
-        except (RequestError, BackendError) as error:
-            return _refusal(protocol, error, session)
+            stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
+            return StreamingResponse(stream, headers=EVENT_STREAM_HEADERS)
+        completion = _result(task)
         if asked.is_stream:
             return Response(b"".join(protocol.stream(asked, completion)), headers=EVENT_STREAM_HEADERS)
         return JSONResponse(protocol.answer(asked, completion))
 
     async def _count_tokens(self, request: Request) -> Response:
-        session = None
-        try:
-            session = self._session(request)
-            asked = anthropic_messages.read_count_request(await _json(request))
-            return JSONResponse(anthropic_messages.token_count(await session.count_tokens(asked)))
-        except RequestError as error:
-            return _refusal(anthropic_messages, error, session)
-        except ClientDisconnect:
-            return Response(status_code=499)
+        session = self._session(request)
+        asked = anthropic_messages.read_count_request(await _json(request))
+        return JSONResponse(anthropic_messages.token_count(await session.count_tokens(asked)))
 
     async def _models(self, request: Request) -> Response:
+        self._session(request)
         protocol = _protocol(request)
-        try:
-            self._session(request)
-        except RequestError as error:
-            return _refusal(protocol, error, None)
         name = request.path_params.get("model")
         return JSONResponse(protocol.models(self._model) if name is None else protocol.model(name))
 
@@ -133,6 +112,7 @@ class HttpApplication:
             raise RequestError(
                 "expected the session's token as bearer token or x-api-key", status=401, code="invalid_api_key"
             )
+        request.state.session = session
         return session
 
 
@@ -170,14 +150,6 @@ def _result(task: asyncio.Task[Completion]) -> Completion:
     return task.result()
 
 
-def _refusal(protocol: ChatProtocol, error: RequestError | BackendError, session: Session | None) -> Response:
-    if session is not None:
-        session.refused[error.status] += 1
-    retry_after = error.retry_after if isinstance(error, BackendError) else None
-    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
-    return JSONResponse(protocol.error_body(error), status_code=error.status, headers=headers)
-
-
 def _agent(request: Request) -> str:
     name: str = request.path_params.get("agent") or request.headers.get("x-agent-name") or "main"
     if not AGENT_NAME.fullmatch(name):
@@ -188,16 +160,30 @@ def _agent(request: Request) -> str:
 
 
 def _protocol(request: Request) -> ChatProtocol:
+    if openai_chat.PATH in request.url.path:
+        return openai_chat
     speaks_anthropic = "anthropic-version" in request.headers or anthropic_messages.PATH in request.url.path
     return anthropic_messages if speaks_anthropic else openai_chat
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return _refusal(
-        _protocol(request), RequestError(f"{request.method} {request.url.path}: {error}", status=status), None
+async def _refusal(request: Request, error: RequestError | BackendError) -> Response:
+    session: Session | None = getattr(request.state, "session", None)
+    if session is not None:
+        session.refused[error.status] += 1
+    retry_after = error.retry_after if isinstance(error, BackendError) else None
+    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
+    return JSONResponse(_protocol(request).error_body(error), status_code=error.status, headers=headers)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    return await _refusal(
+        request, RequestError(f"{request.method} {request.url.path}: {error}", status=error.status_code)
     )
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
-    return _refusal(_protocol(request), BackendError(f"the gateway failed: {type(error).__name__}", status=500), None)
+    return await _refusal(request, BackendError(f"the gateway failed: {type(error).__name__}", status=500))

@@ -13,7 +13,7 @@ from typing import Any
 from tree_rl.rollout.gateway.backend import Backend, BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, GeneratedToken, StopCause
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
@@ -44,9 +44,6 @@ class Session:
     """Answers and records calls of one agent and its sub-agents.
 
     Args:
-        renderer: of the model's tokenizer.
-        backend: the model.
-        options: of the gateway.
         sampling: the trainer's sampling parameters. A `seed` among them seeds the session: each call gets a seed of its
             own, from its prompt and from how often the prompt was asked before.
     """
@@ -76,10 +73,6 @@ class Session:
     def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
-        Args:
-            request: what is asked.
-            agent: who asks.
-
         Raises:
             RequestError: the session is closed, or has made its `max_calls`.
         """
@@ -102,11 +95,7 @@ class Session:
         return len((await self._recorder.prompt(request)).ids)
 
     async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
-        """Refuse further calls, wait for running ones, cancel what is left, and return the record.
-
-        Args:
-            grace_s: how long running calls may take.
-        """
+        """Refuse further calls, wait up to `grace_s` for running ones, cancel what is left, and return the record."""
         self._is_open = False
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
@@ -182,12 +171,9 @@ class Session:
             tokens=self._visible_tokens(answer) if request.with_log_probs else None,
         )
 
-    def _visible_tokens(self, answer: Answer) -> tuple[GeneratedToken, ...]:
-        log_probs = answer.log_probs or ()
-        return tuple(
-            GeneratedToken(text=self._renderer.decode([token]), log_prob=log_prob)
-            for token, log_prob in zip(answer.token_ids, log_probs, strict=False)
-        )
+    def _visible_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
+        texts = [self._renderer.decode([token]) for token in answer.token_ids]
+        return tuple(zip(texts, answer.log_probs or (), strict=False))
 
     def _finished(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)

@@ -8,12 +8,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tree_rl.rollout.sandbox.jail import PLACE, jail_argv, lay_out_jail
+from tree_rl.rollout.sandbox.jail import jail_argv, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder
 
 Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
@@ -75,11 +76,9 @@ def confined_argv(
     """Put the confinement in front of a command.
 
     Args:
-        command: program and arguments.
         directory: the only place it should write; `bubblewrap` and `mounts` show it at `jail.PLACE`. For `mounts` its
             parent holds what `jail.lay_out_jail` made.
         user_id: the user it runs as; None keeps this process's user (only root may change it).
-        limits: resource limits.
         means: `bubblewrap`, `mounts`: own file system of system programs (read-only) and `directory`, own processes
             and network; `namespaces`: own processes and network; `limits`: resource limits only.
         readable: further paths that it sees, read-only; for `mounts`, `jail.lay_out_jail` was told.
@@ -90,11 +89,11 @@ def confined_argv(
     as_user: list[str] = []
     if user_id is not None:
         # Root is exempt from the process limit, so a command never runs as root.
-        # A new user forgets the wish to die with the parent, so it stands here again.
+        # A change of user clears the signal at the parent's death, so we ask for it again.
         new_user = ["--clear-groups", "--no-new-privs", f"--reuid={user_id}", f"--regid={user_id}"]
         as_user = [*DIE_WITH_PARENT, *new_user, "--"]
     elif means == "mounts":
-        # Root of its own namespace only, which needs no powers there any more either.
+        # It is root only in its own namespace, and needs no capabilities there any more.
         as_user = [*DIE_WITH_PARENT, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
     argv = [] if means == "bubblewrap" else [*DIE_WITH_PARENT, "--"]
     if means == "bubblewrap":
@@ -141,31 +140,17 @@ def users_known(uid_map: str) -> range:
     return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)
 
 
-def place_of(directory: Path, means: Means) -> str:
-    """Where a confined command finds its directory."""
-    return PLACE if means in HIDING else str(directory)
-
-
-@cache
 def strictest_means() -> Means:
-    """Find out, once, which means work here.
-
-    Raises:
-        RuntimeError: not even resource limits can be set.
-    """
+    """The strictest means that works here. Raises `RuntimeError` if none does."""
     return working_means()[0]
 
 
 @cache
 def working_means() -> tuple[Means, ...]:
-    """All means that work here, the strictest first.
-
-    Raises:
-        RuntimeError: none does.
-    """
+    """All means that work here, the strictest first. Raises `RuntimeError` if none does."""
     user_id = 65534 if os.geteuid() == 0 else None
     working: list[Means] = []
-    with OwnedFolder("probe") as owned:
+    with closing(OwnedFolder("probe")) as owned:
         directory = owned.path / "files"
         directory.mkdir()
         owned.path.chmod(0o711)

@@ -32,7 +32,7 @@ def serve(listener: socket.socket, path: str) -> None:
 
 
 def main() -> None:
-    """Open the door, run the command, end as it ends."""
+    """Listen, run the command, and exit with its status."""
     path, port, command = sys.argv[1:]
     listener = socket.create_server(("127.0.0.1", int(port)))
     threading.Thread(target=serve, args=(listener, path), daemon=True).start()

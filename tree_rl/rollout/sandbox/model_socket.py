@@ -11,13 +11,7 @@ SOCKET = "socket"
 
 @asynccontextmanager
 async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
-    """Serve `folder/socket` while the context lasts.
-
-    Args:
-        host: of the gateway.
-        port: of the gateway.
-        folder: a workspace's `door`.
-    """
+    """Serve `folder/socket` while the context lasts; the folder is a workspace's `door`."""
     carrying: set[asyncio.Task[None]] = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,9 +7,7 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
     """Choose the sandbox for a task; it still has to be started.
 
     Args:
-        options: of the sandbox.
         image: container image that the task needs; None where its files are written.
-        directory: working directory in the image.
 
     Raises:
         SandboxError: the task needs an image and the back end runs none, or SWE-ReX is missing.

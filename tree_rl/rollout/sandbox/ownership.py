@@ -12,7 +12,6 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +23,7 @@ MAKING_SECONDS = 60.0
 
 
 class OwnedFolder:
-    """A folder below the directory for temporary files, until `remove` or the death of this process.
-
-    Args:
-        kind: part of its name.
-    """
+    """A folder below the directory for temporary files, until `close` or the death of this process."""
 
     def __init__(self, kind: str) -> None:
         made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{MAKING}{kind}-"))
@@ -37,15 +32,7 @@ class OwnedFolder:
         # Nobody looks for the first name, so nobody removes the folder before it has its lock.
         self.path = made.rename(made.with_name(made.name.replace(MAKING, "", 1)))
 
-    def __enter__(self) -> "OwnedFolder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def remove(self) -> None:
+    def close(self) -> None:
         """Delete the folder with all that is in it. Idempotent."""
         remove_tree(self.path)
         if self._lock is not None:
@@ -65,11 +52,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_left_over_folders() -> list[Path]:
-    """Delete the folders of this user's dead processes, and kill what still runs in them.
-
-    Returns:
-        What was deleted.
-    """
+    """Delete the folders of this user's dead processes, kill what still runs in them, and return what was deleted."""
     removed = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
         try:

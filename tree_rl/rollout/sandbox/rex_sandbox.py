@@ -80,7 +80,6 @@ class RexSandbox:
     """A SWE-ReX deployment.
 
     Args:
-        options: of the sandbox.
         image: for `docker` and `modal`.
         directory: the working directory; None takes /workspace, for `local` a temporary directory.
 
@@ -189,13 +188,13 @@ class RexSandbox:
         try:
             await self.deployment.stop()
         except FAILURES:
-            # It is gone, which is what was asked for.
+            # It is gone already.
             pass
         finally:
             # A deployment stops once more when it is collected, and complains that it was stopped.
             self.deployment.stop = _nothing_to_stop  # type: ignore[method-assign]
             if self._owned is not None:
-                self._owned.remove()
+                self._owned.close()
 
     async def _execute(self, command: Command) -> CommandResponse:
         if not self._is_local:

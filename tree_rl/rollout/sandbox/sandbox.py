@@ -75,33 +75,22 @@ class SandboxOptions:
 
 
 class Sandbox(Protocol):
-    """A place for one session."""
+    """A place for one session. Every method that uses it raises `SandboxDied` when it does not answer."""
+
+    has_door: bool
+    """Whether programs of `run_agent` reach the gateway through a door of the sandbox."""
 
     async def start(self) -> None:
-        """Bring it up.
-
-        Raises:
-            SandboxError: it does not start.
-        """
+        """Bring it up. Raises `SandboxError` if it does not start."""
 
     async def run(self, command: str) -> CommandResult:
-        """Execute a POSIX shell command in the working directory.
-
-        Raises:
-            SandboxDied: the sandbox does not answer.
-        """
+        """Execute a POSIX shell command in the working directory."""
 
     async def write(self, files: Mapping[str, str]) -> None:
         """Write text files, paths relative to the working directory.
 
-        Raises:
-            SandboxDied: the sandbox does not answer.
-            ValueError: a path leads outside, also through a link that the agent made.
+        Raises `ValueError` if a path leads outside, also through a link that the agent made.
         """
-
-    @property
-    def has_door(self) -> bool:
-        """Whether programs of `run_agent` reach the gateway through a door of the sandbox."""
 
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
@@ -109,14 +98,10 @@ class Sandbox(Protocol):
         """Execute a program that asks the model.
 
         Args:
-            command: POSIX shell command.
-            variables: of its environment.
             gateway: host and port of the gateway, as this process sees them.
             port: where the program finds it on 127.0.0.1, if the sandbox has a door.
-            limits: of the program.
 
         Raises:
-            SandboxDied: the sandbox does not answer.
             SandboxError: it cannot let the program reach the gateway alone.
         """
 

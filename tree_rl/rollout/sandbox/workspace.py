@@ -16,10 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
-from tree_rl.rollout.sandbox.confinement import Limits, Means, command_users, confined_argv, place_of, strictest_means
-from tree_rl.rollout.sandbox.jail import lay_out_jail
+from tree_rl.rollout.sandbox.confinement import HIDING, Limits, Means, command_users, confined_argv, strictest_means
+from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -52,7 +51,6 @@ class Workspace:
 
     Args:
         files: relative path -> content, written at the start.
-        limits: of every command.
         means: how commands are confined; None takes the strictest that works here.
         readable: further paths that commands see, read-only.
     """
@@ -83,23 +81,15 @@ class Workspace:
         self._readable = tuple(readable)
         if self.means == "mounts":
             lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
-        self.place = place_of(self.directory, self.means)
+        self.place = PLACE if self.means in HIDING else str(self.directory)
         for name, content in (files or {}).items():
             self.write(name, content)
-
-    def __enter__(self) -> "Workspace":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kill what still runs and remove the directory. Idempotent."""
         for process in tuple(self._running):
             _kill_group(process)
-        self._owned.remove()
+        self._owned.close()
 
     def run(
         self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None
@@ -107,7 +97,6 @@ class Workspace:
         """Execute a POSIX shell command in the directory and wait for it.
 
         Args:
-            command: passed to `/bin/sh -c`.
             environment: variables besides PATH and HOME.
             limits: for this command; its network stays the workspace's.
         """
@@ -146,19 +135,11 @@ class Workspace:
         )
 
     async def run_async(self, command: str) -> CommandResult:
-        """`run` without blocking the event loop; at most `max_concurrent_commands()` run at a time."""
+        """`run` without blocking the event loop. Of all commands two per core run at a time, as they also wait."""
         return await asyncio.get_running_loop().run_in_executor(_command_threads(), self.run, command)
 
     def write(self, name: str, content: str) -> None:
-        """Write a text file, creating its folders.
-
-        Args:
-            name: path relative to the directory.
-            content: text.
-
-        Raises:
-            ValueError: the path leads outside.
-        """
+        """Write a text file, creating its folders. Raises `ValueError` if the path leads outside."""
         path = self._inside(name)
         for folder in reversed(path.relative_to(self.directory).parents[:-1]):
             if not (self.directory / folder).is_dir():
@@ -169,10 +150,6 @@ class Workspace:
 
     def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
         """Read a text file; None if there is no such regular file inside the directory.
-
-        Args:
-            name: path relative to the directory.
-            max_bytes: the rest is ignored.
 
         Raises:
             ValueError: the path leads outside, also through a link.
@@ -270,16 +247,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-@cache
-def _remove_left_over_once() -> None:
-    remove_left_over_folders()
-
-
-def max_concurrent_commands() -> int:
-    """Commands of this process that run at a time: two per core, as they also wait."""
-    return 2 * (os.cpu_count() or 1)
+_remove_left_over_once = cache(remove_left_over_folders)
 
 
 @cache
 def _command_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=max_concurrent_commands(), thread_name_prefix="workspace")
+    return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="workspace")

@@ -41,8 +41,6 @@ def read_gateway_options(
 
     Args:
         given: fields of `GatewayAgentOptions`, and under `gateway` fields of `GatewayOptions`. None means default.
-        max_context_tokens: default of the gateway's field.
-        max_turn_tokens: default of the gateway's field.
         template_options: verl's `data.apply_chat_template_kwargs`.
 
     Raises:
@@ -65,16 +63,7 @@ def read_gateway_options(
 
 
 def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:
-    """Refuse options that do not exist.
-
-    Args:
-        key: of the config, for the message.
-        given: names in the config.
-        known: names that exist.
-
-    Raises:
-        ValueError: the first unknown name, and what is known.
-    """
+    """Refuse options that do not exist. The `ValueError` names the first one, and what is known."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(known)}")

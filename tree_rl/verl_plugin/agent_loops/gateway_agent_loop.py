@@ -32,12 +32,7 @@ GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
 
 @register("tree_gateway_agent")
 class TreeGatewayAgentLoop(AgentLoopBase):
-    """Runs an agent against the worker's gateway and turns its session into rows.
-
-    Args:
-        args: verl's.
-        kwargs: verl's.
-    """
+    """Runs an agent against the worker's gateway and turns its session into rows."""
 
     gateways: ClassVar[SharedGateways] = SharedGateways()
 
@@ -84,14 +79,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         return rows_to_outputs(record.calls, reward=result.reward, figures=figures, metrics=metrics)
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
-        """Read the options of one session and of its gateway from the config.
-
-        Args:
-            task: `extra_info` of the data set's row.
-
-        Raises:
-            ValueError: a key of the config is unknown or has a bad value.
-        """
+        """Read the options of one session and of its gateway. Raises `ValueError` for an unknown key or a bad value."""
         return self._read((self.rollout_config.get("custom") or {}).get("gateway_agent") or {})
 
     def _read(self, configured: Mapping[str, Any]) -> GatewaySettings:

@@ -33,14 +33,7 @@ class SharedGateways:
     ) -> "AsyncIterator[Gateway]":
         """Use the gateway with these options in front of a client; sessions with other options get another gateway.
 
-        Args:
-            client: verl's `LLMServerClient`, one per worker.
-            tokenizer: of the model.
-            options: of the gateway.
-            server: verl's `rollout.name`.
-
-        Raises:
-            OSError: another gateway has the port of the options.
+        There is one client, verl's `LLMServerClient`, per worker; `server` is verl's `rollout.name`.
         """
         lent = next((one for one in self._lent if one.client is client and one.options == options), None)
         if lent is None:

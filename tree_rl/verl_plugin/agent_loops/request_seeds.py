@@ -11,11 +11,7 @@ from tree_rl.rollout.gateway.seeds import derived_seed
 
 
 def draws_are_seeded(rollout: Any) -> bool:
-    """Whether requests carry seeds.
-
-    Args:
-        rollout: verl's rollout config.
-    """
+    """Whether requests carry seeds."""
     return rollout.name == "hf" or bool(rollout.name == "vllm" and rollout.get("full_determinism", False))
 
 
@@ -23,9 +19,6 @@ class SeededClient:
     """verl's `LLMServerClient`, giving every call of a session random numbers of its own.
 
     The n-th call with one prompt gets seed f(session's seed, prompt, n): turns differ, as do sub-agents that ask alike.
-
-    Args:
-        client: verl's.
     """
 
     def __init__(self, client: Any) -> None:
@@ -33,11 +26,7 @@ class SeededClient:
         self._asked: dict[int, Counter[int]] = {}
 
     def open_session(self, *parts: int | str) -> int:
-        """The seed to put into the session's sampling parameters.
-
-        Args:
-            parts: what identifies the session: seed, partition, step, row.
-        """
+        """The seed for the sampling parameters of a session that `parts` identify: seed, partition, step, row."""
         seed = derived_seed(*parts)
         self._asked[seed] = Counter()
         return seed

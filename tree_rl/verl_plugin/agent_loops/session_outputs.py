@@ -12,17 +12,7 @@ from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 def rows_to_outputs(
     calls: tuple[ModelCall, ...], *, reward: float, figures: Mapping[str, float], metrics: AgentLoopMetrics
 ) -> list[AgentLoopOutput]:
-    """Turn a session into verl's outputs.
-
-    Args:
-        calls: of the session.
-        reward: of every row.
-        figures: numbers of the session.
-        metrics: its times.
-
-    Raises:
-        ValueError: the model generated nothing.
-    """
+    """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing."""
     rows = rows_of_calls(calls)
     if not rows or not rows[0].response_ids:
         raise ValueError(
@@ -53,10 +43,6 @@ def rows_to_outputs(
 
 def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:
     """Where a row's tokens come from, for verl's fields.
-
-    Args:
-        row: of the session.
-        calls: of the session.
 
     Returns:
         `response_calls` (one entry per response token, -1 for context), `call_turns, call_agents, call_versions` (one

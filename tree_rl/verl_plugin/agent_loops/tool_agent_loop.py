@@ -19,12 +19,7 @@ PARALLEL_TOOLS: Mapping[str, bool | str] = {"single": False, "in_turn": True, "b
 
 @register("tree_tool_agent")
 class TreeToolAgentLoop(TreeGatewayAgentLoop):
-    """Runs `react` against the worker's gateway.
-
-    Args:
-        args: verl's.
-        kwargs: verl's; an environment brings its own tools, verl's are not used.
-    """
+    """Runs `react` against the worker's gateway. An environment brings its own tools; verl's are not used."""
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
         """Read `custom.tree_agent`; the sample's own options win."""

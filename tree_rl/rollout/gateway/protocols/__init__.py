@@ -1,1 +1,1 @@
-"""What clients speak. One file per protocol; `chat_protocol` says which functions each has."""
+"""What clients speak. One file per protocol; `exchange.ChatProtocol` says which functions each has."""

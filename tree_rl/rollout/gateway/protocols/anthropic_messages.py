@@ -26,16 +26,11 @@ ERROR_TYPES = {
 
 
 def read_request(body: Any) -> ChatRequest:
-    """Read the body of `POST /v1/messages`.
-
-    Args:
-        body: decoded JSON.
-
-    Raises:
-        RequestError: names the field that is missing, malformed or not supported.
-    """
+    """Read the body of `POST /v1/messages`."""
     fields = Fields(body)
-    max_tokens = fields.integer("max_tokens", None, low=1) or _missing("max_tokens")
+    max_tokens = fields.integer("max_tokens", None, low=1)
+    if max_tokens is None:
+        raise wrong("max_tokens", "a whole number of at least 1", None)
     return _request(fields, max_tokens=max_tokens)
 
 
@@ -92,10 +87,6 @@ def model(name: str) -> dict[str, Any]:
     """One entry of the list of models."""
     made = ModelInfo.model_construct(id=name, display_name=name, created_at="1970-01-01T00:00:00Z", type="model")
     return made.model_dump(mode="json", exclude_unset=True, warnings=False)
-
-
-def _missing(field: str) -> Any:
-    raise wrong(field, "a whole number of at least 1", None)
 
 
 def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:

@@ -1,10 +1,9 @@
 """Waits for an answer while it watches the client. A client that leaves cancels its generation."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 
@@ -12,15 +11,9 @@ EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cac
 
 
 async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None) -> bool:
-    """Wait for an answer.
+    """Wait for an answer; `timeout_s=None` waits forever.
 
-    Args:
-        task: of the session.
-        receive: of the connection, after the whole request was read.
-        timeout_s: None waits forever.
-
-    Returns:
-        Whether the client is still there. If not, the task has been cancelled.
+    Returns whether the client is still there. If not, the task has been cancelled. The request was already received.
     """
     gone = asyncio.ensure_future(_client_gone(receive))
     try:
@@ -37,40 +30,23 @@ async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_
         gone.cancel()
 
 
-class PatientStream(Response):
-    """An event stream that begins before the answer is ready, and sends pings until then.
+async def patient_events(
+    task: asyncio.Task[Completion],
+    receive: Receive,
+    *,
+    events: Callable[[asyncio.Task[Completion]], Iterator[bytes]],
+    ping: bytes,
+    every_s: float,
+) -> AsyncIterator[bytes]:
+    """An event stream that begins before the answer is ready.
 
-    Args:
-        task: returns the answer.
-        events: of the finished task, errors included.
-        ping: the event that is sent while the client waits.
-        every_s: seconds between pings.
+    Until then it sends a ping every so many seconds. `events` makes the rest of the finished task, errors included.
     """
-
-    def __init__(
-        self,
-        task: asyncio.Task[Completion],
-        *,
-        events: Callable[[asyncio.Task[Completion]], Iterator[bytes]],
-        ping: bytes,
-        every_s: float,
-    ) -> None:
-        super().__init__(headers=EVENT_STREAM_HEADERS)
-        del self.headers["content-length"]
-        self._task = task
-        self._events = events
-        self._ping = ping
-        self._every_s = every_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        while not self._task.done():
-            await send({"type": "http.response.body", "body": self._ping, "more_body": True})
-            if not await wait_for(self._task, receive, timeout_s=self._every_s):
-                return
-        body = b"".join(self._events(self._task))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+    while not task.done():
+        yield ping
+        if not await wait_for(task, receive, timeout_s=every_s):
+            return
+    yield b"".join(events(task))
 
 
 async def _client_gone(receive: Callable[[], Awaitable[object]]) -> None:

@@ -1,9 +1,11 @@
-"""A chat request and its answer, in one form for every protocol."""
+"""A chat request and its answer, in one form for every protocol, and what a protocol makes of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 StopCause = Literal["stop", "length", "tool_calls", "stop_sequence"]
@@ -34,14 +36,6 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GeneratedToken:
-    """One token of an answer and its log-prob."""
-
-    text: str
-    log_prob: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """One answer."""
 
@@ -51,8 +45,8 @@ class Choice:
     """The text that ended the answer, if `stop_cause` is `stop_sequence`."""
     num_tokens: int
     """Generated tokens."""
-    tokens: tuple[GeneratedToken, ...] | None
-    """None unless the client asked for log-probs."""
+    tokens: tuple[tuple[str, float], ...] | None
+    """Text and log-prob of each; None unless the client asked for log-probs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,3 +63,36 @@ class Completion:
     def completion_tokens(self) -> int:
         """Generated tokens of all answers."""
         return sum(choice.num_tokens for choice in self.choices)
+
+
+class ChatProtocol(Protocol):
+    """What the server asks of a protocol. Every module of a protocol has these functions and constants."""
+
+    @property
+    def PATH(self) -> str:  # noqa: N802 (a constant of the module)
+        """Where clients post requests, behind the session's address."""
+
+    @property
+    def PING(self) -> bytes:  # noqa: N802
+        """The event that keeps a stream alive."""
+
+    def read_request(self, body: Any) -> ChatRequest:
+        """Read a decoded request. `RequestError` names a field that is missing, malformed or not supported."""
+
+    def answer(self, request: ChatRequest, completion: Completion) -> dict[str, Any]:
+        """The body of a whole answer."""
+
+    def stream(self, request: ChatRequest, completion: Completion) -> Iterator[bytes]:
+        """The events of a streamed answer."""
+
+    def error_body(self, error: RequestError | BackendError) -> dict[str, Any]:
+        """The body of an error."""
+
+    def error_event(self, error: RequestError | BackendError) -> bytes:
+        """An error after a stream has begun."""
+
+    def models(self, name: str) -> dict[str, Any]:
+        """The list of models, which has this one."""
+
+    def model(self, name: str) -> dict[str, Any]:
+        """One entry of the list of models."""

@@ -11,7 +11,6 @@ class RequestError(ValueError):
     """A request that the gateway cannot answer.
 
     Args:
-        message: expected, received, remedy.
         field: path of the wrong field, such as `messages[2].content`.
         status: HTTP status of the answer.
         code: short reason for programs.
@@ -30,7 +29,6 @@ class Fields:
     """A JSON object and its path in the request.
 
     Args:
-        value: decoded JSON.
         path: name of the object in error messages. Empty for the whole request.
 
     Raises:
@@ -116,11 +114,7 @@ def wrong(field: str, expected: str, received: Any) -> RequestError:
 
 
 def read_json(body: bytes) -> Any:
-    """Decode a request's body.
-
-    Raises:
-        RequestError: the body is not UTF-8, or not JSON.
-    """
+    """Decode a request's body. Raises `RequestError` if it is not JSON in UTF-8."""
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

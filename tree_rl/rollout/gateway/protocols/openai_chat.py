@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openai.types import CompletionUsage, Model
+from openai.types import Model
 from openai.types.chat import ChatCompletionChunk
 
 from tree_rl.rollout.gateway.backend import BackendError
@@ -21,14 +21,7 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_f
 
 
 def read_request(body: Any) -> ChatRequest:
-    """Read the body of `POST /v1/chat/completions`.
-
-    Args:
-        body: decoded JSON.
-
-    Raises:
-        RequestError: names the field that is missing, malformed or not supported.
-    """
+    """Read the body of `POST /v1/chat/completions`."""
     fields = Fields(body)
     for key in UNSUPPORTED:
         if fields.raw(key):
@@ -76,11 +69,7 @@ def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
         "created": head["created"],
         "model": head["model"],
         "object": head["object"],
-        "usage": {
-            "completion_tokens": completion.completion_tokens,
-            "prompt_tokens": completion.prompt_tokens,
-            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
-        },
+        "usage": _usage(completion),
     }
 
 
@@ -92,7 +81,7 @@ def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
         final = {"index": index, "delta": {}, "finish_reason": _finish_reason(choice)}
         yield _chunk(request, completion, [final])
     if request.with_usage:
-        yield _chunk(request, completion, [], usage=_usage(completion).model_dump(exclude_unset=True))
+        yield _chunk(request, completion, [], usage=_usage(completion))
     yield END
 
 
@@ -224,8 +213,8 @@ def _log_probs(choice: Choice) -> dict[str, Any] | None:
     if choice.tokens is None:
         return None
     content = [
-        {"token": token.text, "bytes": _bytes(token.text), "logprob": token.log_prob, "top_logprobs": []}
-        for token in choice.tokens
+        {"token": text, "bytes": _bytes(text), "logprob": log_prob, "top_logprobs": []}
+        for text, log_prob in choice.tokens
     ]
     return {"content": content, "refusal": None}
 
@@ -235,9 +224,9 @@ def _bytes(text: str) -> list[int] | None:
     return None if "\ufffd" in text else list(text.encode())
 
 
-def _usage(completion: Completion) -> CompletionUsage:
+def _usage(completion: Completion) -> dict[str, int]:
     prompt, generated = completion.prompt_tokens, completion.completion_tokens
-    return CompletionUsage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+    return {"completion_tokens": generated, "prompt_tokens": prompt, "total_tokens": prompt + generated}
 
 
 def _chunk(request: ChatRequest, completion: Completion, choices: list[dict[str, Any]], **more: Any) -> bytes:

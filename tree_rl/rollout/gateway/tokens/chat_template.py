@@ -26,7 +26,6 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        source: the template, in jinja's language.
         settings: values that the template may name: control tokens, `enable_thinking`, ...
 
     Raises:
@@ -44,15 +43,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         is_prompt: bool,
     ) -> str:
-        """Write a conversation as text.
+        """Write a conversation as text, in which control tokens are spelled out.
 
         Args:
-            messages: in the form that templates read.
             tools: offered to the model; None if there are none.
             is_prompt: end with the start of an assistant turn.
-
-        Returns:
-            The text. Control tokens are spelled out.
 
         Raises:
             jinja2.TemplateError: the template refuses the conversation.

@@ -86,11 +86,7 @@ class _Step:
 
 
 class ContextTrie:
-    """All contexts of one session.
-
-    Args:
-        renderer: tells special tokens and decodes.
-    """
+    """All contexts of one session."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -100,9 +96,6 @@ class ContextTrie:
         """Find the recorded path that a rendering continues.
 
         Of several, the one with the most turns of the model wins, then the longest, then the latest.
-
-        Args:
-            text: a whole rendering.
         """
         best = _Step(self._root, 0, 0, None)
         stack = [best]
@@ -125,16 +118,7 @@ class ContextTrie:
         )
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
-        """Add what a match lacks.
-
-        Args:
-            match: of a prompt's text.
-            pieces: its `rest`, cut.
-            encoded: their ids.
-
-        Returns:
-            The node at the prompt's end.
-        """
+        """Add what a match lacks: the pieces of its `rest`, with their ids. Returns the node at the prompt's end."""
         node = match.node
         if match.cut is not None:
             node = self._child(node, *match.cut)
@@ -145,13 +129,7 @@ class ContextTrie:
         return node
 
     def add_turn(self, prompt: Node, *, ids: tuple[int, ...], turn: GeneratedTurn) -> Node:
-        """Add a generated turn behind a prompt.
-
-        Args:
-            prompt: the node at the prompt's end.
-            ids: the generated ids that later prompts contain for it.
-            turn: everything else.
-        """
+        """Add a generated turn behind a prompt; later prompts contain `ids` for it."""
         node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
         return node

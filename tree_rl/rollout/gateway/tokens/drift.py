@@ -72,7 +72,6 @@ def first_difference(
     Args:
         generated: ids that the model drew.
         again: ids of its text in the later prompt.
-        decode: text of ids.
 
     Returns:
         Index of the first differing token, and the model's text from there to where both agree again. None if all ids
@@ -89,13 +88,7 @@ def first_difference(
 def find_drifted_siblings(
     session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
 ) -> tuple[DriftedSiblings, ...]:
-    """Find branches of a session's token trie between two spellings of one text.
-
-    Args:
-        session: its id, for the result.
-        calls: in the order they were answered.
-        decode: text of ids.
-    """
+    """Find branches of a session's token trie between two spellings of one text."""
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
     if not sequences:
         return ()

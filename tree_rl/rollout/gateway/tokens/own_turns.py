@@ -19,13 +19,9 @@ class OwnTurns:
         self._sent: dict[bytes, ChatMessage] = {}
 
     def restore(self, messages: Sequence[ChatMessage]) -> tuple[tuple[ChatMessage, ...], bytes]:
-        """Put back the reasoning that the session's own turns lost on their way through the client.
+        """Put back the reasoning that own turns lost on their way through the client.
 
-        Args:
-            messages: of a request.
-
-        Returns:
-            The messages, and the key of the last one.
+        Returns the messages, and the key of the last one.
         """
         key = b""
         restored = []
@@ -40,12 +36,7 @@ class OwnTurns:
         return tuple(restored), key
 
     def add(self, key: bytes, message: ChatMessage) -> None:
-        """Add a turn.
-
-        Args:
-            key: of the message before it.
-            message: as the agent receives it.
-        """
+        """Add a turn behind the message with this key."""
         self._by_key.setdefault(key_after(key, message), []).append(message)
 
     def _own(self, key: bytes, message: ChatMessage) -> ChatMessage:
@@ -58,7 +49,6 @@ def key_after(before: bytes, message: ChatMessage) -> bytes:
 
     Args:
         before: key of the message before it, empty for the first.
-        message: the message.
     """
     content = message.content.strip() if message.role == "assistant" else message.content
     parts = [message.role, content]

@@ -43,13 +43,7 @@ class Prompt:
 
 
 class Recorder:
-    """Makes prompts and records answers.
-
-    Args:
-        session: its id.
-        renderer: of the model's tokenizer.
-        options: of the gateway.
-    """
+    """Makes prompts and records answers."""
 
     def __init__(self, session: str, *, renderer: Renderer, options: GatewayOptions) -> None:
         self.calls: list[ModelCall] = []
@@ -59,19 +53,17 @@ class Recorder:
         self._trie = ContextTrie(renderer)
         self._own = OwnTurns()
         self._pieces: dict[str, tuple[int, ...]] = {}
-        self._returned: dict[int, tuple[Node, str]] = {}
+        self._returned: dict[Node, str] = {}
+        """Turns that came back, as the prompt that first brought each one writes it."""
 
     def drift_report(self) -> DriftReport:
         """What drift there was so far."""
         siblings = find_drifted_siblings(self._session, self.calls, self._renderer.decode)
-        returned = [self._drift_of(node, written) for node, written in self._returned.values()]
+        returned = [self._drift_of(node, written) for node, written in self._returned.items()]
         return DriftReport(returned=tuple(turn for turn in returned if turn is not None), siblings=siblings)
 
     async def prompt(self, request: ChatRequest) -> Prompt:
         """Make the prompt of a request.
-
-        Args:
-            request: what is asked.
 
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
@@ -87,20 +79,12 @@ class Recorder:
             node.prompt_ids = node.path_ids()
         ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
         self._check_length(len(ids))
-        self._note_returned(match)
+        for turn, written in match.turns:
+            self._returned.setdefault(turn, written)
         return Prompt(request=request, messages=messages, key=key, text=text, ids=ids, node=node)
 
     def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
-        """Record an answer.
-
-        Args:
-            prompt: what was given.
-            answer: what was generated.
-            agent: who asked.
-
-        Returns:
-            The message for the agent.
-        """
+        """Record an answer, and return the message for the agent."""
         index = len(self.calls)
         self.calls.append(
             ModelCall(
@@ -150,12 +134,6 @@ class Recorder:
             return raw_text, end_text
         text, closing, _ = whole[len(before) :].rpartition(end_text)
         return (text, closing) if closing else (whole[len(before) :], "")
-
-    def _note_returned(self, match: Match) -> None:
-        """Remember the turns that a prompt brings back for the first time."""
-        for node, written in match.turns:
-            if node.turn is not None:
-                self._returned.setdefault(node.turn.call, (node, written))
 
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
         turn, prompt = node.turn, node.parent

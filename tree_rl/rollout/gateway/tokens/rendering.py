@@ -6,7 +6,7 @@ ids are those of the whole text, and prompts can share them.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -15,54 +15,27 @@ from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.tokens.reasoning import with_reasoning
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 PROBE = "reasoning-probe"
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used."""
-
-    is_fast: bool
-    eos_token: str
-    eos_token_id: int
-    added_tokens_decoder: Mapping[int, Any]
-    backend_tokenizer: Any
-    """Of the package tokenizers. Asked directly, it takes half the time."""
-
-    @property
-    def special_tokens_map(self) -> Mapping[str, Any]:
-        """`eos_token` and the like, by name."""
-
-    def get_chat_template(self, *, tools: Any) -> str:
-        """The template for conversations with these tools: some tokenizers have several."""
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
-        """Render messages."""
-
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> str:
-        """Turn tokens into text."""
-
-    def encode(self, text: str, **kwargs: Any) -> list[int]:
-        """Tokenize."""
 
 
 class Renderer:
     """One tokenizer and its chat template.
-
-    Args:
-        tokenizer: with a chat template.
-        template_options: passed to the template.
 
     Raises:
         ValueError: the tokenizer does not tokenize piece by piece, has no special end token or no chat template, or
             its template renders otherwise in transformers.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template_options: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", template_options: Mapping[str, Any]) -> None:
         if not tokenizer.is_fast:
             raise ValueError(
                 f"tokenizer: expected one with a tokenizer.json (fast), received {type(tokenizer).__name__}"
             )
         self._tokenizer = tokenizer
+        # The tokenizer's own `encode` takes twice the time.
         self._backend = tokenizer.backend_tokenizer
         special = {number: token for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special)
@@ -87,8 +60,6 @@ class Renderer:
         """Write a conversation as the template does.
 
         Args:
-            messages: from the start.
-            tools: offered to the model.
             is_prompt: end with the start of an assistant turn.
 
         Raises:
@@ -185,12 +156,7 @@ class Renderer:
 
 
 def template_form(message: ChatMessage, *, inline_reasoning: bool) -> dict[str, Any]:
-    """A message as chat templates read it.
-
-    Args:
-        message: in the gateway's form.
-        inline_reasoning: put reasoning into the text, for templates that have no field for it.
-    """
+    """A message as chat templates read it. Some have no field for reasoning: then it goes into the text."""
     form: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         if inline_reasoning:
