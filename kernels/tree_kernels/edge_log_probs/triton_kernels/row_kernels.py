@@ -34,6 +34,27 @@ def _capped(score: tl.tensor, softcap: tl.tensor, HAS_SOFTCAP: tl.constexpr) -> 
 
 
 @triton.jit
+def _dot(
+    a_ptr: tl.tensor,  # [C]
+    a_stride: tl.tensor,
+    b_ptr: tl.tensor,  # [C]
+    b_stride: tl.tensor,
+    channels: tl.tensor,
+    reads: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Summed in float32; 0 without reading anything where `reads` is false."""
+    product = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, channels, BLOCK):
+        channel = start + tl.arange(0, BLOCK).to(tl.int64)
+        inside = reads & (channel < channels)
+        a = tl.load(a_ptr + channel * a_stride, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + channel * b_stride, mask=inside, other=0.0).to(tl.float32)
+        product += a * b
+    return tl.sum(product, 0)
+
+
+@triton.jit
 def statistics_kernel(
     logits_ptr: tl.tensor,  # [R, V]
     row_stride: tl.tensor,
@@ -123,14 +144,8 @@ def statistics_kernel(
             # The logit again without tensor cores, which cut partial sums; also where it stands in the total.
             row_of_hidden = hidden_ptr + row * hidden_row_stride
             row_of_weight = weight_ptr + target * weight_row_stride
-            product = tl.zeros([CHANNEL_BLOCK], tl.float32)
-            for first_channel in range(0, channels, CHANNEL_BLOCK):
-                channel = first_channel + tl.arange(0, CHANNEL_BLOCK).to(tl.int64)
-                reads = inside & (channel < channels)
-                hidden = tl.load(row_of_hidden + channel * hidden_stride, mask=reads, other=0.0).to(tl.float32)
-                factor = tl.load(row_of_weight + channel * weight_stride, mask=reads, other=0.0).to(tl.float32)
-                product += hidden * factor
-            exact = tl.where(inside, tl.sum(product, 0) + bias, float("nan"))
+            exact = _dot(row_of_hidden, hidden_stride, row_of_weight, weight_stride, channels, inside, CHANNEL_BLOCK)
+            exact = tl.where(inside, exact + bias, float("nan"))
             exact = _capped(exact, softcap, HAS_SOFTCAP) * inverse_temperature - top
             log_mass = tl.log(total + (_exp(exact) - _exp(distance)))
             distance = exact

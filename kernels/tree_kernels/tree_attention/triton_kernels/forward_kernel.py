@@ -23,6 +23,56 @@ from tree_kernels.tree_attention.triton_kernels.tile import (
 LOWEST = tl.constexpr(-1.0e30)
 
 
+@triton.jit
+def _attend(
+    acc_RD: tl.tensor,
+    top_R: tl.tensor,
+    total_R: tl.tensor,
+    shrink_R: tl.tensor,
+    weight_bits_RC: tl.tensor,
+    pending_key: tl.tensor,
+    q_RD: tl.tensor,
+    query_R: tl.tensor,
+    query_depth_R: tl.tensor,
+    k_blocks: tl.tensor,
+    v_blocks: tl.tensor,
+    key_head: tl.tensor,
+    key_end_pointer: tl.tensor,
+    key_depth_pointer: tl.tensor,
+    first_key: tl.tensor,
+    scale_log2: tl.tensor,
+    cap_log2: tl.tensor,
+    window: tl.tensor,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Add the pending block to the output, and make the block at `first_key` the pending one."""
+    k_CD = load_block(k_blocks, first_key, key_head)
+    score_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)
+    v_CD = load_block(v_blocks, pending_key, key_head)
+    acc_RD = tl.dot(from_bits(weight_bits_RC, v_CD), v_CD, acc_RD * shrink_R[:, None], input_precision=PRECISION)
+    if CAPPED:
+        score_RC = tanh_of_half_log2(score_RC * scale_log2) * cap_log2
+    if MASKED:
+        visible_RC = key_block_visible(
+            query_R, query_depth_R, key_end_pointer, key_depth_pointer, first_key, window, KEYS, WINDOWED
+        )
+        score_RC = tl.where(visible_RC, score_RC, float("-inf"))
+    if CAPPED:
+        new_top_R = tl.maximum(top_R, tl.max(score_RC, 1))
+        weight_RC = tl.math.exp2(score_RC - new_top_R[:, None])
+    else:
+        # The scale is positive, so it can follow the maximum and join the subtraction in one instruction.
+        new_top_R = tl.maximum(top_R, tl.max(score_RC, 1) * scale_log2)
+        weight_RC = tl.math.exp2(score_RC * scale_log2 - new_top_R[:, None])
+    shrink_R = tl.math.exp2(top_R - new_top_R)
+    total_R = total_R * shrink_R + tl.sum(weight_RC, 1)
+    return acc_RD, new_top_R, total_R, shrink_R, to_bits(weight_RC.to(v_CD.dtype)), first_key
+
+
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "list_stride", "row_stride", "window"])
 def forward_kernel(
     q_pointer: tl.tensor,
@@ -84,32 +134,18 @@ def forward_kernel(
     shrink_R = tl.full([ROWS], 1.0, tl.float32)
     weight_bits_RC = to_bits(tl.zeros([ROWS, KEYS], q_RD.dtype))
     pending_key = tl.where(full_count > 0, tl.load(full_list), tl.load(partial_list)) * KEYS
-    for MASKED in tl.static_range(2):
-        for item in tl.range(0, partial_count if MASKED else full_count):
-            # Add the pending block to the output, and make this one the pending one.
-            first_key = tl.load((partial_list if MASKED else full_list) + item) * KEYS
-            k_CD = load_block(k_blocks, first_key, key_head)
-            score_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)
-            v_CD = load_block(v_blocks, pending_key, key_head)
-            weight_RC = from_bits(weight_bits_RC, v_CD)
-            acc_RD = tl.dot(weight_RC, v_CD, acc_RD * shrink_R[:, None], input_precision=PRECISION)
-            if CAPPED:
-                score_RC = tanh_of_half_log2(score_RC * scale_log2) * cap_log2
-            if MASKED:
-                visible_RC = key_block_visible(
-                    query_R, query_depth_R, key_end_pointer, key_depth_pointer, first_key, window, KEYS, WINDOWED
-                )
-                score_RC = tl.where(visible_RC, score_RC, float("-inf"))
-            if CAPPED:
-                new_top_R = tl.maximum(top_R, tl.max(score_RC, 1))
-                weight_RC = tl.math.exp2(score_RC - new_top_R[:, None])
-            else:
-                # The scale is positive, so it can follow the maximum and join the subtraction in one instruction.
-                new_top_R = tl.maximum(top_R, tl.max(score_RC, 1) * scale_log2)
-                weight_RC = tl.math.exp2(score_RC * scale_log2 - new_top_R[:, None])
-            shrink_R = tl.math.exp2(top_R - new_top_R)
-            total_R = total_R * shrink_R + tl.sum(weight_RC, 1)
-            top_R, weight_bits_RC, pending_key = new_top_R, to_bits(weight_RC.to(v_CD.dtype)), first_key
+    for item in tl.range(0, full_count):
+        acc_RD, top_R, total_R, shrink_R, weight_bits_RC, pending_key = _attend(
+            acc_RD, top_R, total_R, shrink_R, weight_bits_RC, pending_key, q_RD, query_R, query_depth_R, k_blocks,
+            v_blocks, key_head, key_end_pointer, key_depth_pointer, tl.load(full_list + item) * KEYS, scale_log2,
+            cap_log2, window, KEYS, False, CAPPED, WINDOWED, PRECISION,
+        )  # fmt: skip
+    for item in tl.range(0, partial_count):
+        acc_RD, top_R, total_R, shrink_R, weight_bits_RC, pending_key = _attend(
+            acc_RD, top_R, total_R, shrink_R, weight_bits_RC, pending_key, q_RD, query_R, query_depth_R, k_blocks,
+            v_blocks, key_head, key_end_pointer, key_depth_pointer, tl.load(partial_list + item) * KEYS, scale_log2,
+            cap_log2, window, KEYS, True, CAPPED, WINDOWED, PRECISION,
+        )  # fmt: skip
     v_CD = load_block(v_blocks, pending_key, key_head)
     acc_RD = tl.dot(from_bits(weight_bits_RC, v_CD), v_CD, acc_RD * shrink_R[:, None], input_precision=PRECISION)
 

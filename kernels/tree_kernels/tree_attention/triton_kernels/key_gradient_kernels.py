@@ -13,9 +13,70 @@ from tree_kernels.tree_attention.triton_kernels.tile import (
     LOG2_E,
     load_block,
     load_rows,
+    pairs_visible,
     softmax_weights,
     store_rows,
 )
+
+
+@triton.jit
+def _add_key_gradients(
+    grad_k_CD: tl.tensor,
+    grad_v_CD: tl.tensor,
+    k_CD: tl.tensor,
+    v_CD: tl.tensor,
+    key_C: tl.tensor,
+    key_end_C: tl.tensor,
+    key_depth_C: tl.tensor,
+    q_blocks: tl.tensor,
+    grad_blocks: tl.tensor,
+    lse_pointer: tl.tensor,
+    row_term_pointer: tl.tensor,
+    key_depth_pointer: tl.tensor,
+    head: tl.tensor,
+    first_token: tl.tensor,
+    past: tl.tensor,
+    num_keys: tl.tensor,
+    scale_log2: tl.tensor,
+    cap_log2: tl.tensor,
+    window: tl.tensor,
+    ROWS: tl.constexpr,
+    MASKED: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+    OF_VALUES: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Add what one block of queries of one head gives to the gradients of keys (without the scale) and values.
+
+    Queries of padding are zeros with a zero gradient and a zero row term, and so add nothing.
+    """
+    token_R = first_token + tl.arange(0, ROWS)
+    q_RD = load_block(q_blocks, first_token, head)
+    grad_RD = load_block(grad_blocks, first_token, head)
+    raw_CR = tl.dot(k_CD, tl.trans(q_RD), input_precision=PRECISION)
+    lse_log2_R = tl.load(lse_pointer + token_R) * LOG2_E
+    weight_CR, slope_CR = softmax_weights(raw_CR, lse_log2_R[None, :], scale_log2, cap_log2, CAPPED)
+    if MASKED:
+        query_R = token_R + past
+        query_depth_R = query_R
+        if WINDOWED:
+            query_depth_R = tl.load(key_depth_pointer + query_R, mask=query_R < num_keys, other=0)
+        visible_CR = pairs_visible(
+            query_R[None, :], key_C[:, None], key_end_C[:, None], query_depth_R[None, :], key_depth_C[:, None],
+            window, WINDOWED,
+        )  # fmt: skip
+        weight_CR = tl.where(visible_CR, weight_CR, 0.0)
+    if OF_VALUES:
+        grad_v_CD = tl.dot(weight_CR.to(grad_RD.dtype), grad_RD, grad_v_CD, input_precision=PRECISION)
+    if OF_KEYS:
+        grad_weight_CR = tl.dot(v_CD, tl.trans(grad_RD), input_precision=PRECISION)
+        grad_raw_CR = weight_CR * (grad_weight_CR - tl.load(row_term_pointer + token_R)[None, :])
+        if CAPPED:
+            grad_raw_CR = grad_raw_CR * slope_CR
+        grad_k_CD = tl.dot(grad_raw_CR.to(q_RD.dtype), q_RD, grad_k_CD, input_precision=PRECISION)
+    return grad_k_CD, grad_v_CD
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "list_stride", "row_stride", "num_slots", "window"])
@@ -81,6 +142,7 @@ def key_gradient_kernel(
     k_CD = load_rows(k_pointer, k_offset_C, exists_C, HEAD_SIZE, PADDED_SIZE, IN_REGISTERS)
     v_CD = load_rows(v_pointer, v_offset_C, exists_C, HEAD_SIZE, PADDED_SIZE, IN_REGISTERS)
     key_end_C = tl.load(key_end_pointer + key_C, mask=exists_C, other=0)
+    key_depth_C = key_C
     if WINDOWED:
         key_depth_C = tl.load(key_depth_pointer + key_C, mask=exists_C, other=0)
     past = num_keys - num_queries
@@ -93,35 +155,18 @@ def key_gradient_kernel(
         head = tl.program_id(1) * GROUP + member
         lse_of_head = lse_pointer + head * tl.multiple_of(row_stride, 128)
         row_term_of_head = row_term_pointer + head * tl.multiple_of(row_stride, 128)
-        for MASKED in tl.static_range(2):
-            item_from = tl.maximum(first - full_count, 0) if MASKED else first
-            item_to = stop - full_count if MASKED else tl.minimum(stop, full_count)
-            for item in tl.range(item_from, item_to):
-                # Queries of padding are zeros with a zero gradient and a zero row term, and so add nothing.
-                first_token = tl.load((partial_list if MASKED else full_list) + item) * ROWS
-                token_R = first_token + tl.arange(0, ROWS)
-                q_RD = load_block(q_blocks, first_token, head)
-                grad_RD = load_block(grad_blocks, first_token, head)
-                raw_CR = tl.dot(k_CD, tl.trans(q_RD), input_precision=PRECISION)
-                lse_log2_R = tl.load(lse_of_head + token_R) * LOG2_E
-                weight_CR, slope_CR = softmax_weights(raw_CR, lse_log2_R[None, :], scale_log2, cap_log2, CAPPED)
-                if MASKED:
-                    query_R = token_R + past
-                    query_depth_R = query_R
-                    if WINDOWED:
-                        query_depth_R = tl.load(key_depth_pointer + query_R, mask=query_R < num_keys, other=0)
-                    visible_CR = (key_C[:, None] <= query_R[None, :]) & (query_R[None, :] < key_end_C[:, None])
-                    if WINDOWED:
-                        visible_CR = visible_CR & (query_depth_R[None, :] - key_depth_C[:, None] < window)
-                    weight_CR = tl.where(visible_CR, weight_CR, 0.0)
-                if OF_VALUES:
-                    grad_v_CD = tl.dot(weight_CR.to(grad_RD.dtype), grad_RD, grad_v_CD, input_precision=PRECISION)
-                if OF_KEYS:
-                    grad_weight_CR = tl.dot(v_CD, tl.trans(grad_RD), input_precision=PRECISION)
-                    grad_raw_CR = weight_CR * (grad_weight_CR - tl.load(row_term_of_head + token_R)[None, :])
-                    if CAPPED:
-                        grad_raw_CR = grad_raw_CR * slope_CR
-                    grad_k_CD = tl.dot(grad_raw_CR.to(q_RD.dtype), q_RD, grad_k_CD, input_precision=PRECISION)
+        for item in tl.range(first, tl.minimum(stop, full_count)):
+            grad_k_CD, grad_v_CD = _add_key_gradients(
+                grad_k_CD, grad_v_CD, k_CD, v_CD, key_C, key_end_C, key_depth_C, q_blocks, grad_blocks, lse_of_head,
+                row_term_of_head, key_depth_pointer, head, tl.load(full_list + item) * ROWS, past, num_keys,
+                scale_log2, cap_log2, window, ROWS, False, OF_KEYS, OF_VALUES, CAPPED, WINDOWED, PRECISION,
+            )  # fmt: skip
+        for item in tl.range(tl.maximum(first - full_count, 0), stop - full_count):
+            grad_k_CD, grad_v_CD = _add_key_gradients(
+                grad_k_CD, grad_v_CD, k_CD, v_CD, key_C, key_end_C, key_depth_C, q_blocks, grad_blocks, lse_of_head,
+                row_term_of_head, key_depth_pointer, head, tl.load(partial_list + item) * ROWS, past, num_keys,
+                scale_log2, cap_log2, window, ROWS, True, OF_KEYS, OF_VALUES, CAPPED, WINDOWED, PRECISION,
+            )  # fmt: skip
     if slot < 0:
         grad_offset_C = key_row_C * grad_k_stride_token + key_head * HEAD_SIZE
         if OF_KEYS:

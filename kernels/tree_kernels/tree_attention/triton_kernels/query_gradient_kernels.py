@@ -54,6 +54,47 @@ def row_term_kernel(
     tl.store(row_term_pointer + head * row_stride + token_R, row_term_R)
 
 
+@triton.jit
+def _add_query_gradient(
+    grad_q_RD: tl.tensor,
+    q_RD: tl.tensor,
+    grad_RD: tl.tensor,
+    lse_log2_R: tl.tensor,
+    row_term_R: tl.tensor,
+    query_R: tl.tensor,
+    query_depth_R: tl.tensor,
+    k_blocks: tl.tensor,
+    v_blocks: tl.tensor,
+    key_head: tl.tensor,
+    key_end_pointer: tl.tensor,
+    key_depth_pointer: tl.tensor,
+    first_key: tl.tensor,
+    scale_log2: tl.tensor,
+    cap_log2: tl.tensor,
+    window: tl.tensor,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """Add what one key block gives to the gradient of the queries, without the scale."""
+    k_CD = load_block(k_blocks, first_key, key_head)
+    v_CD = load_block(v_blocks, first_key, key_head)
+    raw_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)
+    weight_RC, slope_RC = softmax_weights(raw_RC, lse_log2_R[:, None], scale_log2, cap_log2, CAPPED)
+    if MASKED:
+        visible_RC = key_block_visible(
+            query_R, query_depth_R, key_end_pointer, key_depth_pointer, first_key, window, KEYS, WINDOWED
+        )
+        weight_RC = tl.where(visible_RC, weight_RC, 0.0)
+    grad_weight_RC = tl.dot(grad_RD, tl.trans(v_CD), input_precision=PRECISION)
+    grad_raw_RC = weight_RC * (grad_weight_RC - row_term_R[:, None])
+    if CAPPED:
+        grad_raw_RC = grad_raw_RC * slope_RC
+    return tl.dot(grad_raw_RC.to(k_CD.dtype), k_CD, grad_q_RD, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "list_stride", "row_stride", "window"])
 def query_gradient_kernel(
     q_pointer: tl.tensor,
@@ -112,24 +153,19 @@ def query_gradient_kernel(
         query_depth_R = tl.load(key_depth_pointer + query_R, mask=exists_R, other=0)
 
     grad_q_RD = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
-    for MASKED in tl.static_range(2):
-        count_pointer = partial_count_pointer if MASKED else full_count_pointer
-        index_pointer = partial_index_pointer if MASKED else full_index_pointer
-        for item in tl.range(0, tl.load(count_pointer + tile)):
-            first_key = tl.load(index_pointer + tile * list_stride + item) * KEYS
-            k_CD = load_block(k_blocks, first_key, key_head)
-            v_CD = load_block(v_blocks, first_key, key_head)
-            raw_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)
-            weight_RC, slope_RC = softmax_weights(raw_RC, lse_log2_R[:, None], scale_log2, cap_log2, CAPPED)
-            if MASKED:
-                visible_RC = key_block_visible(
-                    query_R, query_depth_R, key_end_pointer, key_depth_pointer, first_key, window, KEYS, WINDOWED
-                )
-                weight_RC = tl.where(visible_RC, weight_RC, 0.0)
-            grad_weight_RC = tl.dot(grad_RD, tl.trans(v_CD), input_precision=PRECISION)
-            grad_raw_RC = weight_RC * (grad_weight_RC - row_term_R[:, None])
-            if CAPPED:
-                grad_raw_RC = grad_raw_RC * slope_RC
-            grad_q_RD = tl.dot(grad_raw_RC.to(k_CD.dtype), k_CD, grad_q_RD, input_precision=PRECISION)
+    for item in tl.range(0, tl.load(full_count_pointer + tile)):
+        first_key = tl.load(full_index_pointer + tile * list_stride + item) * KEYS
+        grad_q_RD = _add_query_gradient(
+            grad_q_RD, q_RD, grad_RD, lse_log2_R, row_term_R, query_R, query_depth_R, k_blocks, v_blocks, key_head,
+            key_end_pointer, key_depth_pointer, first_key, scale_log2, cap_log2, window, KEYS, False, CAPPED, WINDOWED,
+            PRECISION,
+        )  # fmt: skip
+    for item in tl.range(0, tl.load(partial_count_pointer + tile)):
+        first_key = tl.load(partial_index_pointer + tile * list_stride + item) * KEYS
+        grad_q_RD = _add_query_gradient(
+            grad_q_RD, q_RD, grad_RD, lse_log2_R, row_term_R, query_R, query_depth_R, k_blocks, v_blocks, key_head,
+            key_end_pointer, key_depth_pointer, first_key, scale_log2, cap_log2, window, KEYS, True, CAPPED, WINDOWED,
+            PRECISION,
+        )  # fmt: skip
     grad_q_offset_R = row_R * grad_q_stride_token + head_R * HEAD_SIZE
     store_rows(grad_q_pointer, grad_q_offset_R, grad_q_RD * scale, exists_R, HEAD_SIZE, PADDED_SIZE)

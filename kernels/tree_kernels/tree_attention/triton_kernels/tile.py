@@ -95,6 +95,23 @@ def softmax_weights(
 
 
 @triton.jit
+def pairs_visible(
+    query: tl.tensor,
+    key: tl.tensor,
+    key_end: tl.tensor,
+    query_depth: tl.tensor,
+    key_depth: tl.tensor,
+    window: tl.tensor,
+    WINDOWED: tl.constexpr,
+) -> tl.tensor:
+    """Which pairs are visible, by coordinates that broadcast against each other: [R, 1] with [1, C] or the reverse."""
+    visible = (key <= query) & (query < key_end)
+    if WINDOWED:
+        visible = visible & (query_depth - key_depth < window)
+    return visible
+
+
+@triton.jit
 def key_block_visible(
     query_R: tl.tensor,
     query_depth_R: tl.tensor,
@@ -110,11 +127,10 @@ def key_block_visible(
     key_depth_C = key_C
     if WINDOWED:
         key_depth_C = tl.load(key_depth_pointer + key_C)
-    key_end_C = tl.load(key_end_pointer + key_C)
-    visible_RC = (key_C[None, :] <= query_R[:, None]) & (query_R[:, None] < key_end_C[None, :])
-    if WINDOWED:
-        visible_RC = visible_RC & (query_depth_R[:, None] - key_depth_C[None, :] < window)
-    return visible_RC
+    return pairs_visible(
+        query_R[:, None], key_C[None, :], tl.load(key_end_pointer + key_C)[None, :], query_depth_R[:, None],
+        key_depth_C[None, :], window, WINDOWED,
+    )  # fmt: skip
 
 
 @triton.jit
