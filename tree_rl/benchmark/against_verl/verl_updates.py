@@ -26,6 +26,7 @@ from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTim
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Columns, collect_rows, print_setting
 from tree_rl.inspection.row import RowFileError
+from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
 STOCK, DENSE = "verl", "qwen3"
@@ -36,7 +37,7 @@ PRECISIONS = (torch.float32, torch.bfloat16)
 class Side:
     """One engine."""
 
-    engine: Any
+    engine: FSDPEngineWithLMHead
     """Initialised."""
     max_tokens: int | None
     """Token budget of a micro-batch; None takes the script's, or the longest row where that is more."""

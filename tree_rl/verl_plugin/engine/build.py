@@ -16,7 +16,12 @@ from tree_kernels.tree_attention import chosen_implementation, unavailable_reaso
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.options import AUTO, TreeOptions
 from tree_rl.tree.cost import ModelShape
-from tree_rl.verl_plugin.compat import PrecisionType, get_device_name, get_init_weight_context_manager
+from tree_rl.verl_plugin.compat import (
+    FSDPEngineWithLMHead,
+    PrecisionType,
+    get_device_name,
+    get_init_weight_context_manager,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +112,7 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
 
 
 @contextmanager
-def without_pinned_offload(engine: Any) -> Iterator[None]:
+def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
     """verl offloads a forward-only model to pinned host memory; a machine without CUDA has none to pin."""
     config = engine.engine_config
     if get_device_name() != "cpu" or not (config.forward_only or config.offload_policy):
