@@ -133,6 +133,18 @@ def test_a_gated_delta_net_without_exposed_functions_is_refused_by_name() -> Non
         check_model(model)
 
 
+def test_a_gated_delta_net_that_calls_other_functions_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(HYBRIDS["qwen3_5"], torch.float32)
+    mixer = type(model.model.layers[0].linear_attn)
+
+    def forward(self: Any, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
+        return hidden_states
+
+    monkeypatch.setattr(mixer, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match="Qwen3_5GatedDeltaNet, whose state is not followed along trees"):
+        check_model(model)
+
+
 def test_kimi_delta_attention_is_refused_by_name() -> None:
     class KimiDeltaAttention(torch.nn.Module):
         """Comes with the checkpoint's own code: its decay is a vector, not a number per head."""

@@ -4,6 +4,7 @@ A mixer reads a tree by having some of its attributes replaced while its decoder
 forward and in a recomputation of it; other calls run transformers' own code.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,8 @@ class RecurrentKind:
     mixers: frozenset[str]
     """classes of transformers"""
     own: tuple[str, ...] = ()
-    """attributes that a mixer must hold itself, so that they can be replaced"""
+    """functions that a mixer must hold itself and call as such, so that they can be replaced (transformers 5.17 holds
+    them, but calls others)"""
 
 
 GATED_DELTA_NET = RecurrentKind(
@@ -44,9 +46,14 @@ KINDS = (GATED_DELTA_NET, SHORT_CONVOLUTION, MAMBA_2)
 def kind_of(mixer: object) -> RecurrentKind | None:
     """The kind of a mixer that can read trees, else None."""
     for kind in KINDS:
-        if type(mixer).__name__ in kind.mixers and all(name in vars(mixer) for name in kind.own):
+        if type(mixer).__name__ in kind.mixers and all(_calls_its_own(mixer, name) for name in kind.own):
             return kind
     return None
+
+
+def _calls_its_own(mixer: Any, name: str) -> bool:
+    forward = inspect.unwrap(type(mixer).forward)
+    return name in vars(mixer) and f"self.{name}" in inspect.getsource(forward)
 
 
 def layers_of(model: nn.Module, kind: RecurrentKind) -> list[nn.Module]:
