@@ -17,6 +17,7 @@ import pytest
 from gateway_harness import CHATML, build_tokenizer, serving, trained_text
 from transformers import PreTrainedTokenizerFast
 
+from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, ReActAgent, ReActOptions
 from tree_rl.rollout.environments.swe import SweEnvironment
@@ -142,7 +143,7 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
             kind = KINDS[number % len(KINDS)]
             session = gateway.open_session()
             done = await run_task(
-                agent=ReActAgent(ReActOptions(max_retries=1, max_turns=4)),
+                agent=ReActAgent(ReActOptions(max_turns=4)),
                 environment=Environment(kind),
                 endpoint=gateway.endpoint(session),
                 task={"swe": TASK.to_row()},
@@ -168,6 +169,12 @@ def left_processes() -> list[str]:
                 continue
             found += [entry.name] if MARK.encode() in line else []
     return found
+
+
+@pytest.fixture(autouse=True)
+def few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions with faults end soon."""
+    monkeypatch.setattr(react, "MAX_RETRIES", 1)
 
 
 def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(

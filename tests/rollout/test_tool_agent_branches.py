@@ -10,6 +10,7 @@ from gateway_harness import trained_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, MAX_RESULT_CHARACTERS, ReActAgent, ReActOptions
 from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
@@ -121,7 +122,7 @@ def run(
         async with Gateway(tokenizer=tokenizer, backend=backend, options=gateway_options) as gateway:
             session = gateway.open_session()
             done = await run_task(
-                agent=ReActAgent(ReActOptions(**config["agent_options"]["options"], max_retries=0)),
+                agent=ReActAgent(ReActOptions(**config["agent_options"]["options"])),
                 environment=environment or ShellEnvironment(),
                 endpoint=gateway.endpoint(session),
                 task={"files": {"k.txt": "seven"}, "check": "grep -q seven out.txt"},
@@ -132,6 +133,12 @@ def run(
         return Played(done=done, calls=record.calls, tokenizer=tokenizer)
 
     return asyncio.run(play())
+
+
+@pytest.fixture(autouse=True)
+def few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions with faults end soon."""
+    monkeypatch.setattr(react, "MAX_RETRIES", 0)
 
 
 def test_with_reasoning_kept_a_session_is_one_row_and_the_tools_really_ran(tokenizer: PreTrainedTokenizerFast) -> None:

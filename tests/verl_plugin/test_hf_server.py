@@ -152,7 +152,7 @@ def test_a_prompt_longer_than_the_context_is_refused(model_path: str) -> None:
     ("rollout", "message"),
     [
         ({"engine_kwargs": {"hf": {"threads": 3}}}, "rollout.engine_kwargs.hf.threads: no such option"),
-        ({"engine_kwargs": {"hf": {"num_threads": 0}}}, "num_threads=0"),
+        ({"engine_kwargs": {"hf": {"kv_cache_bytes": 0}}}, "kv_cache_bytes=0"),
         ({"engine_kwargs": {"hf": {"kv_cache_bytes": 10}}}, "kv_cache_bytes=10 holds less than one sequence"),
         ({"data_parallel_size": 2}, "rollout.data_parallel_size=2"),
     ],

@@ -27,6 +27,8 @@ MAX_RESULT_CHARACTERS = 6000
 SUMMARISE = (
     "Your context is nearly full. Write down, for yourself, what you have found and done and what is left to do."
 )
+MAX_RETRIES = 4
+"""Of a request that the model server refused for the moment."""
 GO_ON = "What you have found and done so far:\n\n{summary}\n\nGo on from here."
 SUB_AGENT = "You work on one part of a larger task. Do it, then answer with your result in a few sentences."
 DELEGATE: Mapping[str, Any] = {
@@ -62,8 +64,6 @@ class ReActOptions:
     """When prompt and answer are longer, the task and the model's own summary replace the conversation. None: never."""
     think: Think = "keep"
     """`keep` leaves reasoning in the history; `strip` removes it, and needs the gateway's `reasoning=inline`."""
-    max_retries: int = 4
-    """Of a request that the model server refused for the moment."""
 
     def __post_init__(self) -> None:
         if self.think not in ("keep", "strip"):
@@ -104,7 +104,7 @@ class ReActAgent:
         async with openai.AsyncOpenAI(
             base_url=endpoint.openai_url,
             api_key=endpoint.token,
-            max_retries=self.options.max_retries,
+            max_retries=MAX_RETRIES,
             http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
         ) as client:
             talk = _Conversation(

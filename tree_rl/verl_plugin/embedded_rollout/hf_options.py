@@ -10,14 +10,12 @@ class HFRolloutOptions:
 
     kv_cache_bytes: int = 2 << 30
     """Memory for keys and values of one server; it limits how many requests run together."""
-    num_threads: int | None = None
-    """CPU threads of one server; None divides the machine's cores among its servers."""
 
     def __post_init__(self) -> None:
-        for name in ("kv_cache_bytes", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"rollout.engine_kwargs.hf.{name}={value!r}: expected a positive integer")
+        if not isinstance(self.kv_cache_bytes, int) or self.kv_cache_bytes < 1:
+            raise ValueError(
+                f"rollout.engine_kwargs.hf.kv_cache_bytes={self.kv_cache_bytes!r}: expected a positive integer"
+            )
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":

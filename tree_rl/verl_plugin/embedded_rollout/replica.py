@@ -23,7 +23,8 @@ class HFReplica(RolloutReplica):
 
     async def launch_servers(self) -> None:
         """Start the server next to its worker and wait until its model is built."""
-        options = HFRolloutOptions.from_rollout(self.config)
+        # Wrong keys are refused before a process starts.
+        HFRolloutOptions.from_rollout(self.config)
         worker = self.workers[0]
         node_id, accelerator_ids = await worker.__ray_call__.remote(_where)
         env_vars = {**dict.fromkeys(get_platform().ray_noset_envvars(), "1"), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -39,7 +40,7 @@ class HFReplica(RolloutReplica):
             self.config,
             self.model_config,
             replica_rank=self.replica_rank,
-            num_threads=options.num_threads or max(1, (os.cpu_count() or 1) // max(1, self.gpus_per_node)),
+            num_threads=max(1, (os.cpu_count() or 1) // max(1, self.gpus_per_node)),
             weights_follow=self.rollout_mode == RolloutMode.HYBRID and "dummy" in self.config.load_format,
         )
         await server.__ray_ready__.remote()
