@@ -12,10 +12,9 @@ class HFRolloutOptions:
     """Memory for keys and values of one server; it limits how many requests run together."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kv_cache_bytes, int) or self.kv_cache_bytes < 1:
-            raise ValueError(
-                f"rollout.engine_kwargs.hf.kv_cache_bytes={self.kv_cache_bytes!r}: expected a positive integer"
-            )
+        value: Any = self.kv_cache_bytes
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"rollout.engine_kwargs.hf.kv_cache_bytes={value!r}: expected a positive integer")
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
