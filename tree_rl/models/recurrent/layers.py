@@ -7,7 +7,7 @@ forward and in a recomputation of it; other calls run transformers' own code.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
@@ -52,8 +52,13 @@ def kind_of(mixer: object) -> RecurrentKind | None:
 
 
 def _calls_its_own(mixer: Any, name: str) -> bool:
-    forward = inspect.unwrap(type(mixer).forward)
-    return name in vars(mixer) and f"self.{name}" in inspect.getsource(forward)
+    return name in vars(mixer) and f"self.{name}" in _source(type(mixer).forward)
+
+
+@cache
+def _source(forward: Callable[..., Any]) -> str:
+    """Read once for all layers of a model."""
+    return inspect.getsource(inspect.unwrap(forward))
 
 
 def layers_of(model: nn.Module, kind: RecurrentKind) -> list[nn.Module]:
