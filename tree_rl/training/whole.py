@@ -15,7 +15,7 @@ from tree_kernels.host_copy import to_device
 from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
 from tree_rl.training.loss.edges import EdgePlan, plan_edges, scatter
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, EdgeOutputs, Wanted
+from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.tree.forest import Forest
 
 LateEdges = Callable[[], EdgePlan]
@@ -43,8 +43,7 @@ def tree_log_probs(
         return replace(plan().request, extras=extras)
 
     per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
-    named = zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)
-    return EdgeOutputs(**{name: scatter(value, plan().reads) for name, value in named if value is not None})
+    return EdgeOutputs.of_edges(per_edge).map(lambda value_E: scatter(value_E, plan().reads))
 
 
 def tree_values(model: nn.Module, forest: Forest, inputs: TreeInputs) -> EdgeOutputs:

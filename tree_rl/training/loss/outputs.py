@@ -3,7 +3,7 @@
 Legend: F flat tokens, E edges, T whatever a record ranges over.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -51,6 +51,11 @@ class EdgeOutputs:
     def select(self, positions_P: torch.Tensor) -> "EdgeOutputs":
         """The outputs at int64 positions [P]."""
         return self.map(lambda value: value[positions_P.to(value.device)])
+
+    @classmethod
+    def of_edges(cls, per_edge: Iterable[torch.Tensor | None]) -> "EdgeOutputs":
+        """What a head computed of edges, in the order of `tree_kernels`' `EdgeValues`."""
+        return cls(**dict(zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)))
 
     @classmethod
     def zeros(cls, names: Wanted, size: int, device: torch.device) -> "EdgeOutputs":

@@ -13,7 +13,7 @@ import torch
 from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edges import EdgePlan, request_edges, scatter
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, VALUES, EdgeOutputs, Wanted
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 
@@ -111,10 +111,8 @@ class EdgeReadout(_Slots):
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Only the tokens of the partition that wanted edges start from meet the head."""
         per_edge = edge_values(model, inputs.model_kwargs(), self._requests[partition])
-        named = zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)
-        outputs = EdgeOutputs(**{name: value for name, value in named if value is not None})
         # The sum of nothing is zero and still carries the graph, also where no edge is wanted.
-        return outputs, per_edge.log_prob[:0].sum()
+        return EdgeOutputs.of_edges(per_edge), per_edge.log_prob[:0].sum()
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """See `Readout.preset`."""
