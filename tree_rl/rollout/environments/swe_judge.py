@@ -1,4 +1,4 @@
-"""Judges a software task in a sandbox of its own: the task laid out anew, a copy of the agent's files, the task's tests.
+"""Judges a software task in a sandbox of its own: the task laid out anew, a copy of the agent's files, its tests.
 
 Nothing there was written by a live process of the agent. Files of the agent that configure or shadow the test
 framework are not taken over; the task's own stand in their place.
@@ -128,9 +128,11 @@ async def _run_cases(task: SweTask, sandbox: Sandbox) -> TestReport:
 
 
 def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
-    shown = output[-REPORT_CHARACTERS:]
     verdicts = verdicts_of(output, log_format=task.log_format)
     doubt = planted.doubt(verdicts)
+    if task.log_format == "unittest" and verdicts:
+        output = "".join(f"{' '.join(sorted(said))} {name}\n" for name, said in sorted(verdicts.items()))
+    shown = output[-REPORT_CHARACTERS:]
     if doubt:
         return judge(task, (), f"{doubt}\n{shown}")
     return judge(task, passed_tests(verdicts), shown)

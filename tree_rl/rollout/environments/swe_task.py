@@ -33,7 +33,7 @@ class SweTask:
     cases: tuple[Case, ...] = ()
     """Calls and what they must return, for `cases`; the tests' names are theirs."""
     test_command: str = ""
-    """Run at scoring, not for `cases`; `{tests}` is replaced by `test_targets`, for unittest `{runner}` by its runner."""
+    """Run at scoring, not for `cases`; `{tests}` becomes `test_targets`, and `{runner}` the program of `unittest`."""
     test_targets: tuple[str, ...] = ()
     """Modules of tests that are run, as unittest names them; for pytest files."""
     files: Mapping[str, str] = field(default_factory=dict)

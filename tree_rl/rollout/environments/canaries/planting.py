@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from tree_rl.rollout.environments.canaries.probes import probed
@@ -17,7 +18,7 @@ from tree_rl.rollout.environments.canaries.probes import probed
 Item = TypeVar("Item")
 DRAW = random.SystemRandom()
 FAILS = {"FAILED", "ERROR"}
-WORDS = ("keeps", "order", "empty", "value", "returns", "after", "with", "single", "key", "default", "two", "large")
+WORDS = ("keeps", "order", "empty", "value", "result", "after", "found", "single", "key", "default", "two", "large")
 """For names, beside those of the real tests."""
 UNSUITABLE = re.compile(r"xfail|skip|expectedFailure|incremental|dependency|flaky|repeat|timeout")
 """Marks under which a canary might not fail, or might take others with it."""
@@ -195,7 +196,7 @@ def _gaps(lines: Sequence[str], body: Sequence[ast.stmt]) -> list[int]:
     """Blank lines (from 0) between two functions or classes: a function of one line there moves no other line."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     found = []
-    for before, after in zip(body, body[1:], strict=False):
+    for before, after in pairwise(body):
         if isinstance(before, kinds) and isinstance(after, kinds):
             first = min([after.lineno, *(decorator.lineno for decorator in after.decorator_list)])
             blank = [line for line in range(before.end_lineno or first, first - 1) if not lines[line].strip()]
