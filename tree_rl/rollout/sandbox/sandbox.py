@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from tree_rl.rollout.sandbox.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.sandbox.door.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.errors import SandboxDied as SandboxDied
 from tree_rl.rollout.sandbox.errors import SandboxError as SandboxError
 from tree_rl.rollout.sandbox.jail import DOOR, LOOPBACK
-from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace, command_threads
 
 Done = TypeVar("Done")
@@ -26,7 +26,7 @@ Backend = Literal["confined", "local", "docker", "modal", "remote"]
 BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
 KEY = "sandbox"
-AGENT_PROGRAMS = Path(__file__).parent
+AGENT_PROGRAMS = Path(__file__).with_name("door")
 DOOR_PROGRAM = "model_door.py"
 
 

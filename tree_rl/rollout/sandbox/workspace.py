@@ -27,12 +27,18 @@ from tree_rl.rollout.sandbox.confined.descriptors import (
 from tree_rl.rollout.sandbox.confined.processes import kill_processes_in, kill_user
 from tree_rl.rollout.sandbox.confined.trees import copy_tree, is_larger
 from tree_rl.rollout.sandbox.confined.users import own_user
-from tree_rl.rollout.sandbox.confinement import HIDING, Limits, Means, confined_argv, strictest_means
+from tree_rl.rollout.sandbox.confinement import (
+    HIDING,
+    SEARCH_PATH,
+    Limits,
+    Means,
+    confined_argv,
+    strictest_means,
+)
 from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 
-SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 LOOK_SECONDS = 0.25
 """Time between two looks at what a session uses."""
 REFUSED = 126
