@@ -1,7 +1,6 @@
 """The native agent: reason, act, observe, over the OpenAI API. Its options say what makes a conversation branch."""
 
 import asyncio
-import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,8 @@ from openai.types.chat import ChatCompletion
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.gateway.tokens.reasoning import REASONING, THINK_START
+from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
+from tree_rl.rollout.gateway.tokens.reasoning import THINK_START, without_reasoning
 
 Think = Literal["keep", "strip"]
 ParallelTools = bool | Literal["branches"]
@@ -183,13 +183,13 @@ class ReActAgent:
         if self.options.think == "strip":
             if sent.get("reasoning_content"):
                 raise AgentError("think=strip: the gateway keeps reasoning apart; set its option reasoning=inline")
-            sent["content"] = REASONING.sub("", sent.get("content") or "")
+            sent["content"] = without_reasoning(sent.get("content") or "")
         return sent
 
     async def _execute(self, talk: _Conversation, call: Any) -> str:
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except json.JSONDecodeError:
+            arguments = decode_json(call.function.arguments or "{}")
+        except JsonError:
             arguments = None
         if not isinstance(arguments, dict):
             self._malformed += 1
@@ -232,7 +232,7 @@ def _tool_message(call: Any, result: str) -> dict[str, Any]:
 
 def _without_reasoning(content: str | None) -> str:
     """What a turn says; nothing where its reasoning never ended."""
-    said = REASONING.sub("", content or "").strip()
+    said = without_reasoning(content or "").strip()
     return "" if said.startswith(THINK_START) else said
 
 
