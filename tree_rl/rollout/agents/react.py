@@ -159,7 +159,7 @@ class ReActAgent:
             # `post` sends the body as it is; `chat.completions.create` would walk through it: a third of the call.
             answer = await talk.client.post("/chat/completions", cast_to=ChatCompletion, body=body)
         except openai.APIStatusError as error:
-            if error.code in ("context_length_exceeded", "session_exhausted"):
+            if error.code in ("context_length_exceeded", "session_exhausted", "session_over"):
                 return None
             raise AgentError(f"the model could not be asked: {error.message}") from error
         except openai.APIConnectionError as error:

@@ -7,6 +7,9 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 SHOWN = 60
+MAX_INTEGER = 2**31 - 1
+"""Of numbers that a model server stores in 32 bits."""
+MAX_STOP_TEXTS = 64
 
 
 class RequestError(ValueError):
@@ -113,6 +116,12 @@ def wrong(field: str, expected: str, received: Any) -> RequestError:
         return RequestError(f"expected {expected}, received nothing", field=field)
     shown = json.dumps(received, default=str)
     return RequestError(f"expected {expected}, received {shown[:SHOWN]}{'...' * (len(shown) > SHOWN)}", field=field)
+
+
+def check_stop_texts(field: str, texts: Sequence[Any]) -> None:
+    """Refuse stop texts that are none, empty or too many to look for."""
+    if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
+        raise wrong(field, f"a text or a list of texts, at most {MAX_STOP_TEXTS}", texts)
 
 
 def read_json(body: bytes) -> Any:
