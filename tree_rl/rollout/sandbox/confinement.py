@@ -72,6 +72,7 @@ def confined_argv(
     limits: Limits,
     means: Means,
     readable: Sequence[Path] = (),
+    info: int | None = None,
 ) -> list[str]:
     """Put the confinement in front of a command.
 
@@ -82,6 +83,7 @@ def confined_argv(
         means: `bubblewrap`, `mounts`: own file system of system programs (read-only) and `directory`, own processes
             and network; `namespaces`: own processes and network; `limits`: resource limits only.
         readable: further paths that it sees, read-only; for `mounts`, `jail.lay_out_jail` was told.
+        info: descriptor where bubblewrap tells the first process of its namespace.
 
     Returns:
         argv to execute.
@@ -98,7 +100,7 @@ def confined_argv(
     argv = [] if means == "bubblewrap" else [*DIE_WITH_PARENT, "--"]
     if means == "bubblewrap":
         # bubblewrap needs no root, and its namespace would not know another user later.
-        argv += [*as_user, *jail_argv(directory, network=limits.network, readable=readable)]
+        argv += [*as_user, *jail_argv(directory, network=limits.network, readable=readable, info=info)]
     elif means in ("mounts", "namespaces"):
         argv += ["unshare", "--pid", "--fork", "--kill-child=KILL", "--ipc", *([] if limits.network else ["--net"])]
         if user_id is None:
@@ -127,7 +129,7 @@ def command_users() -> range:
 
 
 def users_known(uid_map: str) -> range:
-    """User ids for commands: so many that two workspaces hardly share one, and with it a process limit and files.
+    """User ids for commands, so many that draws hardly ever meet.
 
     Args:
         uid_map: text of a file /proc/PID/uid_map.

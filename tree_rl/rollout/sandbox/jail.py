@@ -38,15 +38,18 @@ exec "$@"
 """
 
 
-def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = ()) -> list[str]:
+def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = (), info: int | None = None) -> list[str]:
     """bubblewrap and its arguments.
 
     Args:
         directory: shown at `PLACE`, writable.
         network: keep the machine's network.
         readable: further paths, shown where they are, read-only.
+        info: descriptor where bubblewrap tells which process is the first of its namespace.
     """
     argv = ["bwrap", "--unshare-all", "--die-with-parent", *(["--share-net"] if network else [])]
+    if info is not None:
+        argv += ["--info-fd", str(info)]
     for name in SYSTEM:
         path = Path("/", name)
         if path.is_symlink():
