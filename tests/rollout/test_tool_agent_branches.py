@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from gateway_harness import trained_text
@@ -225,6 +225,45 @@ def test_a_branch_that_says_nothing_leaves_the_result(tokenizer: PreTrainedToken
     }
     played = run(tokenizer, answers, parallel_tools="branches", max_turn_tokens=180)
     assert (played.done.outcome.answer, played.done.reward, len(played.rows)) == ("both", 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        r'{"command": "echo \ud800"}',
+        r'{"\udfff": 1}',
+        f'{{"command": {"9" * 5000}}}',
+        f'{{"command": {"[" * 3000}{"]" * 3000}}}',
+        '{"command": 1e999}',
+        '{"command": NaN}',
+    ],
+)
+def test_a_call_that_nobody_could_carry_is_answered_and_the_session_is_scored(
+    tokenizer: PreTrainedTokenizerFast, arguments: str
+) -> None:
+    first = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
+    p2 = PROMPT + first + END + f"\n<|im_start|>user\n{MALFORMED}<|im_end|>\n<|im_start|>assistant\n"
+    p3 = p2 + shell("cp k.txt out.txt") + END + observation("")
+    played = run(tokenizer, {PROMPT: first, p2: shell("cp k.txt out.txt"), p3: "done"}, max_context_tokens=20_000)
+    assert (played.done.status, played.done.reward) == ("completed", 1.0), played.done
+    assert played.done.outcome.malformed_calls == 1 and len(played.calls) == 3
+
+
+def test_a_command_that_no_shell_reads_is_answered_and_the_session_is_scored(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    class Answering(ShellEnvironment):
+        answers: ClassVar[list[str]] = []
+
+        async def call(self, call: ToolCall) -> str:
+            Answering.answers.append(await super().call(call))
+            return "answered"
+
+    first = shell(r"echo \u0000")
+    p2 = PROMPT + first + END + observation("answered")
+    played = run(tokenizer, {PROMPT: first, p2: "done"}, environment=Answering())
+    assert (played.done.status, played.done.reward) == ("completed", 0.0), played.done
+    assert Answering.answers and "[exit 126]" in Answering.answers[0]
 
 
 def test_a_malformed_call_is_answered_in_words(tokenizer: PreTrainedTokenizerFast) -> None:

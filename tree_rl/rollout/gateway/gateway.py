@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from tree_rl.rollout.gateway.backend import Backend
+from tree_rl.rollout.gateway.connections import PatientProtocol
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.server import HttpApplication
@@ -64,6 +65,7 @@ class Gateway:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._http.app(),
+            http=PatientProtocol,
             lifespan="off",
             ws="none",
             log_level="warning",
@@ -103,10 +105,18 @@ class Gateway:
             raise RuntimeError("gateway used before start(): no address yet; await gateway.start()")
         host, port = self._socket.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
-        return Endpoint(url=f"http://{address}:{port}/s/{session.id}", token=session.token, model=self._model)
+        return Endpoint(
+            url=f"http://{address}:{port}/s/{session.id}",
+            token=session.token,
+            model=self._model,
+            stop_session=session.stop,
+        )
 
     async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:
-        """Close a session and return its record. Calls that still run after `grace_s` are cancelled."""
+        """Close a session and return its record. Calls that still run after `grace_s` are cancelled.
+
+        Closing a session again returns the same record.
+        """
         record = await session.close(grace_s=grace_s)
         self._http.remove(session)
         return record
