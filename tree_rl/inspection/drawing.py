@@ -36,11 +36,8 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
     if name is not None and name not in groups:
         known = shown_names(groups)
         raise RowFileError(f"--draw-group {shown(name)}: no such group; the file has {len(groups)}: {known}")
-    chosen = (
-        name
-        if name is not None
-        else max(groups, key=lambda group: sum(len(rows[index].token_ids) for index in groups[group]))
-    )
+    tokens = {group: sum(len(rows[index].token_ids) for index in members) for group, members in groups.items()}
+    chosen = max(groups, key=tokens.__getitem__) if name is None else name
     forest = forest_of([rows[index] for index in groups[chosen]])
     if picture is Picture.SVG:
         return draw_svg(forest, title=f"Group {shown(chosen)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tree_rl.inspection.files.errors import RowFileError
 from tree_rl.inspection.files.json_text import parse_json
-from tree_rl.inspection.files.reading import read_bytes
+from tree_rl.inspection.files.reading import open_regular, read_bytes
 from tree_rl.inspection.files.shown import escaped, shown_path
 
 Columns = dict[str, Any]
@@ -49,7 +49,7 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
     }
     if path.suffix not in readers:
         # A missing file matters more than its ending.
-        read_bytes(path)
+        open_regular(path).close()
         ending = escaped(path.suffix, 20) or "no ending"
         raise RowFileError(
             f"{shown_path(path)}: expected {', '.join(readers)}, received {ending}; rename or convert it"

@@ -44,9 +44,8 @@ def mark_lists(column: Any, name: str) -> Jagged:
 
 def _read(column: Any, name: str, *, allow_bool: bool) -> Jagged:
     if isinstance(column, list):
-        rows = [
-            _from_list(value, f"row {row}, column {escaped(name, 60)}", allow_bool) for row, value in enumerate(column)
-        ]
+        label = escaped(name, 60)
+        rows = [_from_list(value, f"row {row}, column {label}", allow_bool) for row, value in enumerate(column)]
         return Jagged.from_rows(rows, dtype=np.int64)
     # pyarrow takes half a second to import; readers of JSON do without.
     import pyarrow.types as kinds
