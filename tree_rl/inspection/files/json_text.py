@@ -34,12 +34,14 @@ def parse_json(data: bytes, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_every_key_once)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON: {error}{_hint(text, error)}") from error
+        raise InputError(f"{where}: not JSON: {error}; {_remedy(text, error)}") from error
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     except ValueError as error:
         digits = sys.get_int_max_str_digits()
-        raise InputError(f"{where}: expected integers of at most {digits:,} digits, received a longer one") from error
+        raise InputError(
+            f"{where}: expected integers of at most {digits:,} digits, received a longer one; shorten it"
+        ) from error
 
 
 def _depth(data: bytes) -> int:
@@ -57,7 +59,7 @@ def _every_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _hint(text: str, error: json.JSONDecodeError) -> str:
+def _remedy(text: str, error: json.JSONDecodeError) -> str:
     if error.msg == "Extra data" and text[error.pos] in "{[":
-        return " (one object a line: name it *.jsonl)"
-    return ""
+        return "a file with one object a line is named *.jsonl"
+    return "correct that place, or write the file again"

@@ -63,7 +63,8 @@ def damage(path: Path) -> Iterator[None]:
 
 def _instead(first: bytes) -> str:
     if not first:
-        return "it is empty"
+        return "it is empty; write it again"
     if first.lstrip()[:1] in (b"{", b"["):
         return "it holds JSON; name it *.json (a list) or *.jsonl (one object a line)"
-    return f"it is {kind_of_bytes(first) or 'text'}"
+    known = kind_of_bytes(first)
+    return f"it is {known}" if known else f"it begins with {shown(first[:8])}; write it with pandas or pyarrow"

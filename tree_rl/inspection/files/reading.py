@@ -20,6 +20,7 @@ SIGNATURES = (
     (b"\xfe\xff", "UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
 )
 HEAD_BYTES = 64
+ACCESS = "check the path and its permissions"
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -33,7 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
     except FileNotFoundError as error:
         raise InputError(f"{shown_path(path)}: no such file; check the path") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown_path(path)}: expected a file that can be read: {reason(error)}") from error
+        raise InputError(f"{shown_path(path)}: expected a file that can be read: {reason(error)}; {ACCESS}") from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -47,7 +48,9 @@ def read_bytes(path: Path) -> bytes:
         try:
             return stream.read()
         except OSError as error:
-            raise InputError(f"{shown_path(path)}: expected a file that can be read: {reason(error)}") from error
+            raise InputError(
+                f"{shown_path(path)}: expected a file that can be read: {reason(error)}; {ACCESS}"
+            ) from error
 
 
 def read_text(path: Path) -> str:

@@ -20,7 +20,7 @@ from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 @contextmanager
 def readable_files(data: DictConfig) -> Iterator[None]:
-    """Check the files of verl's dataset, and name them where it fails on a damaged page. Other datasets check their own.
+    """Check the files of verl's dataset, and name them where it fails on a damaged page; others check theirs.
 
     Raises:
         InputError: no regular parquet file, no column of messages, damage.
