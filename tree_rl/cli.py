@@ -358,7 +358,7 @@ def _read(file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str |
 
 
 def _write(picture: str, target: Path) -> None:
-    if str(target) == "-":
+    if str(target) in ("-", "/dev/stdout"):
         say("\n" + picture)
         return
     write_whole(target, (picture + "\n").encode("utf-8"))

@@ -87,7 +87,8 @@ def _messages(cell: Any, number: int, column: str) -> list[dict[str, Any]]:
     if isinstance(cell, list) and cell and all(isinstance(item, dict) and "role" in item for item in cell):
         return cell
     raise RowFileError(
-        f"row {number}, column {column}: expected a list of messages with a role each, received {shown(cell)}"
+        f"row {number}, column {column}: expected a list of messages with a role each, received {shown(cell)}; correct "
+        "or drop it"
     )
 
 

@@ -79,9 +79,8 @@ class ChatTokenizer:
         try:
             self._template = ChatTemplate(source, settings)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise InputError(
-                f"--tokenizer {shown_path(folder)}: expected a chat template in Jinja: {escaped(str(error), 160)}"
-            ) from error
+            said = escaped(str(error), 160)
+            raise InputError(f"{self._name}: expected a chat template in Jinja: {said}; correct it") from error
         self._known: dict[str, Encoding] = {}
         control = sorted({token.content for token in self.vocabulary.get_added_tokens_decoder().values()})
         self.boundary = re.compile("(" + "|".join(map(re.escape, control)) + ")") if control else None

@@ -37,20 +37,27 @@ def read_model_shape(path: Path) -> ModelShape:
     try:
         config = _object(parse_json(read_bytes(file), shown_path(file)), "an object")
         # A model with a vision tower keeps the decoder's sizes apart.
-        config = _object(config.get("text_config", config), "text_config: an object")
+        if config.get("text_config") is not None:
+            config = _object(config["text_config"], "text_config: an object")
         for name in SIZES:
             size = config.get(name)
             if size is not None and not (type(size) is int and 0 <= size <= LARGEST):
-                raise InputError(f"{name}: expected a count, received {shown(size)}")
+                raise InputError(f"{name}: expected a count, received {_typed(size)}")
         kinds = config.get("layer_types")
         if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-            raise InputError(f"layer_types: expected a list of names, received {shown(kinds)}")
+            raise InputError(f"layer_types: expected a list of names, received {_typed(kinds)}")
         return ModelShape.from_config(config)
     except ValueError as error:
-        raise InputError(f"--model {shown_path(path)}: expected a config.json or its folder: {error}") from error
+        raise InputError(
+            f"--model {shown_path(path)}: expected a config.json or its folder: {error}; correct it or name another"
+        ) from error
 
 
 def _object(value: Any, expected: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise InputError(f"expected {expected}, received {shown(value)}")
+    raise InputError(f"expected {expected}, received {_typed(value)}")
+
+
+def _typed(value: Any) -> str:
+    return f"{type(value).__name__} {shown(value)}"

@@ -23,14 +23,15 @@ def say(text: str = "") -> None:
     Raises:
         InputError: standard output is full or its reader is gone.
     """
+    expected = "standard output: expected to write the whole result"
+    # What the interpreter sets where the shell closed the stream.
+    if sys.stdout is None:
+        raise InputError(f"{expected}, but it is closed; leave it open")
     try:
         typer.echo(text)
     except OSError as error:
         _drop_output()
-        raise InputError(
-            f"standard output: expected to write the whole result: {reason(error)}; write it elsewhere, or read it to "
-            "its end"
-        ) from error
+        raise InputError(f"{expected}: {reason(error)}; write it elsewhere, or read it to its end") from error
 
 
 def print_mistake(text: str) -> None:
@@ -68,10 +69,11 @@ def print_anything() -> None:
 
 def flush_output() -> None:
     """Write what is left; output that cannot take it is dropped without the interpreter's own complaint."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_output()
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
 
 
 def _drop_output() -> None:

@@ -62,7 +62,9 @@ def mark_lists(column: Any, name: str) -> Jagged:
     Raises:
         RowFileError: as `token_id_lists`, and an entry other than 0 and 1.
     """
-    kind = _Kind(column=shown(name), expected="0 and 1", remedy="store masks as int64", allow_bool=True)
+    kind = _Kind(
+        column=shown(name), expected="0 and 1", remedy="write 1 for trained tokens, 0 for others", allow_bool=True
+    )
     marks = _read(column, kind)
     wrong = (marks.values != 0) & (marks.values != 1)
     if wrong.any():

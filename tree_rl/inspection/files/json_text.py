@@ -39,9 +39,8 @@ def parse_json(data: bytes, where: str) -> Any:
         raise InputError(f"{where}: {error}") from error
     except ValueError as error:
         digits = sys.get_int_max_str_digits()
-        raise InputError(
-            f"{where}: expected integers of at most {digits:,} digits, received a longer one; shorten it"
-        ) from error
+        expected = f"integers of at most {digits:,} digits"
+        raise InputError(f"{where}: expected {expected}, received a longer one; shorten it") from error
 
 
 def _depth(data: bytes) -> int:

@@ -20,7 +20,6 @@ SIGNATURES = (
     (b"\xfe\xff", "UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
 )
 HEAD_BYTES = 64
-ACCESS = "check the path and its permissions"
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -34,7 +33,7 @@ def open_regular(path: Path) -> BinaryIO:
     except FileNotFoundError as error:
         raise InputError(f"{shown_path(path)}: no such file; check the path") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown_path(path)}: expected a file that can be read: {reason(error)}; {ACCESS}") from error
+        raise _unreadable(path, error) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -48,9 +47,7 @@ def read_bytes(path: Path) -> bytes:
         try:
             return stream.read()
         except OSError as error:
-            raise InputError(
-                f"{shown_path(path)}: expected a file that can be read: {reason(error)}; {ACCESS}"
-            ) from error
+            raise _unreadable(path, error) from error
 
 
 def read_text(path: Path) -> str:
@@ -90,3 +87,8 @@ def kind_of_file(mode: int) -> str:
 def reason(error: OSError | ValueError) -> str:
     """The system's words about a file, without the path."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+    expected = "expected a file that can be read"
+    return InputError(f"{shown_path(path)}: {expected}: {reason(error)}; check the path and its permissions")
