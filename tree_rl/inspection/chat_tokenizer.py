@@ -58,20 +58,18 @@ class ChatTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._name = f"--tokenizer {shown_path(folder)}"
         vocabulary = folder / "tokenizer.json"
         if not os.path.isfile(vocabulary):
             raise InputError(
-                f"--tokenizer {shown_path(folder)}: expected a folder with tokenizer.json; save it with a fast "
+                f"{self._name}: expected a folder with tokenizer.json; save it with a fast "
                 "tokenizer's save_pretrained, or run examples/write_qwen_tokenizer.py"
             )
         config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         config = _read_config(config_file) if os.path.isfile(config_file) else {}
         source = read_text(template_file) if os.path.isfile(template_file) else config.get("chat_template")
         if not isinstance(source, str):
-            raise InputError(
-                f"--tokenizer {shown_path(folder)}: expected a chat template in chat_template.jinja, found none"
-            )
-        self._name = f"--tokenizer {shown_path(folder)}"
+            raise InputError(f"{self._name}: expected a chat template in chat_template.jinja, found none")
         text = read_text(vocabulary)
         with _tokenizer_errors(self._name):
             self.vocabulary = Tokenizer.from_str(text)
