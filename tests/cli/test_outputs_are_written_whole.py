@@ -117,6 +117,20 @@ def test_mode_and_link_of_the_old_file_stay(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"made"
 
 
+def count_refusals(read_only: Path, closed: Path) -> int:
+    refusals = 0
+    for path in (read_only, closed / "file", closed / "folder" / "file"):
+        try:
+            write_whole(path, b"new")
+        except InputError as error:
+            refusals += "Permission denied" in str(error)
+    try:
+        make_writable_folder(closed, "--out")
+    except InputError as error:
+        refusals += "--out" in str(error)
+    return refusals
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's view")
 def test_what_another_user_may_not_write_stays(tmp_path: Path) -> None:
     read_only, closed = tmp_path / "read_only", tmp_path / "closed"
@@ -128,18 +142,12 @@ def test_what_another_user_may_not_write_stays(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     child = os.fork()
     if child == 0:
-        os.setuid(NOBODY)
         refusals = 0
-        for path in (read_only, closed / "file", closed / "folder" / "file"):
-            try:
-                write_whole(path, b"new")
-            except InputError as error:
-                refusals += "Permission denied" in str(error)
         try:
-            make_writable_folder(closed, "--out")
-        except InputError as error:
-            refusals += "--out" in str(error)
-        os._exit(refusals)
+            os.setuid(NOBODY)
+            refusals = count_refusals(read_only, closed)
+        finally:
+            os._exit(refusals)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     assert read_only.read_text() == "old" and list(closed.iterdir()) == []
 
