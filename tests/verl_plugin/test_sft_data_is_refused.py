@@ -63,11 +63,11 @@ def test_bad_token_rows_name_file_row_and_column(case: str, tmp_path: Path) -> N
     good = write(tmp_path / "good.parquet", **GOOD)
     bad = write(tmp_path / "bad.parquet", **(GOOD | columns))
     with pytest.raises(InputError, match=rf"bad\.parquet.*{complaint}"):
-        TokenRowsDataset(str(bad), None, {}).check_vocabulary(2**31)
+        TokenRowsDataset(str(bad), None, {})
     if case not in ("no rows", "nothing trained"):
         # The row is counted in its own file.
         with pytest.raises(InputError, match=rf"^\S*bad\.parquet: {complaint}"):
-            TokenRowsDataset([str(good), str(bad)], None, {}).check_vocabulary(2**31)
+            TokenRowsDataset([str(good), str(bad)], None, {})
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:

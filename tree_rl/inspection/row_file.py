@@ -35,8 +35,8 @@ def read_row_file(
     """
     file = read_columns(path, {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *GROUPS, *([group_by] if group_by else [])})
     if group_by is not None and group_by not in file.columns:
-        known = shown_names(file.names)
-        raise RowFileError(f"{shown_path(path)}: --group-by {shown(group_by)}: no such column; the file has {known}")
+        names = shown_names(file.names)
+        raise RowFileError(f"{shown_path(path)}: --group-by {shown(group_by)}: no such column; the file has {names}")
     named = group_by or next((name for name in GROUPS if name in file.columns), None)
     values = None if named is None else file.values(named)
     groups = [path.stem] * file.num_rows if values is None else [str(value) for value in values]

@@ -16,6 +16,7 @@ from tree_rl.inspection.files.shown import shown_names, shown_path
 from tree_rl.tree import Jagged
 
 IDS, MASK = "input_ids", "loss_mask"
+INT32_MAX = 2**31 - 1
 
 
 class TokenRowsDataset(Dataset):
@@ -42,8 +43,8 @@ class TokenRowsDataset(Dataset):
 
         Raises:
             InputError: a file that is no whole parquet file, lacks a column or has no rows; ids that are no integers,
-                a mask other than 0 and 1; a row that is empty, has a mask of another length or trains its first token.
-                Names file, row and column.
+                a mask other than 0 and 1, an id below 0 or beyond int32; a row that is empty, has a mask of another
+                length or trains its first token; no trained token at all. Names file, row and column.
         """
         paths = [Path(parquet_files)] if isinstance(parquet_files, str) else [Path(path) for path in parquet_files]
         self.max_length = int(config.get("max_length", 0) or 0)
@@ -76,10 +77,7 @@ class TokenRowsDataset(Dataset):
         for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
             if ids.min() < 0 or ids.max() >= vocab_size:
                 at = int(np.argmax((ids < 0) | (ids >= vocab_size)))
-                raise RowFileError(
-                    f"{shown_path(path)}: row {number}, column {IDS}: expected ids in [0, {vocab_size}), the model's "
-                    f"vocabulary, received {ids[at]} at {at}; strip padding, or name the model of these ids"
-                )
+                raise RowFileError(f"{shown_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
 
     def _read_file(self, path: Path, limit: int | None) -> pd.DataFrame:
         """Append the rows of a file, at most `limit`; returns its other columns."""
@@ -135,7 +133,7 @@ class TokenRowsDataset(Dataset):
 
 
 def _check_rows(ids: Jagged, marks: Jagged) -> None:
-    """Refuse rows without tokens, and masks of another length than their row."""
+    """Refuse rows without tokens, masks of another length than their row, and ids that no vocabulary has."""
     wrong = (ids.lengths == 0) | (ids.lengths != marks.lengths)
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -143,3 +141,15 @@ def _check_rows(ids: Jagged, marks: Jagged) -> None:
             f"row {row}: expected a {MASK} entry for each of at least one {IDS}, received {marks.lengths[row]} for "
             f"{ids.lengths[row]}; drop the row or correct it"
         )
+    outside = (ids.values < 0) | (ids.values > INT32_MAX)
+    if outside.any():
+        flat = int(np.argmax(outside))
+        row = int(np.searchsorted(ids.offsets, flat, side="right")) - 1
+        raise _outside(row, flat - int(ids.offsets[row]), ids.values[flat], INT32_MAX + 1)
+
+
+def _outside(row: int, at: int, token: int, limit: int) -> RowFileError:
+    return RowFileError(
+        f"row {row}, column {IDS}: expected ids in [0, {limit}), received {token} at {at}; strip padding, or name the "
+        "model of these ids (model.path)"
+    )
