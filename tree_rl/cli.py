@@ -16,7 +16,7 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown, shown_path
-from tree_rl.inspection.files.writing import make_writable_folder, write_whole
+from tree_rl.inspection.files.writing import require_writable_folder, write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row import Row
@@ -208,7 +208,7 @@ def precompile_kernels(
     from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile, runtime_environment
 
     with one_line_errors():
-        make_writable_folder(cache, "--cache")
+        require_writable_folder(cache, "--cache")
         try:
             compiled = precompile(
                 head_sizes=head_sizes,
@@ -258,6 +258,7 @@ def bench_update(
     First both gradients must agree with those of the rows in higher precision.
     """
     # torch and transformers: some seconds that inspect and plan do not pay.
+    from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
     from tree_rl.benchmark.gradient_gate import GateError
     from tree_rl.benchmark.options import BenchOptions, ModelChoice, Workload
@@ -288,11 +289,13 @@ def bench_update(
         if against not in ("packed", "verl"):
             raise InputError(f"--against {shown(against)}: expected packed or verl")
         if out is not None:
-            make_writable_folder(out, "--out")
+            require_writable_folder(out, "--out")
         try:
             run_against_packed(options, say) if against == "packed" else _run_against_verl(options)
         except GateError as error:
             fail(str(error), code=1)
+        except UnsupportedImplementation as error:
+            raise InputError(f"--tree-attention, --packed-attention: {error}") from error
 
 
 def _run_against_verl(options: "BenchOptions") -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tree_rl.benchmark.results import write_csv
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.writing import make_writable_folder, write_whole
+from tree_rl.inspection.files.writing import require_writable_folder, write_whole
 
 Run = Callable[..., tuple[int, str, str]]
 TREE_RL = [sys.executable, "-c", "from tree_rl.cli import main; main()"]
@@ -125,7 +125,7 @@ def count_refusals(read_only: Path, closed: Path) -> int:
         except InputError as error:
             refusals += "Permission denied" in str(error)
     try:
-        make_writable_folder(closed, "--out")
+        require_writable_folder(closed, "--out")
     except InputError as error:
         refusals += "--out" in str(error)
     return refusals
@@ -156,3 +156,19 @@ def test_folders_of_results_are_tried_before_the_work(tmp_path: Path, rows: Path
     refused(tree_rl("bench", "--model", "tiny", "--out", rows), f"--out {rows}: expected a folder that can be written")
     refused(tree_rl("precompile", "--cache", rows), f"--cache {rows}: expected a folder that can be written")
     assert rows.read_text().startswith("[")
+    new = tmp_path / "new" / "folder"
+    require_writable_folder(new, "--out")
+    assert not new.parent.exists()
+    with pytest.raises(InputError, match="File name too long"):
+        write_whole(new / ("n" * 300), b"x")
+    assert not new.parent.exists()
+
+
+def test_an_implementation_that_is_not_there_is_told(tree_rl: Run) -> None:
+    bench = ("bench", "--model", "tiny", "--num-rows", 2, "--row-tokens", 64, "--por", 0)
+    refused(tree_rl(*bench, "--tree-attention", "\x1b[31m"), "--tree-attention \\x1b[31m: expected one of auto, ")
+    refused(tree_rl(*bench, "--packed-attention", "none"), "--packed-attention none: expected one of auto, ")
+    for name in ("cudnn", "flash"):
+        refused(
+            tree_rl(*bench, "--packed-attention", name, "--dtype", "float32"), f"--packed-attention {name}: it needs"
+        )

@@ -3,6 +3,8 @@
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tree_rl.inspection.files.errors import InputError
@@ -21,35 +23,55 @@ def write_whole(path: Path, content: bytes) -> None:
         InputError: a folder, a file that may not be written, a full disk.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mode = _mode_of_writable(path)
-        if mode is None or stat.S_ISREG(mode):
-            _replace(Path(os.path.realpath(path)), content, mode)
-        elif stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-            _write_all(_open_stream(path), content)
-        else:
-            raise InputError(f"{shown_path(path)}: expected a file to write, received {kind_of_file(mode)}; {REMEDY}")
+        with _folder_made(path.parent):
+            mode = _mode_of_writable(path)
+            if mode is None or stat.S_ISREG(mode):
+                _replace(Path(os.path.realpath(path)), content, mode)
+            elif stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+                _write_all(_open_stream(path), content)
+            else:
+                received = f"received {kind_of_file(mode)}; {REMEDY}"
+                raise InputError(f"{shown_path(path)}: expected a file to write, {received}")
     except (OSError, UnicodeError) as error:
         raise InputError(
             f"{shown_path(path)}: expected a file that can be written: {reason(error)}; {REMEDY}"
         ) from error
 
 
-def make_writable_folder(path: Path, option: str) -> None:
-    """Make a folder and write into it once: results of hours must not fail on it.
+def require_writable_folder(path: Path, option: str) -> None:
+    """Write into a folder once and leave it as it was: results of hours must not fail on it.
 
     Raises:
         InputError: names the option.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = _new_name(path)
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        probe.unlink()
+        with _folder_made(path) as made:
+            probe = _new_name(path)
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            probe.unlink()
+            _remove(made)
     except OSError as error:
         raise InputError(
             f"{option} {shown_path(path)}: expected a folder that can be written: {reason(error)}; {REMEDY}"
         ) from error
+
+
+@contextmanager
+def _folder_made(path: Path) -> Iterator[list[Path]]:
+    """Make a folder and those above it; names those that are new, deepest first, and removes them on a failure."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield made
+    except BaseException:
+        _remove(made)
+        raise
+
+
+def _remove(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _mode_of_writable(target: Path) -> int | None:
