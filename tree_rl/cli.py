@@ -4,8 +4,9 @@
 """
 
 import importlib.util
+import shlex
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,21 +14,33 @@ import typer
 
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.shown import shown, shown_path
+from tree_rl.inspection.files.writing import require_writable_folder, write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.report import report_groups, total_of
-from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
+from tree_rl.inspection.terminal import (
+    fail,
+    flush_output,
+    one_line_errors,
+    print_anything,
+    print_mistake,
+    say,
+)
 from tree_rl.inspection.text import format_report, format_run_plan
 
 if TYPE_CHECKING:
     from tree_rl.benchmark.options import BenchOptions
     from tree_rl.verl_plugin.checks.doctor import Finding
 
-INPUT_ERROR = 2
-"""Exit code when the input cannot be used."""
 HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfloat16"]
 """What `precompile` compiles for by default: the Qwen3 and Llama 3 families."""
+
+CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
+"""Base of all mistakes in a command line; typer exports it under no name."""
 
 app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_args_is_help=True, add_completion=False)
 
@@ -128,13 +141,13 @@ def inspect_file(
     draw_group_named: DrawGroup = None,
 ) -> None:
     """Show trees, overlap, bounds on the speed-up and causes of branching of the rows in FILE."""
-    with _input_errors():
+    with one_line_errors():
         shape = QWEN2_5_7B if model is None else read_model_shape(model)
         rows = _read(file, tokenizer, rows_per, group_by, model)
         reports = report_groups(rows)
-        typer.echo(format_report(reports, total_of(reports), shape, at_most=groups))
-        assumed = "Qwen2.5-7B; --model names another" if model is None else str(model)
-        typer.echo(f"\nFLOP bound: flat over tree operations, attention and head included ({assumed}).")
+        say(format_report(reports, total_of(reports), shape, at_most=groups))
+        assumed = "Qwen2.5-7B; --model names another" if model is None else shown_path(model)
+        say(f"\nFLOP bound: flat over tree operations, attention and head included ({assumed}).")
         if draw is not None:
             picture = draw_group(rows, draw_group_named, draw[0], tokenizer)
             _write(picture, draw[1])
@@ -151,9 +164,9 @@ def plan_file(
     groups: Groups = 20,
 ) -> None:
     """Show how each group of rows in FILE would run: whole or in partitions, and without trees."""
-    with _input_errors():
+    with one_line_errors():
         rows = _read(file, tokenizer, rows_per, group_by, model)
-        typer.echo(format_run_plan(plan_run(rows, max_tokens), at_most=groups))
+        say(format_run_plan(plan_run(rows, max_tokens), at_most=groups))
 
 
 @app.command("doctor")
@@ -169,15 +182,16 @@ def check_installation(
     With --cluster: compare versions, code and plugin on every node of a running Ray cluster with this process.
     """
     if cluster:
-        _report(_examine_cluster(address, nodes, wait_seconds))
+        with one_line_errors():
+            _report(_examine_cluster(address, nodes, wait_seconds))
         return
     if nodes is not None or address is not None:
-        typer.echo("tree-rl doctor: --nodes and --address need --cluster", err=True)
-        raise typer.Exit(INPUT_ERROR)
+        fail("--nodes and --address need --cluster")
     # torch, verl and ray: twenty seconds that inspect and plan do not pay.
     from tree_rl.verl_plugin.checks.doctor import diagnose
 
-    _report(diagnose(start_ray=not no_ray))
+    with one_line_errors():
+        _report(diagnose(start_ray=not no_ray))
 
 
 @app.command("precompile")
@@ -193,22 +207,23 @@ def precompile_kernels(
     # torch: seconds that inspect and plan do not pay.
     from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile, runtime_environment
 
-    try:
-        compiled = precompile(
-            head_sizes=head_sizes,
-            query_heads_per_key_head=gqa,
-            dtypes=dtypes,
-            windows=(False, True) if window else (False,),
-            arch=arch,
-            cache=cache,
-            report=typer.echo,
-        )
-    except PrecompileError as error:
-        typer.echo(f"tree-rl precompile: {error}", err=True)
-        raise typer.Exit(INPUT_ERROR) from error
-    typer.echo(f"\n{compiled} kernels compiled. Set in every process that trains, with this Python and these packages:")
-    for name, value in runtime_environment(cache).items():
-        typer.echo(f"  export {name}={value}")
+    with one_line_errors():
+        require_writable_folder(cache, "--cache")
+        try:
+            compiled = precompile(
+                head_sizes=head_sizes,
+                query_heads_per_key_head=gqa,
+                dtypes=dtypes,
+                windows=(False, True) if window else (False,),
+                arch=arch,
+                cache=cache,
+                report=say,
+            )
+        except PrecompileError as error:
+            raise InputError(f"precompile: {error}") from error
+        say(f"\n{compiled} kernels compiled. Set in every process that trains, with this Python and these packages:")
+        for name, value in runtime_environment(cache).items():
+            say(f"  export {name}={shlex.quote(value)}")
 
 
 @app.command("bench")
@@ -243,10 +258,12 @@ def bench_update(
     First both gradients must agree with those of the rows in higher precision.
     """
     # torch and transformers: some seconds that inspect and plan do not pay.
+    from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
+    from tree_rl.benchmark.gradient_gate import GateError
     from tree_rl.benchmark.options import BenchOptions, ModelChoice, Workload
 
-    with _input_errors():
+    with one_line_errors():
         options = BenchOptions(
             workload=Workload(
                 pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
@@ -269,26 +286,41 @@ def bench_update(
             out=out,
             commit=commit,
         )
-        if against == "packed":
-            run_against_packed(options, typer.echo)
-        elif against == "verl":
-            _run_against_verl(options)
-        else:
-            raise RowFileError(f"--against {against}: expected packed or verl")
+        if against not in ("packed", "verl"):
+            raise InputError(f"--against {shown(against)}: expected packed or verl")
+        if out is not None:
+            require_writable_folder(out, "--out")
+        try:
+            run_against_packed(options, say) if against == "packed" else _run_against_verl(options)
+        except GateError as error:
+            fail(str(error), code=1)
+        except UnsupportedImplementation as error:
+            raise InputError(f"--tree-attention, --packed-attention: {error}") from error
 
 
 def _run_against_verl(options: "BenchOptions") -> None:
     """Import what needs verl, if it is there."""
     if importlib.util.find_spec("verl") is None:
-        raise RowFileError('--against verl: verl is not installed; pip install "verl>=0.9.1,<0.10"')
+        raise InputError('--against verl: verl is not installed; pip install "verl>=0.9.1,<0.10"')
     from tree_rl.benchmark.against_verl.verl_updates import run_against_verl
 
-    run_against_verl(options, typer.echo)
+    run_against_verl(options, say)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    print_anything()
+    try:
+        with one_line_errors():
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except (typer.Exit, CLICK_ERROR) as error:
+        if isinstance(error, CLICK_ERROR):
+            print_mistake(f"{error.format_message()} (--help tells what is expected)")
+        status = error.exit_code
+    except typer.Abort:
+        status = 1
+    flush_output()
+    sys.exit(status)
 
 
 def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float) -> Iterator["Finding"]:
@@ -304,11 +336,10 @@ def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float
     try:
         found = examine_cluster(address=address, nodes=nodes, wait_seconds=wait_seconds)
     except ClusterError as error:
-        typer.echo(f"tree-rl doctor: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(f"doctor: {error}", code=1)
     here = examine_here()
-    typer.echo(compare_nodes(found.nodes, here) + "\n")
-    typer.echo(f"dashboard  {found.dashboard}\nlogs       {found.logs} on every node\n")
+    say(compare_nodes(found.nodes, here) + "\n")
+    say(f"dashboard  {found.dashboard}\nlogs       {found.logs} on every node\n")
     return judge_cluster(found.nodes, here)
 
 
@@ -316,13 +347,12 @@ def _report(findings: Iterable["Finding"]) -> None:
     """Print findings as they come; exit code 1 if any failed."""
     failed = []
     for finding in findings:
-        typer.echo(f"{finding.subject:<26}  {finding.status:<6}  {finding.detail}")
+        say(f"{finding.subject:<26}  {finding.status:<6}  {finding.detail}")
         if finding.status == "failed":
             failed.append(finding.subject)
     if failed:
-        typer.echo(f"\n{len(failed)} failed: {', '.join(failed)}", err=True)
-        raise typer.Exit(1)
-    typer.echo("\nReady.")
+        fail(f"{len(failed)} failed: {', '.join(failed)}", code=1)
+    say("\nReady.")
 
 
 def _read(file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None) -> list[Row]:
@@ -330,20 +360,9 @@ def _read(file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str |
     return read_row_file(file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
 
 
-@contextmanager
-def _input_errors() -> Iterator[None]:
-    """Print an error of the input as one line and end with exit code 2."""
-    try:
-        yield
-    except RowFileError as error:
-        typer.echo(f"tree-rl: {error}", err=True)
-        raise typer.Exit(INPUT_ERROR) from error
-
-
 def _write(picture: str, target: Path) -> None:
-    if str(target) == "-":
-        typer.echo("\n" + picture)
+    if str(target) in ("-", "/dev/stdout"):
+        say("\n" + picture)
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(picture + "\n", encoding="utf-8")
-    typer.echo(f"Drawing written to {target}")
+    write_whole(target, (picture + "\n").encode("utf-8"))
+    say(f"Drawing written to {shown_path(target)}")

@@ -1,5 +1,6 @@
 """The figures of the paper from rows of results: speed-up against overlap, and loss curves with their deviation."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from tree_rl.inspection.files.writing import write_whole
 
 TREE_COLOUR, BOUND_COLOUR, PACKED_COLOUR, DEVIATION_COLOUR = "#1f5fa8", "#777777", "#e0a060", "#b5532a"
 
@@ -62,9 +65,10 @@ def save_figure(figure: plt.Figure, path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=130, format="png")
     plt.close(figure)
+    write_whole(path, image.getvalue())
 
 
 def _column(rows: Sequence[Mapping[str, object]], name: str) -> list[float]:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 
+from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.shown import shown
 from tree_rl.inspection.row import Row, RowFileError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -87,6 +90,11 @@ class BenchOptions:
     """Folder of CSV and PNG; None writes nothing."""
     commit: str | None
     """Commit to write beside the figures; None asks git."""
+
+    def __post_init__(self) -> None:
+        choices = ("auto", *IMPLEMENTATIONS)
+        if self.tree_attention not in choices:
+            raise InputError(f"--tree-attention {shown(self.tree_attention)}: expected one of {', '.join(choices)}")
 
     @property
     def device(self) -> torch.device:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tree_rl.inspection.files import InputError
+
 PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "nvidia-cutlass-dsl")
 
 
@@ -18,7 +20,7 @@ def provenance(*, commit: str | None = None, packages: Sequence[str] = PACKAGES)
         packages: distributions whose versions count; one that is absent is written as "".
 
     Raises:
-        ValueError: no commit given and no git checkout around.
+        InputError: no commit given and no git checkout around.
     """
     versions = {name.replace("-", "_"): _version(name) for name in packages}
     return {
@@ -42,4 +44,4 @@ def _commit() -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (subprocess.CalledProcessError, FileNotFoundError) as error:
-        raise ValueError("expected a git checkout, found none; name the commit with --commit") from error
+        raise InputError("expected a git checkout, found none; name the commit with --commit") from error

@@ -1,10 +1,13 @@
 """Result files: a CSV that grows row by row, repeated measurements as median and range."""
 
 import csv
+import io
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tree_rl.inspection.files.writing import write_whole
 
 Columns = dict[str, object]
 """A row of results by column name."""
@@ -48,15 +51,13 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Replace a file, whole, by rows that may differ in their columns; a column that a row lacks stays empty."""
     if not rows:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    new = path.with_suffix(".new")
-    with new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: _written(value) for name, value in row.items()})
-    new.replace(path)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _written(value) for name, value in row.items()})
+    write_whole(path, text.getvalue().encode("utf-8"))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

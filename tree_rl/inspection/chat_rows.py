@@ -11,10 +11,22 @@ import jinja2
 import numpy as np
 
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer, EncodedText
-from tree_rl.inspection.columns import Columns
-from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.shown import escaped, shown
+from tree_rl.inspection.row import Row
 
 CONVERSATIONS = ("messages", "traj", "conversation", "conversations")
+TOOLS = "tools"
+REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template raises for messages that it does not expect: jinja passes on the errors of its expressions."""
 
 
 class RowsPer(StrEnum):
@@ -38,23 +50,31 @@ class Conversation:
     """[M], text that the model has read when it writes each assistant message; empty for the others."""
 
 
-def read_chat_rows(columns: Columns, groups: list[str], *, tokenizer: ChatTokenizer, rows_per: RowsPer) -> list[Row]:
+def read_chat_rows(
+    column: str,
+    cells: list[Any],
+    tools: list[Any],
+    groups: list[str],
+    *,
+    tokenizer: ChatTokenizer,
+    rows_per: RowsPer,
+) -> list[Row]:
     """Rows of a file of chat messages, conversations in order.
 
     Args:
-        columns: one of `CONVERSATIONS`, and optionally `tools`.
+        column: one of `CONVERSATIONS`.
+        cells: its values, one conversation each.
+        tools: function schemas of each conversation, None for none.
         groups: group of each conversation.
         tokenizer: renders and tokenises.
         rows_per: one row per conversation, or one per assistant turn.
 
     Raises:
-        RowFileError: a cell that is not a list of messages, a message that the template refuses, a conversation
-            without an assistant turn when rows are calls.
+        RowFileError: a cell that is not a list of messages, a message that the template refuses or that is no Unicode
+            text, a conversation without an assistant turn when rows are calls.
     """
-    column = next(name for name in CONVERSATIONS if name in columns)
-    tools = columns.get("tools", [None] * len(groups))
     rows = []
-    for number, cell in enumerate(columns[column]):
+    for number, cell in enumerate(cells):
         conversation = _render(_messages(cell, number, column), tools[number], tokenizer, f"row {number}")
         for name, last, first_trained in _cuts(conversation, rows_per):
             text = tokenizer.encode(conversation.text_through[last])
@@ -67,22 +87,38 @@ def _messages(cell: Any, number: int, column: str) -> list[dict[str, Any]]:
     if isinstance(cell, list) and cell and all(isinstance(item, dict) and "role" in item for item in cell):
         return cell
     raise RowFileError(
-        f"row {number}, column {column}: expected a list of messages with a role each, received {str(cell)[:60]}"
+        f"row {number}, column {column}: expected a list of messages with a role each, received {shown(cell)}; correct "
+        "or drop it"
     )
 
 
-def _render(
-    messages: list[dict[str, Any]], tools: list[Any] | None, tokenizer: ChatTokenizer, name: str
-) -> Conversation:
+def _render(messages: list[dict[str, Any]], tools: Any, tokenizer: ChatTokenizer, name: str) -> Conversation:
     through, asking = [], []
     for count, message in enumerate(messages, start=1):
         try:
             through.append(tokenizer.render(messages[:count], tools))
             is_sampled = message["role"] == "assistant" and count > 1
             asking.append(tokenizer.render(messages[: count - 1], tools, ask=True) if is_sampled else "")
-        except jinja2.TemplateError as error:
-            raise RowFileError(f"{name}, message {count - 1}: the chat template refuses it: {error}") from error
+        except REFUSALS as error:
+            said = escaped(f"{type(error).__name__}: {error}", 160)
+            raise RowFileError(
+                f"{name}, message {count - 1}: the chat template refuses it: {said}; correct the message, or name the "
+                "tokenizer of the model that it was written for"
+            ) from error
+        if not _is_unicode(through[-1]):
+            raise RowFileError(
+                f"{name}, message {count - 1}: expected Unicode text, received a lone surrogate; drop it"
+            )
     return Conversation(name=name, text_through=through, text_asking=asking)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogates, which JSON can spell and no tokenizer reads."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _cuts(conversation: Conversation, rows_per: RowsPer) -> list[tuple[str, int, int]]:

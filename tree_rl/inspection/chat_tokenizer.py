@@ -3,18 +3,23 @@
 A conversation of n model calls repeats its messages n times, so each piece between control tokens is encoded once.
 """
 
-import json
+import os
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from tree_rl.inspection.row import RowFileError
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.json_text import parse_json
+from tree_rl.inspection.files.reading import read_bytes, read_text
+from tree_rl.inspection.files.shown import escaped, shown, shown_path
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 
 
@@ -49,23 +54,31 @@ class ChatTokenizer:
         folder: holds tokenizer.json, and the template in chat_template.jinja or tokenizer_config.json.
 
     Raises:
-        RowFileError: a file or the template is missing.
+        InputError: a file or the template is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._name = f"--tokenizer {shown_path(folder)}"
         vocabulary = folder / "tokenizer.json"
-        if not vocabulary.is_file():
-            raise RowFileError(
-                f"--tokenizer {folder}: expected a folder with tokenizer.json; save it with a fast tokenizer's "
-                "save_pretrained, or run examples/write_qwen_tokenizer.py"
+        if not os.path.isfile(vocabulary):
+            raise InputError(
+                f"{self._name}: expected a folder with tokenizer.json; save it with a fast "
+                "tokenizer's save_pretrained, or run examples/write_qwen_tokenizer.py"
             )
         config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-        source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+        config = _read_config(config_file) if os.path.isfile(config_file) else {}
+        source = read_text(template_file) if os.path.isfile(template_file) else config.get("chat_template")
         if not isinstance(source, str):
-            raise RowFileError(f"--tokenizer {folder}: expected a chat template in chat_template.jinja, found none")
-        self.vocabulary = Tokenizer.from_file(str(vocabulary))
-        self._template = ChatTemplate(source, {name: _text(config.get(name)) for name in ("bos_token", "eos_token")})
+            raise InputError(f"{self._name}: expected a chat template in chat_template.jinja, found none")
+        text = read_text(vocabulary)
+        with _tokenizer_errors(self._name):
+            self.vocabulary = Tokenizer.from_str(text)
+        settings = {name: _text(config.get(name)) for name in ("bos_token", "eos_token")}
+        try:
+            self._template = ChatTemplate(source, settings)
+        except (jinja2.TemplateError, RecursionError) as error:
+            said = escaped(str(error), 160)
+            raise InputError(f"{self._name}: expected a chat template in Jinja: {said}; correct it") from error
         self._known: dict[str, Encoding] = {}
         control = sorted({token.content for token in self.vocabulary.get_added_tokens_decoder().values()})
         self.boundary = re.compile("(" + "|".join(map(re.escape, control)) + ")") if control else None
@@ -88,9 +101,10 @@ class ChatTokenizer:
     def encode(self, text: str) -> EncodedText:
         """Tokenise a text as the vocabulary does, without adding tokens of its own."""
         pieces = [text] if self.boundary is None else [piece for piece in self.boundary.split(text) if piece]
-        for piece in pieces:
-            if piece not in self._known:
-                self._known[piece] = self.vocabulary.encode(piece, add_special_tokens=False)
+        with _tokenizer_errors(self._name):
+            for piece in pieces:
+                if piece not in self._known:
+                    self._known[piece] = self.vocabulary.encode(piece, add_special_tokens=False)
         encodings = tuple(self._known[piece] for piece in pieces)
         ids = [encoding.ids for encoding in encodings]
         return EncodedText(
@@ -108,3 +122,22 @@ class ChatTokenizer:
 def _text(token: Any) -> str:
     """A control token of tokenizer_config.json: text, or an object with the field `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    config = parse_json(read_bytes(file), shown_path(file))
+    if isinstance(config, dict):
+        return config
+    raise InputError(f"{shown_path(file)}: expected an object, received {shown(config)}; save the tokenizer again")
+
+
+@contextmanager
+def _tokenizer_errors(where: str) -> Iterator[None]:
+    """The package tokenizers raises the bare class for every mistake in its file."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        said = escaped(str(error), 160)
+        raise InputError(f"{where}: expected a tokenizer that reads text: {said}; save the tokenizer again") from error

@@ -4,8 +4,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.shown import shown, shown_names
 from tree_rl.inspection.report import forest_of, rows_by_group
-from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.row import Row
 from tree_rl.tree import draw_svg, draw_text
 
 
@@ -32,11 +34,12 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
     """
     groups = rows_by_group(row.group for row in rows)
     if name is not None and name not in groups:
-        shown = ", ".join(list(groups)[:10])
-        raise RowFileError(f"--draw-group {name}: no such group; the file has {len(groups)}: {shown}")
-    chosen = name or max(groups, key=lambda group: sum(len(rows[index].token_ids) for index in groups[group]))
+        known = shown_names(groups)
+        raise RowFileError(f"--draw-group {shown(name)}: no such group; the file has {len(groups)}: {known}")
+    tokens = {group: sum(len(rows[index].token_ids) for index in members) for group, members in groups.items()}
+    chosen = max(groups, key=tokens.__getitem__) if name is None else name
     forest = forest_of([rows[index] for index in groups[chosen]])
     if picture is Picture.SVG:
-        return draw_svg(forest, title=f"Group {chosen}")
+        return draw_svg(forest, title=f"Group {shown(chosen)}")
     decode = None if tokenizer is None else ChatTokenizer(tokenizer).decode
-    return f"Group {chosen}: " + draw_text(forest, decode=decode)
+    return f"Group {shown(chosen)}: " + draw_text(forest, decode=decode)

@@ -1,27 +1,63 @@
 """Sizes of a model from its Hugging Face config.json, for the FLOP bound."""
 
-import json
+import os
 from pathlib import Path
+from typing import Any
 
-from tree_rl.inspection.row import RowFileError
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.json_text import parse_json
+from tree_rl.inspection.files.reading import read_bytes
+from tree_rl.inspection.files.shown import shown, shown_path
 from tree_rl.tree.cost import ModelShape
 
 QWEN2_5_7B = ModelShape(hidden=3584, layers=28, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
 """What the FLOP bound assumes when no model is named."""
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts_per_tok",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+LARGEST = 2**31 - 1
 
 
 def read_model_shape(path: Path) -> ModelShape:
     """Sizes from a config.json or its folder; in a mixture of experts, those of the experts that a token visits.
 
     Raises:
-        RowFileError: no such file, or a size is missing.
+        InputError: no such file, not an object, or a size is missing or no count.
     """
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise RowFileError(f"--model {path}: expected a config.json or its folder, found none")
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config = config.get("text_config", config)
+    file = path / "config.json" if os.path.isdir(path) else path
     try:
+        config = _object(parse_json(read_bytes(file), shown_path(file)), "an object")
+        # A model with a vision tower keeps the decoder's sizes apart.
+        if config.get("text_config") is not None:
+            config = _object(config["text_config"], "text_config: an object")
+        for name in SIZES:
+            size = config.get(name)
+            if size is not None and not (type(size) is int and 0 <= size <= LARGEST):
+                raise InputError(f"{name}: expected a count, received {_typed(size)}")
+        kinds = config.get("layer_types")
+        if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+            raise InputError(f"layer_types: expected a list of names, received {_typed(kinds)}")
         return ModelShape.from_config(config)
     except ValueError as error:
-        raise RowFileError(f"--model {file}: {error}") from error
+        raise InputError(
+            f"--model {shown_path(path)}: expected a config.json or its folder: {error}; correct it or name another"
+        ) from error
+
+
+def _object(value: Any, expected: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise InputError(f"expected {expected}, received {_typed(value)}")
+
+
+def _typed(value: Any) -> str:
+    return f"{type(value).__name__} {shown(value)}"

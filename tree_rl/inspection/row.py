@@ -1,4 +1,4 @@
-"""One row of a file as a forest takes it, and the error for files without usable rows.
+"""One row of a file as a forest takes it.
 
 Legend: L tokens of the row.
 """
@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree import RowError
-
-
-class RowFileError(RowError):
-    """A file without usable rows; the message names the file, the row and the column."""
+from tree_rl.inspection.files import RowFileError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

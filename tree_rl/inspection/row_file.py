@@ -1,12 +1,15 @@
 """Rows of a file, whatever it holds: token ids or chat messages."""
 
 from pathlib import Path
+from typing import Any
 
-from tree_rl.inspection.chat_rows import CONVERSATIONS, RowsPer, read_chat_rows
+from tree_rl.inspection.chat_rows import CONVERSATIONS, TOOLS, RowsPer, read_chat_rows
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
-from tree_rl.inspection.columns import read_columns
-from tree_rl.inspection.row import Row, RowFileError, check_vocabulary
-from tree_rl.inspection.token_rows import GROUPS, has_token_ids, read_token_rows
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.columns import ColumnFile, read_columns
+from tree_rl.inspection.files.shown import shown, shown_names, shown_path
+from tree_rl.inspection.row import Row, check_vocabulary
+from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows
 
 
 def read_row_file(
@@ -28,26 +31,48 @@ def read_row_file(
         vocab_size: ids must be smaller. None takes the tokenizer's; without a tokenizer only negative ids are refused.
 
     Raises:
-        RowFileError: names the file, row or column and what was expected.
+        InputError: names the file, row or column and what was expected.
     """
-    columns = read_columns(path)
-    count = len(next(iter(columns.values())))
-    if group_by is not None and group_by not in columns:
-        raise RowFileError(f"{path}: --group-by {group_by}: no such column; the file has {', '.join(columns)}")
-    named = group_by or next((name for name in GROUPS if name in columns), None)
-    groups = [path.stem] * count if named is None else [str(value) for value in columns[named]]
+    file = read_columns(path, {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *GROUPS, *([group_by] if group_by else [])})
+    if group_by is not None and group_by not in file.columns:
+        names = shown_names(file.names)
+        raise RowFileError(f"{shown_path(path)}: --group-by {shown(group_by)}: no such column; the file has {names}")
+    named = group_by or next((name for name in GROUPS if name in file.columns), None)
+    values = None if named is None else file.values(named)
+    groups = [path.stem] * file.num_rows if values is None else [str(value) for value in values]
     chat = None if tokenizer is None else ChatTokenizer(tokenizer)
-    if has_token_ids(columns):
-        rows = read_token_rows(columns, groups)
-    elif any(name in columns for name in CONVERSATIONS):
-        if chat is None:
-            raise RowFileError(f"{path}: chat messages need --tokenizer FOLDER (examples/write_qwen_tokenizer.py)")
-        rows = read_chat_rows(columns, groups, tokenizer=chat, rows_per=rows_per)
-    else:
-        raise RowFileError(
-            f"{path}: expected a column input_ids, or prompt_ids and response_ids, or prompts and responses, or chat "
-            f"messages ({', '.join(CONVERSATIONS)}); received {', '.join(columns)}"
-        )
-    known = 2**31 - 1 if chat is None else int(chat.vocabulary.get_vocab_size(with_added_tokens=True))
-    check_vocabulary(rows, vocab_size or known)
+    try:
+        rows = _read_rows(file, groups, chat, rows_per)
+        known = 2**31 - 1 if chat is None else int(chat.vocabulary.get_vocab_size(with_added_tokens=True))
+        check_vocabulary(rows, vocab_size or known)
+        if values is not None:
+            _check_groups(values, str(named))
+    except RowFileError as error:
+        raise RowFileError(f"{shown_path(path)}: {error}") from error
     return rows
+
+
+def _read_rows(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None, rows_per: RowsPer) -> list[Row]:
+    if has_token_ids(file.columns):
+        return read_token_rows(file.columns, groups)
+    column = next((name for name in CONVERSATIONS if name in file.columns), None)
+    if column is None:
+        raise RowFileError(
+            f"expected a column input_ids, or prompt_ids and response_ids, or prompts and responses, or chat "
+            f"messages ({', '.join(CONVERSATIONS)}); received {shown_names(file.names)}"
+        )
+    if chat is None:
+        raise RowFileError("chat messages need --tokenizer FOLDER (examples/write_qwen_tokenizer.py)")
+    tools = file.values(TOOLS) if TOOLS in file.columns else [None] * file.num_rows
+    return read_chat_rows(column, file.values(column), tools, groups, tokenizer=chat, rows_per=rows_per)
+
+
+def _check_groups(values: list[Any], column: str) -> None:
+    """Refuse rows without a group: taken as one group they would share prefixes that training does not share."""
+    for number, value in enumerate(values):
+        if value is None or isinstance(value, list | dict) or value != value:
+            received = "nothing" if value is None else shown(value)
+            raise RowFileError(
+                f"row {number}, column {shown(column)}: expected the row's group, a text or a number, received "
+                f"{received}; fill it in, or name another column with --group-by"
+            )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.tree.attention_blocks import BLOCK
@@ -10,6 +11,8 @@ from tree_rl.tree.cost import ModelShape
 OVERLAP = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
 TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
 RUNS = ("group", "rows", "unique", "runs", "partitions", "utilisation", "relayed", "depth", "peak live", "solver")
+
+NAME_LENGTH = 32
 
 
 def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelShape, *, at_most: int) -> str:
@@ -75,7 +78,7 @@ def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush
 def _overlap_cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
     overlap = report.overlap
     return (
-        report.name[:32],
+        escaped(report.name, NAME_LENGTH),
         f"{overlap.paths:,}",
         f"{report.trees:,}",
         f"{overlap.unique_tokens:,}",
@@ -94,7 +97,7 @@ def _total(name: str, num_groups: int, sizes: Sequence[int], max_tokens: int) ->
 
 
 def _run_cells(group: GroupRun) -> tuple[str, ...]:
-    cells = (group.name[:32], f"{group.num_rows:,}", f"{group.unique_tokens:,}")
+    cells = (escaped(group.name, NAME_LENGTH), f"{group.num_rows:,}", f"{group.unique_tokens:,}")
     plan = group.partitions
     if plan is None:
         return (*cells, "whole", *["-"] * 6)

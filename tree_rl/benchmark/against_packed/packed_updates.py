@@ -26,6 +26,8 @@ from tree_rl.benchmark.options import MAX_TOKENS, BenchOptions
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, collect_rows, print_setting
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.shown import shown
 
 LEARNING_RATE = 1e-6
 """Learning rate of timed updates."""
@@ -41,6 +43,7 @@ def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> lis
         RowFileError: options or data that cannot be used.
     """
     device, max_tokens = options.device, options.max_tokens or MAX_TOKENS
+    _check_packed_attention(options)
     about = _setting(options) | provenance(commit=options.commit)
     print_setting(about, say)
     model = build_model(
@@ -114,6 +117,18 @@ def _curves(options: BenchOptions, model: Any, planners: Mapping[str, Planner]) 
     count = CURVE_BATCHES if options.workload.recording is None else options.steps
     batches = options.batches(options.workload.pors[0], count=count)
     return deviation_curves(model, batches, planners, steps=options.steps, lr=options.learning_rate)
+
+
+def _check_packed_attention(options: BenchOptions) -> None:
+    """Before a model is built, which would fail on it without naming the option."""
+    asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
+    if asked not in choices:
+        raise InputError(f"--packed-attention {shown(asked)}: expected one of {', '.join(choices)}")
+    head_size = options.model.size.shape.head_dim
+    if asked != "auto" and (
+        reason := packed_attention.unavailable_reason(asked, options.device, options.dtype, head_size)
+    ):
+        raise InputError(f"--packed-attention {asked}: {reason}; name another, or auto")
 
 
 def _setting(options: BenchOptions) -> Columns:

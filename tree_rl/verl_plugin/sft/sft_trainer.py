@@ -5,12 +5,12 @@ The loss is verl's `sft_loss`.
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import hydra
-import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
@@ -19,6 +19,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
 
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.shown import escaped
+from tree_rl.inspection.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.compat import (
     SFTTrainer,
     destroy_global_process_group,
@@ -28,8 +31,8 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
+from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
-from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
@@ -66,12 +69,22 @@ class TreeSFTTrainer(SFTTrainer):
         self.training_client.set_loss_fn(loss_fn=self.loss_fn)
         self.engine = self.training_client.engine
 
+    def _build_dataset(self) -> None:
+        """Before the engine: a mistake in the data takes no GPU."""
+        data = self.config.data
+        with readable_files(data):
+            super()._build_dataset()
+        vocab_size = self.model_config.hf_config.get_text_config().vocab_size
+        for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
+            if dataset is not None:
+                check_rows(dataset, data, key=key, vocab_size=vocab_size)
+        self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
+
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
-        group_of_row = group_rows(self.train_dataset, self.config.data.get("group_key", None))
-        if group_of_row is not None:
+        if self.group_of_row is not None:
             self.train_sampler = ConversationSampler(
-                group_of_row,
+                self.group_of_row,
                 batch_rows=self.train_batch_size_per_dp,
                 num_replicas=self.engine.get_data_parallel_size(),
                 rank=self.engine.get_data_parallel_rank(),
@@ -92,22 +105,6 @@ class TreeSFTTrainer(SFTTrainer):
             num_workers=self.config.data.num_workers,
             drop_last=True,
         )
-
-
-def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
-    """Conversation of every row of an SFT dataset, int64 [rows]; None without a column and without token ids.
-
-    The column `group_key` of the dataset's `dataframe` names the conversation; a ValueError says that it is missing.
-    """
-    if group_key is not None:
-        table = getattr(dataset, "dataframe", None)
-        if table is None or group_key not in table.columns:
-            known = [] if table is None else list(table.columns)
-            raise ValueError(f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}")
-        return np.unique(np.asarray(table[group_key]).astype(str), return_inverse=True)[1]
-    if isinstance(dataset, TokenRowsDataset):
-        return conversations_of_rows([ids for ids, _ in dataset.rows])
-    return None
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
@@ -134,5 +131,10 @@ def main(config: DictConfig) -> None:
     join_as_only_rank()
     config.trainer.device = get_device_name()
     initialize_global_process_group()
-    TreeSFTTrainer(config=config).fit()
+    try:
+        trainer = TreeSFTTrainer(config=config)
+    except InputError as error:
+        print(f"tree SFT: {escaped(str(error))}", file=sys.stderr)
+        sys.exit(INPUT_ERROR)
+    trainer.fit()
     destroy_global_process_group()

@@ -1,12 +1,22 @@
 """An SFT dataset of rows of token ids: parquet columns `input_ids` and `loss_mask`."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch.utils.data import Dataset
+
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
+from tree_rl.inspection.files.parquet import damage, read_parquet
+from tree_rl.inspection.files.shown import shown_names, shown_path
+from tree_rl.tree import Jagged
+
+IDS, MASK = "input_ids", "loss_mask"
+INT32_MAX = 2**31 - 1
 
 
 class TokenRowsDataset(Dataset):
@@ -32,42 +42,81 @@ class TokenRowsDataset(Dataset):
             max_samples: rows to keep from the start; -1 keeps all.
 
         Raises:
-            ValueError: a row is empty, has a mask of another length or trains its first token; names row and column.
+            InputError: a file that is no whole parquet file, lacks a column or has no rows; ids that are no integers,
+                a mask other than 0 and 1, an id below 0 or beyond int32; a row that is empty, has a mask of another
+                length or trains its first token; no trained token at all. Names file, row and column.
         """
-        paths = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
-        table = pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
-        self.dataframe = table if max_samples < 0 else table.head(max_samples)
-        missing = {"input_ids", "loss_mask"} - set(self.dataframe.columns)
-        if missing:
-            raise ValueError(f"{paths}: expected columns input_ids and loss_mask, missing {sorted(missing)}")
+        paths = [Path(parquet_files)] if isinstance(parquet_files, str) else [Path(path) for path in parquet_files]
         self.max_length = int(config.get("max_length", 0) or 0)
         self.truncation = str(config.get("truncation", "error"))
-        self.rows = [
-            self._read(index, np.asarray(ids), np.asarray(mask))
-            for index, (ids, mask) in enumerate(
-                zip(self.dataframe["input_ids"], self.dataframe["loss_mask"], strict=True)
-            )
-        ]
+        self.rows: list[tuple[np.ndarray, np.ndarray]] = []
+        """int64 [L], token ids and mask of each row."""
+        self.row_places: list[tuple[Path, int]] = []
+        """File of each row, and its number there."""
+        tables = []
+        for path in paths:
+            left = max_samples - len(self.rows) if max_samples >= 0 else None
+            if left == 0:
+                break
+            tables.append(self._read_file(path, left))
+        if not self.rows:
+            names = ", ".join(map(shown_path, paths)) or "no file"
+            raise RowFileError(f"{names}: expected at least one row, received none; name a file with rows")
+        if not any(mask.any() for _, mask in self.rows):
+            names = ", ".join(map(shown_path, paths))
+            raise RowFileError(f"{names}: expected a row with a {MASK} of 1, received zeros alone; nothing would train")
+        self.dataframe = pd.concat(tables, ignore_index=True)
+        """The other columns, one of which may name the conversation."""
 
-    def _read(self, index: int, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if ids.size == 0 or ids.shape != mask.shape:
-            raise ValueError(
-                f"row {index}: expected a loss_mask entry for each of at least one input_ids, received "
-                f"{mask.size} for {ids.size}"
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse ids that the model cannot embed.
+
+        Raises:
+            RowFileError: an id outside [0, vocab_size); names file, row and id.
+        """
+        for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
+            if ids.min() < 0 or ids.max() >= vocab_size:
+                at = int(np.argmax((ids < 0) | (ids >= vocab_size)))
+                raise RowFileError(f"{shown_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
+
+    def _read_file(self, path: Path, limit: int | None) -> pd.DataFrame:
+        """Append the rows of a file, at most `limit`; returns its other columns."""
+        table, names = read_parquet(path)
+        missing = [name for name in (IDS, MASK) if name not in names]
+        if missing:
+            raise RowFileError(
+                f"{shown_path(path)}: expected columns {IDS} and {MASK}, missing {missing}; it has {shown_names(names)}"
             )
+        table = table.slice(0, limit)
+        try:
+            ids = token_id_lists(table.column(IDS), IDS)
+            marks = mark_lists(table.column(MASK), MASK)
+            _check_rows(ids, marks)
+            self.rows += [
+                self._cut(number, *row)
+                for number, row in enumerate(zip(ids, marks.with_values(marks.values.astype(np.int64)), strict=True))
+            ]
+        except RowFileError as error:
+            raise RowFileError(f"{shown_path(path)}: {error}") from error
+        self.row_places += [(path, number) for number in range(table.num_rows)]
+        with damage(path):
+            return table.drop_columns([IDS, MASK]).to_pandas()
+
+    def _cut(self, number: int, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A row of at most `max_length` tokens."""
         if self.max_length and len(ids) > self.max_length:
-            if self.truncation == "error":
-                raise ValueError(
-                    f"row {index}: {len(ids)} tokens exceed data.max_length={self.max_length}; raise it or set "
+            if self.truncation not in ("left", "right"):
+                raise RowFileError(
+                    f"row {number}: {len(ids)} tokens exceed data.max_length={self.max_length}; raise it or set "
                     "data.truncation to left or right"
                 )
             kept = slice(-self.max_length, None) if self.truncation == "left" else slice(self.max_length)
-            ids, mask = ids[kept], mask[kept].copy()
+            ids, mask = ids[kept], mask[kept]
             # The first kept token has no predecessor that could predict it.
             mask[0] = 0
         if mask[0]:
-            raise ValueError(f"row {index}: loss_mask trains its first token, which nothing predicts; set it to 0")
-        return ids.astype(np.int64), mask.astype(np.int64)
+            raise RowFileError(f"row {number}: {MASK} trains its first token, which nothing predicts; set it to 0")
+        return ids, mask
 
     def __len__(self) -> int:
         """Rows."""
@@ -77,7 +126,30 @@ class TokenRowsDataset(Dataset):
         """One row as verl's collator wants it: input_ids, position_ids, loss_mask, all int64 [L]."""
         ids, mask = self.rows[index]
         return {
-            "input_ids": torch.from_numpy(ids),
+            IDS: torch.from_numpy(ids),
             "position_ids": torch.arange(len(ids)),
-            "loss_mask": torch.from_numpy(mask),
+            MASK: torch.from_numpy(mask),
         }
+
+
+def _check_rows(ids: Jagged, marks: Jagged) -> None:
+    """Refuse rows without tokens, masks of another length than their row, and ids that no vocabulary has."""
+    wrong = (ids.lengths == 0) | (ids.lengths != marks.lengths)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise RowFileError(
+            f"row {row}: expected a {MASK} entry for each of at least one {IDS}, received {marks.lengths[row]} for "
+            f"{ids.lengths[row]}; drop the row or correct it"
+        )
+    outside = (ids.values < 0) | (ids.values > INT32_MAX)
+    if outside.any():
+        flat = int(np.argmax(outside))
+        row = int(np.searchsorted(ids.offsets, flat, side="right")) - 1
+        raise _outside(row, flat - int(ids.offsets[row]), ids.values[flat], INT32_MAX + 1)
+
+
+def _outside(row: int, at: int, token: int, limit: int) -> RowFileError:
+    return RowFileError(
+        f"row {row}, column {IDS}: expected ids in [0, {limit}), received {token} at {at}; strip padding, or name the "
+        "model of these ids (model.path)"
+    )

@@ -1,0 +1,120 @@
+"""Whatever a file holds: rows, or an error that is a line; never another exception."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.report import report_groups, total_of
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.run_plan import plan_run
+from tree_rl.inspection.text import format_report, format_run_plan
+from tree_rl.tree import ModelShape, RowError
+
+NUMBERS = st.one_of(
+    st.integers(-5, 50),
+    st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, 10**60, 0.5, 1.0, float("nan"), 1e308]),
+    st.booleans(),
+    st.none(),
+)
+ANYTHING = st.recursive(
+    st.one_of(NUMBERS, st.text(st.characters(codec=None), max_size=6)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=8,
+)
+IDS = st.one_of(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(NUMBERS, max_size=4), ANYTHING)
+NAMES = st.sampled_from(
+    ["input_ids", "prompt_ids", "response_ids", "prompts", "responses", "response_mask", "loss_mask", "uid", "group"]
+)
+RECORDS = st.one_of(
+    st.lists(st.dictionaries(NAMES, IDS, max_size=5), max_size=5),
+    st.lists(st.fixed_dictionaries({"input_ids": IDS, "uid": ANYTHING}), max_size=5),
+    st.lists(ANYTHING, max_size=3),
+)
+SHAPE = ModelShape(hidden=8, layers=1, intermediate=8, heads=2, kv_heads=2, head_dim=4, vocab=16)
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def read_and_show(path: Path) -> list[Row] | None:
+    """The rows that a file holds, reported and planned; None where it is refused."""
+    try:
+        rows = read_row_file(path)
+    except (InputError, RowError) as error:
+        assert str(error)
+        return None
+    assert all(row.token_ids.dtype == np.int64 for row in rows)
+    reports = report_groups(rows)
+    for text in (
+        format_report(reports, total_of(reports), SHAPE, at_most=9),
+        format_run_plan(plan_run(rows, 64), at_most=9),
+    ):
+        assert all(character.isprintable() or character == "\n" for character in text)
+    return rows
+
+
+@QUICK
+@given(records=RECORDS)
+def test_json_rows(records: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(records))
+    whole = read_and_show(path)
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("\n".join(map(json.dumps, records)))
+    by_line = read_and_show(lines)
+    assert (whole is None) == (by_line is None)
+    if whole is not None and by_line is not None:
+        # What passes is what stands there: nothing was rounded.
+        assert [row.token_ids.tolist() for row in whole] == [row.token_ids.tolist() for row in by_line]
+        if all("input_ids" in record for record in records) and not any(
+            "prompts" in r or "prompt_ids" in r for r in records
+        ):
+            assert [row.token_ids.tolist() for row in whole] == [record["input_ids"] for record in records]
+
+
+@QUICK
+@given(text=st.text(st.sampled_from('[]{}",:\\ \n0123456789.eE+-truefalsnINy\ufeff\x00\x1b'), max_size=60))
+def test_json_text(text: str, tmp_path: Path) -> None:
+    for name in ("rows.json", "rows.jsonl"):
+        (tmp_path / name).write_bytes(text.encode())
+        read_and_show(tmp_path / name)
+
+
+@QUICK
+@given(data=st.binary(max_size=60))
+def test_bytes(data: bytes, tmp_path: Path) -> None:
+    for name in ("rows.json", "rows.jsonl", "rows.parquet"):
+        (tmp_path / name).write_bytes(data)
+        read_and_show(tmp_path / name)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_damaged_parquet(compression: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(0, 1000, draw.integers(1, 20)).tolist() for _ in range(60)]
+    table = pyarrow.table({"input_ids": ids, "loss_mask": [[1] * len(row) for row in ids], "uid": list("ab") * 30})
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(table, stream, compression=compression, write_page_checksum=True)
+    good, path = stream.getvalue(), tmp_path / "rows.parquet"
+    path.write_bytes(good)
+    assert len(read_and_show(path) or []) == 60
+    refused = 0
+    for _ in range(150):
+        data = bytearray(good)
+        # Pages of 60 rows and the footer are of about equal size.
+        for at in draw.integers(4, len(data), draw.integers(1, 4)):
+            data[at] = draw.integers(0, 256)
+        path.write_bytes(data[: draw.integers(1, len(data))] if draw.random() < 0.2 else data)
+        rows = read_and_show(path)
+        refused += rows is None
+        # With checksums a page that is read is the page that was written.
+        assert rows is None or {tuple(row.token_ids.tolist()) for row in rows} <= set(map(tuple, ids))
+    assert refused > 75

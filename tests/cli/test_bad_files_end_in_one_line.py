@@ -1,0 +1,273 @@
+"""What a user gives and no command can use ends with exit code 2 and one line: what was expected, what came."""
+
+import decimal
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+GOOD = '[{"input_ids": [1, 2, 3], "uid": "a"}]'
+ACCENT = '[{"input_ids": [1], "uid": "é"}]'
+NESTED = '[{"input_ids": ' + "[" * 10_000 + "]" * 10_000 + "}]"
+
+
+def parquet(**columns: Any) -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), stream)
+    return stream.getvalue()
+
+
+def damaged(where: int) -> bytes:
+    """A parquet file whose page header lies."""
+    data = bytearray(parquet(input_ids=[[1, 2]] * 100))
+    data[where : where + 16] = bytes(16)
+    return bytes(data)
+
+
+def two_columns_of_one_name() -> bytes:
+    stream = io.BytesIO()
+    table = pyarrow.Table.from_arrays([pyarrow.array([[1]])] * 2, names=["input_ids"] * 2)
+    pyarrow.parquet.write_table(table, stream)
+    return stream.getvalue()
+
+
+def zipped() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("rows.json", GOOD)
+    return stream.getvalue()
+
+
+PARQUET = parquet(input_ids=[[1, 2]])
+UNSIGNED = pyarrow.array([[1], [2**64 - 1]], pyarrow.list_(pyarrow.uint64()))
+
+FILES: dict[str, tuple[str, bytes | str, str]] = {
+    "utf-16": ("r.json", ACCENT.encode("utf-16"), "expected text in UTF-8, received UTF-16"),
+    "utf-16 without a mark": ("r.json", GOOD.encode("utf-16-le"), "expected text in UTF-8, received binary data or"),
+    "utf-32": ("r.jsonl", GOOD.encode("utf-32"), "line 1: expected text in UTF-8"),
+    "latin-1": ("r.json", ACCENT.encode("latin-1"), "expected text in UTF-8, received byte 0xe9 at 28"),
+    "byte order mark": ("r.json", b"\xef\xbb\xbf" + GOOD.encode(), "received UTF-8 with a byte order mark"),
+    "parquet named json": ("r.json", PARQUET, "received a parquet file; name it *.parquet"),
+    "json named parquet": ("r.parquet", GOOD, "not a parquet file: it holds JSON; name it *.json"),
+    "list named jsonl": ("r.jsonl", GOOD, "row 0: expected an object, received list"),
+    "lines named json": ("r.json", '{"a": 1}\n{"a": 2}', "one object a line is named *.jsonl"),
+    "cut gzip": ("r.json", gzip.compress(GOOD.encode())[:20], "received a gzip file; unpack it"),
+    "gzip named parquet": ("r.parquet", gzip.compress(PARQUET), "it is a gzip file"),
+    "cut zip": ("r.json", zipped()[:40], "received a zip archive"),
+    "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, received .gz"),
+    "empty json": ("r.json", b"", "expected at least one row"),
+    "empty jsonl": ("r.jsonl", b"\n\n", "expected at least one row"),
+    "empty parquet": ("r.parquet", b"", "not a parquet file: it is empty"),
+    "garbage": ("r.json", bytes(range(128, 256)), "expected text in UTF-8, received byte 0x80"),
+    "garbage with zeros": ("r.jsonl", bytes(range(256)), "expected text in UTF-8, received binary data"),
+    "garbage named parquet": ("r.parquet", b"\x1b[31m" * 100, "not a parquet file: it begins with"),
+    "footer cut off": ("r.parquet", PARQUET[:-20], "expected a whole parquet file"),
+    "footer overwritten": ("r.parquet", PARQUET[:-30] + b"\xff" * 22 + PARQUET[-8:], "expected a whole parquet file"),
+    "page overwritten": ("r.parquet", damaged(4), "expected a whole parquet file"),
+    "10,000 lists deep": ("r.json", NESTED, "at most 100 deep"),
+    "10,000 objects deep": ("r.jsonl", '{"a":' * 10_000 + "1" + "}" * 10_000, "line 1: expected lists and objects"),
+    "brackets never closed": ("r.json", "[" * 1_000_000, "at most 100 deep"),
+    "quotes never closed": ("r.json", '["' + '\\"' * 200_000, "not JSON: Unterminated string"),
+    "5,000 digits": ("r.json", '[{"input_ids": [' + "1" * 5000 + "]}]", "expected integers of at most 4,300 digits"),
+    "4,000 digits": (
+        "r.json",
+        '[{"input_ids": [' + "1" * 4000 + "]}]",
+        "received an integer of about 3999 digits at 0",
+    ),
+    "nan id": (
+        "r.json",
+        '[{"input_ids": [1, NaN]}]',
+        "column input_ids: expected a list of integers, received nan at 1",
+    ),
+    "infinite id": ("r.json", '[{"input_ids": [1e999]}]', "expected a list of integers, received inf at 0"),
+    "key twice": ("r.json", '[{"input_ids": [1], "input_ids": [2]}]', "received input_ids twice"),
+    "column twice": ("r.parquet", two_columns_of_one_name(), "received input_ids twice"),
+    "ragged": ("r.json", '[{"input_ids": [1, [2]]}]', "row 0, column input_ids: expected a list of integers"),
+    "nested": ("r.parquet", parquet(input_ids=[[[1]]]), "row 0, column input_ids: expected a list of integers"),
+    "float": ("r.json", '[{"input_ids": [1.9]}]', "received 1.9 at 0"),
+    "float column": ("r.parquet", parquet(input_ids=[[1.0], [2.0, 1.9]]), "row 1, column input_ids"),
+    "whole floats": ("r.parquet", parquet(input_ids=[[1.0]]), "drop the nulls and store it as int64"),
+    "null": ("r.parquet", parquet(input_ids=[[1], [2, None]]), "row 1, column input_ids: expected a list of integers"),
+    "null row": ("r.parquet", parquet(input_ids=[[1], None]), "row 1, column input_ids: expected a list of integers"),
+    "boolean": ("r.json", '[{"input_ids": [1, true]}]', "received True at 1"),
+    "booleans": ("r.parquet", parquet(input_ids=[[True]]), "received True at 0"),
+    "decimal": ("r.parquet", parquet(input_ids=[[decimal.Decimal(1)]]), "received Decimal('1') at 0"),
+    "negative": ("r.json", '[{"input_ids": [-1]}]', "token 0 is -1"),
+    "beyond int64": ("r.json", '[{"input_ids": [9223372036854775808]}]', "received 9223372036854775808 at 0"),
+    "beyond int64 unsigned": ("r.parquet", parquet(input_ids=UNSIGNED), "row 1, column input_ids"),
+    "beyond int32": ("r.json", '[{"input_ids": [4294967296]}]', "token 0 is 4294967296"),
+    "mask of 7": ("r.json", '[{"input_ids": [1], "loss_mask": [7]}]', "expected a list of 0 and 1, received 7 at 0"),
+    "mask of a half": ("r.json", '[{"input_ids": [1], "loss_mask": [0.5]}]', "received 0.5 at 0"),
+    "mask of nan": ("r.parquet", parquet(input_ids=[[1]], loss_mask=[[float("nan")]]), "received nan at 0"),
+    "no group": ("r.json", '[{"input_ids": [1], "uid": null}]', "row 0, column uid: expected the row's group"),
+    "group of lists": ("r.json", '[{"input_ids": [1], "uid": [1]}]', "row 0, column uid: expected the row's group"),
+    "names that move the cursor": ("r.json", '[{"\\u001b[2J": 1}]', "received \\x1b[2J"),
+    "a name of 100,000": ("r.json", json.dumps([{"c" * 100_000: 1}]), "received ccc"),
+    "message of a surrogate": ("r.json", '[{"messages": 5}]', "--tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_bad_file_ends_every_command_in_one_line(case: str, tmp_path: Path, tree_rl: Run) -> None:
+    name, content, message = FILES[case]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    drawing = tmp_path / "drawing.svg"
+    for command in (("inspect", "--draw", "svg", drawing), ("plan", "--max-tokens", "8")):
+        check(tree_rl(*command, path), message)
+        assert [found.name for found in tmp_path.iterdir()] == [name]
+
+
+def check(result: tuple[int, str, str], message: str) -> None:
+    """Exit code 2, nothing on standard output, one short printable line on standard error."""
+    code, out, err = result
+    assert (code, out) == (2, ""), result
+    assert message in err
+    assert err.endswith("\n") and err[:-1].isprintable(), err
+    assert len(err) < 700
+
+
+def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, qwen_tokenizer: Path, tree_rl: Run) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(ACCENT.encode("utf-16"))
+    out = tmp_path / "figures"
+    check(tree_rl("bench", "--model", "tiny", "--data", path, "--out", out), "received UTF-16")
+    assert not out.exists()
+    path.write_text('[{"messages": [{"role": "user", "content": "\\ud800"}]}]')
+    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "row 0, message 0: expected Unicode text")
+    path.write_text('[{"messages": [{"role": [1], "content": "\\u001b[31m"}]}]')
+    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "row 0, message 0: the chat template refuses it")
+
+
+def test_what_is_no_file_is_named(tmp_path: Path, tree_rl: Run) -> None:
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to("nowhere")
+    (tmp_path / "circle.json").symlink_to("circle.json")
+    for name, message in {
+        "folder.json": "expected a file, received a folder",
+        "pipe.json": "expected a file, received a pipe",
+        "link.json": "no such file",
+        "circle.json": "expected a file that can be read",
+        "absent.parquet": "no such file",
+        "n" * 3000 + ".json": "File name too long",
+        "\x1b[31mred\n.json": "\\x1b[31mred\\n.json: no such file",
+        "\udcff.json": "\\udcff.json: no such file",
+    }.items():
+        check(tree_rl("inspect", tmp_path / name), message)
+
+
+SIZES = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+}
+CONFIGS: dict[str, tuple[Any, str]] = {
+    "list": ([SIZES], "expected an object, received list"),
+    "number": (5, "expected an object, received int 5"),
+    "nothing": ({}, "expected the sizes hidden_size"),
+    "missing": ({**SIZES, "vocab_size": None}, "expected the sizes vocab_size"),
+    "negative": ({**SIZES, "hidden_size": -8}, "hidden_size: expected a count, received int -8"),
+    "text": ({**SIZES, "hidden_size": "8"}, "hidden_size: expected a count, received str 8"),
+    "fraction": ({**SIZES, "hidden_size": 8.5}, "hidden_size: expected a count, received float 8.5"),
+    "boolean": ({**SIZES, "head_dim": True}, "head_dim: expected a count, received bool True"),
+    "huge": ({**SIZES, "vocab_size": 10**400}, "vocab_size: expected a count, received int an integer of"),
+    "nan": ({**SIZES, "vocab_size": float("nan")}, "vocab_size: expected a count, received float nan"),
+    "no heads": ({**SIZES, "num_attention_heads": 0}, "expected the sizes num_attention_heads"),
+    "more heads than width": ({**SIZES, "num_attention_heads": 16}, "head_dim: expected at least 1"),
+    "layer types": ({**SIZES, "layer_types": [[1]]}, "layer_types: expected a list of names"),
+    "decoder": ({"text_config": [1]}, "expected text_config: an object, received list [1]"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_bad_model_config_is_named(case: str, tmp_path: Path, tree_rl: Run) -> None:
+    config, message = CONFIGS[case]
+    rows, model = tmp_path / "rows.json", tmp_path / "config.json"
+    rows.write_text(GOOD)
+    model.write_text(json.dumps(config))
+    for command in (("inspect",), ("plan", "--max-tokens", "8")):
+        check(tree_rl(*command, rows, "--model", model), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "expected a tokenizer that reads text"),
+        ("tokenizer.json", "[" * 100_000, "expected a tokenizer that reads text"),
+        ("tokenizer.json", "é".encode("latin-1"), "tokenizer.json: expected text in UTF-8"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: expected an object, received []"),
+        ("tokenizer_config.json", "[" * 5000, "tokenizer_config.json: expected lists and objects at most 100 deep"),
+        ("chat_template.jinja", "{% if", "expected a chat template in Jinja"),
+        ("chat_template.jinja", "é".encode("latin-1"), "chat_template.jinja: expected text in UTF-8"),
+        ("chat_template.jinja", "{{ 1 / 0 }}", "the chat template refuses it: ZeroDivisionError"),
+        ("chat_template.jinja", "{{ raise_exception('\x1b[31m') }}", "refuses it: TemplateError: \\x1b[31m"),
+        ("chat_template.jinja", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses it: RecursionError"),
+    ],
+)
+def test_a_bad_tokenizer_folder_is_named(
+    name: str, content: str | bytes, message: str, tmp_path: Path, qwen_tokenizer: Path, tree_rl: Run
+) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for file in qwen_tokenizer.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / name).unlink()
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    rows = tmp_path / "rows.json"
+    rows.write_text('[{"messages": [{"role": "user", "content": "hi"}]}]')
+    check(tree_rl("inspect", rows, "--tokenizer", folder), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect",), "Missing argument"),
+        (("inspect", "a.json", "b\x1b[31m.json"), "b\\x1b[31m.json"),
+        (("plan", "a.json", "--max-tokens", "0"), "--max-tokens"),
+        (("nothing\x1b[2J",), "nothing"),
+        (("inspect", "a.json", "--\x1b[2J"), "--\\x1b[2J"),
+    ],
+)
+def test_a_mistake_in_the_command_line_is_one_line(arguments: tuple[str, ...], message: str, tree_rl: Run) -> None:
+    check(tree_rl(*arguments), message)
+
+
+def test_texts_of_a_file_reach_the_terminal_escaped(tmp_path: Path, tree_rl: Run) -> None:
+    rows = tmp_path / "rows.json"
+    hostile = ["\x1b[31mred\x07\r\n\x00", "\u202eevil", "\ud800", "x" * 100_000, "é 漢"]
+    rows.write_text(json.dumps([{"input_ids": [1, 2], "uid": uid} for uid in hostile]))
+    picture = tmp_path / "drawing.svg"
+    for uid in hostile:
+        code, out, err = tree_rl("inspect", rows, "--draw", "text", "-", "--draw-group", uid)
+        assert (code, err) == (0, "")
+        assert all(character.isprintable() or character == "\n" for character in out)
+        assert "\\x1b[31mred" in out and "\\u202eevil" in out and "\\ud800" in out and "é 漢" in out
+        assert max(map(len, out.splitlines())) < 200
+        assert tree_rl("inspect", rows, "--draw", "svg", picture, "--draw-group", uid)[0] == 0
+        assert all(character.isprintable() or character == "\n" for character in picture.read_text("utf-8"))
+    code, out, err = tree_rl("plan", rows, "--max-tokens", 100)
+    assert (code, err) == (0, "")
+    assert all(character.isprintable() or character == "\n" for character in out)
+
+
+def test_the_console_script_ends_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(ACCENT.encode("utf-16"))
+    command = [sys.executable, "-c", "from tree_rl.cli import main; main()", "inspect", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    check((ended.returncode, ended.stdout, ended.stderr), "received UTF-16")

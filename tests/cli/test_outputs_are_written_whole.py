@@ -1,0 +1,174 @@
+"""An output is there whole or not at all; a full, closed or forbidden one ends in one line with exit code 2."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tree_rl.benchmark.results import write_csv
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.writing import require_writable_folder, write_whole
+
+Run = Callable[..., tuple[int, str, str]]
+TREE_RL = [sys.executable, "-c", "from tree_rl.cli import main; main()"]
+NOBODY = 65534
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"input_ids": [1, 2], "uid": "a"}, {"input_ids": [1, 3], "uid": "a"}]')
+    return path
+
+
+def refused(result: tuple[int, str, str], message: str) -> None:
+    code, _, err = result
+    assert code == 2, result
+    assert message in err
+    assert err.endswith("\n") and err[:-1].isprintable(), err
+
+
+def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path, rows: Path, tree_rl: Run) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for target, message in {
+        "/dev/full": "/dev/full: expected a file that can be written: No space left on device",
+        str(folder): "expected a file to write, received a folder",
+        str(tmp_path / "pipe"): "expected a file that can be written",
+        str(rows / "under" / "a.svg"): "expected a file that can be written: Not a directory",
+        "/proc/nothing/a.svg": "expected a file that can be written",
+        str(tmp_path / ("n" * 300)): "File name too long",
+        str(tmp_path / "\x1b[31m\n" / ("n" * 300)): "\\x1b[31m\\n",
+    }.items():
+        refused(tree_rl("inspect", rows, "--draw", "svg", target), message)
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_standard_output_is_told(rows: Path) -> None:
+    for arguments in (["inspect", str(rows)], ["--help"]):
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [*TREE_RL, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+            )
+        refused((ended.returncode, "", ended.stderr), "No space left on device")
+
+
+def test_a_reader_that_leaves_is_told(rows: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [*TREE_RL, "inspect", str(rows)], stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(write)
+    refused((ended.returncode, "", ended.stderr), "standard output: expected to write the whole result: Broken pipe")
+
+
+def test_a_closed_standard_output_is_told(rows: Path) -> None:
+    command = ["sh", "-c", '"$@" >&-', "sh", *TREE_RL, "inspect", str(rows)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    refused((ended.returncode, "", ended.stderr), "but it is closed")
+
+
+def test_a_terminal_of_another_encoding_shows_escapes(rows: Path) -> None:
+    ended = subprocess.run(
+        [*TREE_RL, "inspect", str(rows), "--draw", "text", "-"],
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"\\u251c\\u2500 1 x1" in ended.stdout
+
+
+def test_a_failure_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "figure.csv"
+    target.write_text("old")
+
+    def full(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(InputError, match="No space left"):
+            write_csv(target, [{"a": 1}])
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+    write_csv(target, [{"a": 1}])
+    assert target.read_text() == "a\n1\n"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_mode_and_link_of_the_old_file_stay(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / ("n" * 255)
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_whole(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    write_whole(tmp_path / "new" / "folder" / "file", b"made")
+    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"made"
+
+
+def count_refusals(read_only: Path, closed: Path) -> int:
+    refusals = 0
+    for path in (read_only, closed / "file", closed / "folder" / "file"):
+        try:
+            write_whole(path, b"new")
+        except InputError as error:
+            refusals += "Permission denied" in str(error)
+    try:
+        require_writable_folder(closed, "--out")
+    except InputError as error:
+        refusals += "--out" in str(error)
+    return refusals
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's view")
+def test_what_another_user_may_not_write_stays(tmp_path: Path) -> None:
+    read_only, closed = tmp_path / "read_only", tmp_path / "closed"
+    read_only.write_text("old")
+    read_only.chmod(0o444)
+    closed.mkdir(mode=0o555)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o005)
+    tmp_path.chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        refusals = 0
+        try:
+            os.setuid(NOBODY)
+            refusals = count_refusals(read_only, closed)
+        finally:
+            os._exit(refusals)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert read_only.read_text() == "old" and list(closed.iterdir()) == []
+
+
+def test_folders_of_results_are_tried_before_the_work(tmp_path: Path, rows: Path, tree_rl: Run) -> None:
+    refused(tree_rl("bench", "--model", "tiny", "--out", rows), f"--out {rows}: expected a folder that can be written")
+    refused(tree_rl("precompile", "--cache", rows), f"--cache {rows}: expected a folder that can be written")
+    assert rows.read_text().startswith("[")
+    new = tmp_path / "new" / "folder"
+    require_writable_folder(new, "--out")
+    assert not new.parent.exists()
+    with pytest.raises(InputError, match="File name too long"):
+        write_whole(new / ("n" * 300), b"x")
+    assert not new.parent.exists()
+
+
+def test_an_implementation_that_is_not_there_is_told(tree_rl: Run) -> None:
+    bench = ("bench", "--model", "tiny", "--num-rows", 2, "--row-tokens", 64, "--por", 0)
+    refused(tree_rl(*bench, "--tree-attention", "\x1b[31m"), "--tree-attention \\x1b[31m: expected one of auto, ")
+    refused(tree_rl(*bench, "--packed-attention", "none"), "--packed-attention none: expected one of auto, ")
+    for name in ("cudnn", "flash"):
+        refused(
+            tree_rl(*bench, "--packed-attention", name, "--dtype", "float32"), f"--packed-attention {name}: it needs"
+        )

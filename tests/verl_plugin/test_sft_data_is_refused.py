@@ -1,0 +1,171 @@
+"""SFT refuses data that it would have to round, before an engine is built; nothing of it trains."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from engine_harness import join_process_group
+from hydra import compose, initialize_config_module
+
+from tree_rl.inspection.files import InputError
+from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TOKEN_ROWS = [
+    "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset",
+    "data.custom_cls.name=TokenRowsDataset",
+]
+CPU = ["machine=sft_cpu", "trainer.device=cpu", "trainer.resume_mode=disable", "data.num_workers=0"]
+GOOD: dict[str, Any] = {"input_ids": [[1, 2], [3, 4]], "loss_mask": [[0, 1], [0, 1]]}
+NAN = float("nan")
+BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
+    "fraction": ({"input_ids": [[1.0, 2.0], [3.0, 1.9]]}, "row 1, column input_ids: .*received 1.9 at 1"),
+    "whole floats": ({"input_ids": [[1.0, 2.0], [3.0, 4.0]]}, "row 0, column input_ids: .*drop the nulls"),
+    "nan id": ({"input_ids": [[1.0, 2.0], [NAN, 4.0]]}, "row 1, column input_ids: .*received nan at 0"),
+    "infinite id": ({"input_ids": [[1.0, float("inf")], [3.0, 4.0]]}, "row 0, column input_ids: .*received inf at 1"),
+    "null id": ({"input_ids": [[1, 2], [3, None]]}, "row 1, column input_ids: .*received null at 1"),
+    "null row": ({"input_ids": [None, [3, 4]]}, "row 0, column input_ids: .*received nothing"),
+    "boolean ids": ({"input_ids": [[True, False]] * 2}, "row 0, column input_ids: .*received True at 0"),
+    "text ids": ({"input_ids": ["ab", "cd"]}, "row 0, column input_ids: .*received ab"),
+    "nested ids": ({"input_ids": [[[1], [2]], [[3], [4]]]}, r"row 0, column input_ids: .*received \[1\] at 0"),
+    "beyond int64": (
+        {"input_ids": pyarrow.array([[1, 2], [2**64 - 1, 2]], pyarrow.list_(pyarrow.uint64()))},
+        "row 1, column input_ids: .*received 18446744073709551615 at 0",
+    ),
+    "negative": ({"input_ids": [[1, -1], [3, 4]]}, r"row 0, column input_ids: expected ids in \[0, .*received -1 at 1"),
+    "mask of 7": ({"loss_mask": [[0, 1], [0, 7]]}, "row 1, column loss_mask: expected a list of 0 and 1, received 7"),
+    "mask of -1": ({"loss_mask": [[0, 1], [0, -1]]}, "row 1, column loss_mask: .*received -1 at 1"),
+    "mask of a half": ({"loss_mask": [[0, 0.5], [0, 1]]}, "row 0, column loss_mask: .*received 0.5 at 1"),
+    "mask of nan": ({"loss_mask": [[0, NAN], [0, 1]]}, "row 0, column loss_mask: .*received nan at 1"),
+    "mask of null": ({"loss_mask": [[0, 1], [0, None]]}, "row 1, column loss_mask: .*received null at 1"),
+    "mask of another length": ({"loss_mask": [[0, 1], [0, 1, 1]]}, "row 1: .*received 3 for 2"),
+    "empty row": ({"input_ids": [[1, 2], []], "loss_mask": [[0, 1], []]}, "row 1: .*at least one"),
+    "nothing trained": ({"loss_mask": [[0, 0], [0, 0]]}, "nothing would train"),
+    "no rows": ({"input_ids": [], "loss_mask": []}, "expected at least one row, received none"),
+}
+
+
+def write(path: Path, **columns: Any) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("case", BAD_COLUMNS)
+def test_bad_token_rows_name_file_row_and_column(case: str, tmp_path: Path) -> None:
+    columns, complaint = BAD_COLUMNS[case]
+    good = write(tmp_path / "good.parquet", **GOOD)
+    bad = write(tmp_path / "bad.parquet", **(GOOD | columns))
+    with pytest.raises(InputError, match=rf"bad\.parquet.*{complaint}"):
+        TokenRowsDataset(str(bad), None, {})
+    if case not in ("no rows", "nothing trained"):
+        # The row is counted in its own file.
+        with pytest.raises(InputError, match=rf"^\S*bad\.parquet: {complaint}"):
+            TokenRowsDataset([str(good), str(bad)], None, {})
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.parquet", **GOOD).read_bytes()
+    for name, content, complaint in (
+        ("cut.parquet", whole[:-10], "expected a whole parquet file"),
+        ("page.parquet", whole[:4] + bytes(20) + whole[24:], "expected a whole parquet file"),
+        ("list.parquet", b"[1]", "it holds JSON"),
+        ("empty.parquet", b"", "it is empty"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=rf"{name}: .*{complaint}"):
+            TokenRowsDataset(str(tmp_path / name), None, {})
+    with pytest.raises(InputError, match=r"expected a file, received a folder"):
+        TokenRowsDataset(str(tmp_path), None, {})
+    with pytest.raises(InputError, match=r"absent\.parquet: no such file"):
+        TokenRowsDataset(str(tmp_path / "absent.parquet"), None, {})
+    write(tmp_path / "columns.parquet", input_ids=[[1]], mask=[[0]])
+    with pytest.raises(InputError, match=r"missing \['loss_mask'\]; it has input_ids, mask"):
+        TokenRowsDataset(str(tmp_path / "columns.parquet"), None, {})
+
+
+def test_large_slices_of_any_integer_type_are_read_exactly(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(0, 100, draw.integers(1, 9)).tolist() for _ in range(200)]
+    masks = [[0, *[1] * (len(row) - 1)] for row in ids]
+    for kind in (pyarrow.int8(), pyarrow.int32(), pyarrow.uint16(), pyarrow.uint64()):
+        for of in (pyarrow.list_, pyarrow.large_list):
+            table = pyarrow.table(
+                {"input_ids": pyarrow.array(ids, of(kind)), "loss_mask": pyarrow.array(masks, of(pyarrow.int64()))}
+            )
+            path = tmp_path / "rows.parquet"
+            pyarrow.parquet.write_table(table, path, row_group_size=7)
+            read = TokenRowsDataset(str(path), None, {}, max_samples=150)
+            assert [read[row]["input_ids"].tolist() for row in range(len(read))] == ids[:150]
+            assert [read[row]["loss_mask"].tolist() for row in range(len(read))] == masks[:150]
+    booleans = write(tmp_path / "b.parquet", input_ids=[[1, 2]], loss_mask=[[False, True]])
+    assert TokenRowsDataset(str(booleans), None, {})[0]["loss_mask"].tolist() == [0, 1]
+
+
+def test_a_row_without_a_conversation_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.parquet", **GOOD, episode=["a", None])
+    with pytest.raises(InputError, match=r"data\.group_key='episode': row 1"):
+        group_rows(TokenRowsDataset(str(path), None, {}), "episode")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sft_data") / "model"
+    subprocess.run([sys.executable, RECIPES / "tiny_model.py", folder], check=True)
+    return folder
+
+
+def test_mistakes_are_told_before_an_engine_is_built(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    join_process_group()
+    monkeypatch.setattr(TreeSFTTrainer, "_build_engine", lambda self: pytest.fail("took a device"))
+    good = write(tmp_path / "good.parquet", **GOOD)
+    outside = write(tmp_path / "outside.parquet", **(GOOD | {"input_ids": [[1, 2], [3, 10**6]]}))
+    no_role = write(tmp_path / "no_role.parquet", messages=[[{"content": "hi"}]])
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(good.read_bytes()[:-10])
+    for overrides, complaint in (
+        ([f"data.train_files={outside}", *TOKEN_ROWS], r"outside.*row 1, column input_ids: .*received 1000000 at 1"),
+        (
+            [f"data.train_files={good}", f"data.val_files={outside}", "data.train_batch_size=2", *TOKEN_ROWS],
+            r"outside.*row 1, column input_ids",
+        ),
+        ([f"data.train_files={good}", "data.train_batch_size=8", *TOKEN_ROWS], "at least the 8 rows of a batch"),
+        (
+            [f"data.train_files={good}", "data.train_batch_size=2", "data.group_key=x", *TOKEN_ROWS],
+            r"data\.group_key='x'",
+        ),
+        ([f"data.train_files={good}"], r"data\.train_files: \S*good.*expected a column messages"),
+        ([f"data.train_files={cut}"], "expected a whole parquet file"),
+        ([f"data.train_files={tmp_path}"], "received a folder"),
+        ([f"data.train_files={tmp_path}/absent.parquet"], "no such file"),
+        ([f"data.train_files={no_role}", "data.train_batch_size=1"], "row 0, column messages"),
+    ):
+        with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
+            config = compose("tree_sft_trainer", overrides=[*CPU, f"model.path={model}", *overrides])
+        with pytest.raises(InputError, match=complaint):
+            TreeSFTTrainer(config)
+
+
+def test_the_command_ends_with_one_line_and_status_2(model: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows\x1b[31m.parquet", **(GOOD | {"input_ids": [[1.0, 1.9], [3.0, 4.0]]}))
+    command = [sys.executable, "-m", "tree_rl.verl_plugin.sft", *CPU, *TOKEN_ROWS]
+    arguments = [f"model.path={model}", f"data.train_files='{path}'", f"hydra.run.dir={tmp_path}/run"]
+    arguments += [f"trainer.default_local_dir={tmp_path}/checkpoints"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ended = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+    assert ended.returncode == 2, ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("tree SFT: "))
+    assert "\\x1b[31m.parquet: row 0, column input_ids: expected a list of integers, received 1.9 at 1" in line
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "checkpoints").exists()

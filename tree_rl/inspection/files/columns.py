@@ -1,0 +1,98 @@
+"""Columns of a parquet, jsonl or json file, whatever they mean."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tree_rl.inspection.files.errors import RowFileError
+from tree_rl.inspection.files.json_text import parse_json
+from tree_rl.inspection.files.reading import open_regular, read_bytes
+from tree_rl.inspection.files.shown import escaped, shown_path
+
+Columns = dict[str, Any]
+"""Name -> one value per row: a list, None where a row has none; of a parquet file, a `pyarrow.ChunkedArray`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnFile:
+    """What was asked for of a file with at least one row."""
+
+    path: Path
+    num_rows: int
+    names: tuple[str, ...]
+    """All columns of the file."""
+    columns: Columns
+    """Those that were asked for and are there."""
+
+    def values(self, name: str) -> list[Any]:
+        """One column as Python values. Raises `InputError` where a parquet column is damaged."""
+        column = self.columns[name]
+        if isinstance(column, list):
+            return column
+        # pyarrow takes half a second to import; readers of JSON do without.
+        from tree_rl.inspection.files.parquet import values_of
+
+        return values_of(column, self.path)
+
+
+def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
+    """Some columns of a *.parquet, of a *.jsonl with one object a line, or of a *.json with a list of objects.
+
+    Raises:
+        InputError: no such file, another ending, no rows, damage, another encoding, or a line that is not an object.
+    """
+    readers: dict[str, Callable[[Path, Collection[str]], ColumnFile]] = {
+        ".parquet": _read_parquet,
+        ".jsonl": _read_jsonl,
+        ".json": _read_json,
+    }
+    if path.suffix not in readers:
+        # A missing file matters more than its ending.
+        open_regular(path).close()
+        ending = escaped(path.suffix, 20) or "no ending"
+        raise RowFileError(
+            f"{shown_path(path)}: expected {', '.join(readers)}, received {ending}; rename or convert it"
+        )
+    found = readers[path.suffix](path, wanted)
+    if not found.num_rows or not found.names:
+        raise RowFileError(f"{shown_path(path)}: expected at least one row, received none")
+    return found
+
+
+def _read_parquet(path: Path, wanted: Collection[str]) -> ColumnFile:
+    # pyarrow takes half a second to import; readers of JSON do without.
+    from tree_rl.inspection.files.parquet import read_parquet
+
+    table, names = read_parquet(path, wanted)
+    columns = {name: table.column(name) for name in table.column_names}
+    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
+
+
+def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
+    lines = enumerate(read_bytes(path).split(b"\n"), start=1)
+    records = [parse_json(line, f"{shown_path(path)}, line {number}") for number, line in lines if line.strip()]
+    return _columns_of(records, path, wanted)
+
+
+def _read_json(path: Path, wanted: Collection[str]) -> ColumnFile:
+    data = read_bytes(path)
+    records = parse_json(data, shown_path(path)) if data.strip() else []
+    if not isinstance(records, list):
+        raise RowFileError(
+            f"{shown_path(path)}: expected a list of objects, received {type(records).__name__}; put it in brackets "
+            "(one object a line: name it *.jsonl)"
+        )
+    return _columns_of(records, path, wanted)
+
+
+def _columns_of(records: list[Any], path: Path, wanted: Collection[str]) -> ColumnFile:
+    for number, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise RowFileError(
+                f"{shown_path(path)}: row {number}: expected an object, received {type(record).__name__}; a row is an "
+                "object with a field per column"
+            )
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
+    return ColumnFile(path=path, num_rows=len(records), names=tuple(names), columns=columns)

@@ -1,0 +1,11 @@
+"""Errors about what a user gave. Each message says on one line what was expected, what came and what to do."""
+
+from tree_rl.tree import RowError
+
+
+class InputError(ValueError):
+    """A file, an option or an output that cannot be used."""
+
+
+class RowFileError(InputError, RowError):
+    """A file without usable rows; the message names the file, the row and the column."""

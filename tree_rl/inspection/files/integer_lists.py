@@ -1,0 +1,137 @@
+"""Columns of token ids and masks as jagged arrays; what is not an integer is refused, never rounded.
+
+Legend: B rows, F flat entries.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tree_rl.inspection.files.errors import RowFileError
+from tree_rl.inspection.files.shown import shown
+from tree_rl.tree.forest.jagged import Jagged, offsets_of
+
+INT64 = np.iinfo(np.int64)
+FLOAT_REMEDY = "nulls turn a column of integers into floats: drop the nulls and store it as int64"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """What a column should hold."""
+
+    column: str
+    """Its name as messages show it."""
+    expected: str
+    remedy: str
+    allow_bool: bool
+
+    def where(self, row: int) -> str:
+        return f"row {row}, column {self.column}: expected a list of {self.expected}"
+
+    def error(self, row: int, at: int, received: Any) -> RowFileError:
+        """The error for entry `at` of a row."""
+        what = "null" if received is None else shown(received)
+        remedy = FLOAT_REMEDY if isinstance(received, float) and received.is_integer() else self.remedy
+        return RowFileError(f"{self.where(row)}, received {what} at {at}; {remedy}")
+
+    def error_at(self, offsets: np.ndarray, flat: int, received: Any) -> RowFileError:
+        """The error for entry `flat` of all rows laid end to end."""
+        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+        return self.error(row, flat - int(offsets[row]), received)
+
+
+def token_id_lists(column: Any, name: str) -> Jagged:
+    """Token ids of B rows, int64 [F].
+
+    Args:
+        column: B lists, or a `pyarrow.ChunkedArray`.
+        name: of the column, for messages.
+
+    Raises:
+        RowFileError: a row that is absent, text or nested; an entry that is absent, a fraction, true or false, or
+            beyond int64. Names row and column.
+    """
+    kind = _Kind(column=shown(name), expected="integers", remedy="store token ids as int64", allow_bool=False)
+    return _read(column, kind)
+
+
+def mark_lists(column: Any, name: str) -> Jagged:
+    """Masks of B rows, bool [F], from 0 and 1 or false and true.
+
+    Raises:
+        RowFileError: as `token_id_lists`, and an entry other than 0 and 1.
+    """
+    kind = _Kind(
+        column=shown(name), expected="0 and 1", remedy="write 1 for trained tokens, 0 for others", allow_bool=True
+    )
+    marks = _read(column, kind)
+    wrong = (marks.values != 0) & (marks.values != 1)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise kind.error_at(marks.offsets, at, int(marks.values[at]))
+    return marks.with_values(marks.values.astype(bool))
+
+
+def _read(column: Any, kind: _Kind) -> Jagged:
+    if isinstance(column, list):
+        rows = [_from_list(value, row, kind) for row, value in enumerate(column)]
+        return Jagged.from_rows(rows, dtype=np.int64)
+    # pyarrow takes half a second to import; readers of JSON do without.
+    import pyarrow.types as types
+
+    numbers = (types.is_integer, types.is_boolean, types.is_floating)
+    is_list = types.is_list(column.type) or types.is_large_list(column.type)
+    if is_list and any(is_number(column.type.value_type) for is_number in numbers):
+        return _from_arrow(column, kind)
+    return _read(column.to_pylist(), kind)
+
+
+def _from_list(value: Any, row: int, kind: _Kind) -> np.ndarray:
+    if not isinstance(value, list):
+        received = "nothing" if value is None else shown(value)
+        remedy = "text: use --tokenizer and a column of messages" if isinstance(value, str) else kind.remedy
+        raise RowFileError(f"{kind.where(row)}, received {received}; {remedy}")
+    allowed = {int, bool} if kind.allow_bool else {int}
+    if not set(map(type, value)) <= allowed:
+        at = next(index for index, entry in enumerate(value) if type(entry) not in allowed)
+        raise kind.error(row, at, value[at])
+    try:
+        return np.array(value, dtype=np.int64)
+    except OverflowError as error:
+        at = next(index for index, entry in enumerate(value) if not INT64.min <= entry <= INT64.max)
+        raise kind.error(row, at, value[at]) from error
+
+
+def _from_arrow(column: Any, kind: _Kind) -> Jagged:
+    """Without a Python object per token or row: 1 M tokens take milliseconds."""
+    absent = _joined([chunk.is_null() for chunk in column.chunks])
+    if absent.any():
+        raise RowFileError(f"{kind.where(int(np.argmax(absent)))}, received nothing; drop the row")
+    # Not the child itself: of a slice it keeps everything.
+    values = [chunk.flatten() for chunk in column.chunks]
+    offsets = offsets_of(_joined([chunk.value_lengths() for chunk in column.chunks]))
+    missing = _joined([part.is_null() for part in values])
+    if missing.any():
+        raise kind.error_at(offsets, int(np.argmax(missing)), None)
+    flat = _joined(values)
+    if flat.size:
+        _check_entries(flat, offsets, kind)
+    return Jagged(values=flat.astype(np.int64), offsets=offsets)
+
+
+def _joined(parts: list[Any]) -> np.ndarray:
+    """Arrow arrays without nulls end to end."""
+    return np.concatenate([part.to_numpy(zero_copy_only=False) for part in parts] or [np.empty(0, dtype=np.int64)])
+
+
+def _check_entries(flat: np.ndarray, offsets: np.ndarray, kind: _Kind) -> None:
+    if flat.dtype.kind == "f":
+        # Of floats the first fraction, or the first entry where all are whole.
+        at = int(np.argmax((flat != np.trunc(flat)) | ~np.isfinite(flat)))
+        raise kind.error_at(offsets, at, float(flat[at]))
+    if flat.dtype.kind == "b" and not kind.allow_bool:
+        raise kind.error_at(offsets, 0, bool(flat[0]))
+    if flat.dtype.kind == "u" and flat.max() > INT64.max:
+        at = int(np.argmax(flat > INT64.max))
+        raise kind.error_at(offsets, at, int(flat[at]))

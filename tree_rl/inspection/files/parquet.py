@@ -1,0 +1,70 @@
+"""Columns of a parquet file; a damaged one is named, never guessed."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# pyarrow takes half a second to import: readers of JSON do without this module.
+import pyarrow
+import pyarrow.parquet
+
+from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files.reading import kind_of_bytes, open_regular
+from tree_rl.inspection.files.shown import escaped, shown, shown_path
+
+MAGIC = b"PAR1"
+
+
+def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyarrow.Table, list[str]]:
+    """Read columns of a file, and name all of its columns.
+
+    Args:
+        path: a regular file.
+        names: columns to read where the file has them; None reads all.
+
+    Raises:
+        InputError: no file, not parquet, cut off or damaged, or one name for two columns.
+    """
+    with open_regular(path) as stream, damage(path):
+        first = stream.read(64)
+        if not first.startswith(MAGIC):
+            raise InputError(f"{shown_path(path)}: not a parquet file: {_instead(first)}")
+        file = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
+        known = list(file.schema_arrow.names)
+        if len(set(known)) < len(known):
+            twice = next(name for index, name in enumerate(known) if name in known[:index])
+            raise InputError(f"{shown_path(path)}: expected every column once, received {shown(twice)} twice; drop one")
+        table = file.read(columns=known if names is None else [name for name in known if name in names])
+        table.validate(full=True)
+        return table, known
+
+
+def values_of(column: pyarrow.ChunkedArray, path: Path) -> list[Any]:
+    """Python values of a column. Raises `InputError` where it holds what its type does not allow."""
+    with damage(path):
+        values: list[Any] = column.to_pylist()
+        return values
+
+
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Turn what pyarrow raises on damaged files into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+        raise InputError(
+            f"{shown_path(path)}: expected a whole parquet file, but it is cut off or damaged: "
+            f"{escaped(str(error).strip(), 120)}; write or copy it again"
+        ) from error
+
+
+def _instead(first: bytes) -> str:
+    if not first:
+        return "it is empty; write it again"
+    if first.lstrip()[:1] in (b"{", b"["):
+        return "it holds JSON; name it *.json (a list) or *.jsonl (one object a line)"
+    known = kind_of_bytes(first)
+    return f"it is {known}" if known else f"it begins with {shown(first[:8])}; write it with pandas or pyarrow"

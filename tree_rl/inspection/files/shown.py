@@ -1,0 +1,54 @@
+"""Text of a file as a terminal may show it: short, on one line, control characters escaped."""
+
+import reprlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VALUE_LENGTH, PATH_LENGTH, MOST_NAMES = 60, 200, 12
+LARGEST_WRITTEN = 10**40
+"""Longer integers are told by their digits: Python refuses to write those of more than 4,300."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, VALUE_LENGTH, VALUE_LENGTH
+
+
+def escaped(text: str, length: int | None = None) -> str:
+    r"""Text of at most `length` characters, in which escape codes, line ends and lone surrogates stand as `\x1b`.
+
+    Without them a file can move the cursor, colour the screen or end a line of output.
+    """
+    if length is not None and len(text) > length:
+        text = text[: length - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, whatever its size and depth."""
+    if isinstance(value, str):
+        return escaped(value, VALUE_LENGTH)
+    if isinstance(value, np.ndarray):
+        value = value[: _SHORT.maxlist + 1].tolist()
+    if type(value) is int and abs(value) >= LARGEST_WRITTEN:
+        return f"an integer of about {round(value.bit_length() * 0.30103)} digits"
+    return escaped(_SHORT.repr(value), VALUE_LENGTH)
+
+
+def shown_path(path: Path | str) -> str:
+    """A path; of a very long one both ends."""
+    text = str(path)
+    if len(text) > PATH_LENGTH:
+        text = f"{text[: PATH_LENGTH // 2]}…{text[-PATH_LENGTH // 2 :]}"
+    return escaped(text)
+
+
+def shown_names(names: Collection[str]) -> str:
+    """The first of some names, separated by commas, and how many follow."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(shown(name) for name, _ in zip(names, range(MOST_NAMES), strict=False)) + (
+        f" and {more:,} more" if more > 0 else ""
+    )

@@ -1,0 +1,115 @@
+"""Writes a file of a user whole or not at all."""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files.reading import kind_of_file, reason
+from tree_rl.inspection.files.shown import shown_path
+
+REMEDY = "name another place, or make room and give write permission"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in place at once; whatever fails, the old file stays and nothing new is left.
+
+    Folders on the way are made. A link is followed, a device is written to.
+
+    Raises:
+        InputError: a folder, a file that may not be written, a full disk.
+    """
+    try:
+        with _folder_made(path.parent):
+            mode = _mode_of_writable(path)
+            if mode is None or stat.S_ISREG(mode):
+                _replace(Path(os.path.realpath(path)), content, mode)
+            elif stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+                _write_all(_open_stream(path), content)
+            else:
+                received = f"received {kind_of_file(mode)}; {REMEDY}"
+                raise InputError(f"{shown_path(path)}: expected a file to write, {received}")
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"{shown_path(path)}: expected a file that can be written: {reason(error)}; {REMEDY}"
+        ) from error
+
+
+def require_writable_folder(path: Path, option: str) -> None:
+    """Write into a folder once and leave it as it was: results of hours must not fail on it.
+
+    Raises:
+        InputError: names the option.
+    """
+    try:
+        with _folder_made(path) as made:
+            probe = _new_name(path)
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            probe.unlink()
+            _remove(made)
+    except OSError as error:
+        raise InputError(
+            f"{option} {shown_path(path)}: expected a folder that can be written: {reason(error)}; {REMEDY}"
+        ) from error
+
+
+@contextmanager
+def _folder_made(path: Path) -> Iterator[list[Path]]:
+    """Make a folder and those above it; names those that are new, deepest first, and removes them on a failure."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield made
+    except BaseException:
+        _remove(made)
+        raise
+
+
+def _remove(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _mode_of_writable(target: Path) -> int | None:
+    """Mode of what stands there, None for nothing. A rename would replace even a file that may not be written."""
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(mode):
+        os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))
+    return mode
+
+
+def _replace(target: Path, content: bytes, mode: int | None) -> None:
+    new = _new_name(target.parent)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        if mode is not None:
+            os.fchmod(descriptor, stat.S_IMODE(mode))
+        _write_all(descriptor, content)
+        os.replace(new, target)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _new_name(folder: Path) -> Path:
+    """Short, whatever the length of the target's name."""
+    return folder / f".tree_rl-{secrets.token_hex(8)}.new"
+
+
+def _open_stream(target: Path) -> int:
+    # A pipe that nobody reads refuses at once instead of blocking.
+    descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)

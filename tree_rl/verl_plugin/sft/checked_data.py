@@ -1,0 +1,110 @@
+"""Checks of SFT data before an engine takes a GPU; each refusal names the file, the row and the config key."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+from omegaconf import DictConfig, ListConfig
+
+from tree_rl.inspection.files import InputError, RowFileError
+from tree_rl.inspection.files.parquet import read_parquet
+from tree_rl.inspection.files.reading import reason
+from tree_rl.inspection.files.shown import escaped, shown, shown_names, shown_path
+from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
+
+
+@contextmanager
+def readable_files(data: DictConfig) -> Iterator[None]:
+    """Check the files of verl's dataset, and name them where it fails on a damaged page; others check theirs.
+
+    Raises:
+        InputError: no regular parquet file, no column of messages, damage.
+    """
+    if data.custom_cls.get("path") is not None:
+        yield
+        return
+    for key in ("train_files", "val_files"):
+        for path in _local_files(data.get(key)):
+            names = read_parquet(path, ())[1]
+            if data.messages_key not in names:
+                raise InputError(
+                    f"data.{key}: {shown_path(path)}: expected a column {shown(data.messages_key)} "
+                    f"(data.messages_key), received {shown_names(names)}; for token ids set data.custom_cls"
+                )
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        said = escaped(reason(error) if isinstance(error, OSError) else str(error), 160)
+        raise InputError(
+            f"data.train_files or data.val_files: expected whole parquet files, but reading fails: {said}; write or "
+            "copy them again"
+        ) from error
+
+
+def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
+    """Refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
+
+    Args:
+        dataset: our rows of token ids, verl's dataset of messages, or one of the user.
+        data: verl's `data` node.
+        key: of the files in it.
+        vocab_size: of the model.
+
+    Raises:
+        RowFileError: names the row.
+    """
+    if isinstance(dataset, TokenRowsDataset):
+        dataset.check_vocabulary(vocab_size)
+    elif data.custom_cls.get("path") is None:
+        for row, messages in enumerate(dataset.messages):
+            if not _is_conversation(messages):
+                raise RowFileError(
+                    f"data.{key}: row {row}, column {shown(data.messages_key)}: expected a list of messages with a "
+                    f"role each, received {shown(messages)}"
+                )
+    if len(dataset) < data.train_batch_size:
+        raise RowFileError(
+            f"data.{key}: expected at least the {data.train_batch_size} rows of a batch, received {len(dataset)}; "
+            "lower data.train_batch_size or add rows"
+        )
+
+
+def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
+    """Conversation of every row of an SFT dataset, int64 [rows]; None without a column and without token ids.
+
+    The column `group_key` of the dataset's `dataframe` names the conversation.
+
+    Raises:
+        InputError: no such column, or a row without a value there.
+    """
+    if group_key is not None:
+        table = getattr(dataset, "dataframe", None)
+        if table is None or group_key not in table.columns:
+            known = "no columns" if table is None else shown_names(list(map(str, table.columns)))
+            raise InputError(f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}")
+        absent = table[group_key].isna().to_numpy()
+        if absent.any():
+            row = int(np.argmax(absent))
+            raise RowFileError(f"data.group_key={group_key!r}: row {row}: expected a conversation, received nothing")
+        names = np.array([str(value) for value in table[group_key]], dtype=object)
+        return np.asarray(pd.factorize(names)[0], dtype=np.int64)
+    if isinstance(dataset, TokenRowsDataset):
+        return conversations_of_rows([ids for ids, _ in dataset.rows])
+    return None
+
+
+def _local_files(files: Any) -> list[Path]:
+    """Paths on this machine; verl copies those with a scheme, as hdfs://, later."""
+    if not files:
+        return []
+    paths = files if isinstance(files, list | tuple | ListConfig) else [files]
+    return [Path(path) for path in map(str, paths) if "://" not in path]
+
+
+def _is_conversation(messages: Any) -> bool:
+    return isinstance(messages, list) and all(isinstance(item, dict) and "role" in item for item in messages)
