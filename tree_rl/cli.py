@@ -16,13 +16,7 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown, shown_path
-from tree_rl.inspection.files.writing import require_writable_folder, write_whole
-from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
-from tree_rl.inspection.report import report_groups, total_of
-from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.run_plan import plan_run
-from tree_rl.inspection.terminal import (
+from tree_rl.inspection.files.terminal import (
     fail,
     flush_output,
     one_line_errors,
@@ -30,6 +24,12 @@ from tree_rl.inspection.terminal import (
     print_mistake,
     say,
 )
+from tree_rl.inspection.files.writing import require_writable_folder, write_whole
+from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
+from tree_rl.inspection.report import report_groups, total_of
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.text import format_report, format_run_plan
 
 if TYPE_CHECKING:

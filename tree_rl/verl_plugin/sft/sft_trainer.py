@@ -21,7 +21,7 @@ from verl.workers.config import TrainingWorkerConfig
 
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import escaped
-from tree_rl.inspection.terminal import INPUT_ERROR
+from tree_rl.inspection.files.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.compat import (
     SFTTrainer,
     destroy_global_process_group,
