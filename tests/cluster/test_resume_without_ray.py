@@ -18,11 +18,11 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
     commit_checkpoint,
     remove_old_checkpoints,
 )
-from tree_rl.verl_plugin.resume.checkpoint_parts import refuse_damaged, why_checkpoint_damaged
+from tree_rl.verl_plugin.resume.checkpoint_parts import Part, refuse_damaged, seal_checkpoint, why_checkpoint_damaged
 from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, read_record
-from tree_rl.verl_plugin.resume.choose_checkpoint import choose_checkpoint
+from tree_rl.verl_plugin.resume.choose_checkpoint import Choice, choose_checkpoint
 from tree_rl.verl_plugin.resume.file_marks import files_below, seal_files
-from tree_rl.verl_plugin.resume.rank_files import files_to_load, rank_of_file
+from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker, files_to_load, rank_of_file
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
 from tree_rl.verl_plugin.resume.update_ledger import LEDGER, record_update, restore_ledger, save_ledger
 
@@ -120,6 +120,52 @@ def test_every_file_belongs_to_one_rank() -> None:
     # Files of an earlier start with more ranks.
     assert {rank_of_file(name, 4) for name in names} == {0}
     assert files_to_load(["model"], 2, 1) == ["model_world_size_2_rank_1.pt"]
+
+
+class TwoNodes:
+    """A worker group of two ranks whose disks are not shared."""
+
+    world_size = 2
+
+    def __init__(self, disks: list[Path]) -> None:
+        self.disks = disks
+
+    def _ask(self, method: str, folder: str, *arguments: Any) -> list[Any]:
+        answers = []
+        for rank, disk in enumerate(self.disks):
+            worker = CheckpointFilesWorker()
+            worker.rank, worker.world_size = rank, self.world_size
+            answers.append(getattr(worker, method)(folder.replace(str(self.disks[0]), str(disk)), *arguments))
+        return answers
+
+    def seal_checkpoint_files(self, folder: str) -> list[Any]:
+        return self._ask("seal_checkpoint_files", folder)
+
+    def find_checkpoint_damage(self, folder: str, files: Any, contents: Any) -> list[Any]:
+        return self._ask("find_checkpoint_damage", folder, files, contents)
+
+
+def test_damage_on_the_disk_of_one_node_decides_for_all(tmp_path: Path) -> None:
+    disks = [tmp_path / "node0", tmp_path / "node1"]
+    parts = [Part(folder="actor", workers=TwoNodes(disks), contents=["model"])]
+    for step in (2, 4):
+        folder = begin_checkpoint(disks[0], step)
+        for rank, disk in enumerate(disks):
+            (disk / folder.name / "actor").mkdir(parents=True)
+            (disk / folder.name / "actor" / f"model_world_size_2_rank_{rank}.pt").write_bytes(bytes([step, rank]))
+        commit_checkpoint(disks[0], step, seal_checkpoint(folder, parts))
+
+    def choice() -> Choice:
+        return choose_checkpoint(disks[0], lambda folder, record: why_checkpoint_damaged(folder, record, parts))
+
+    assert choice().step == 4
+    other = [disks[1] / f"global_step_{step}" / "actor" / "model_world_size_2_rank_1.pt" for step in (2, 4)]
+    other[1].write_bytes(b"xx")
+    assert choice().step == 2 and str(other[1]) in choice().damaged[4]
+    refuse_damaged(disks[0] / "global_step_4")
+    other[0].unlink()
+    with pytest.raises(ValueError, match=f"no checkpoint is whole.*{other[0]} is missing"):
+        choice()
 
 
 def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ class GlooCheckpointEngine(CheckpointEngine):
     def _receive(self) -> list[PackedTensor]:
         label_bytes, data_bytes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
         labels = read_labels(self._broadcast(torch.empty(label_bytes, dtype=torch.uint8)).numpy().tobytes())
-        data = self._broadcast(torch.empty(data_bytes, dtype=torch.uint8)).numpy()
         ends = list(accumulate(label.num_bytes for label in labels))
-        if ends and ends[-1] != data_bytes:
-            raise ValueError(f"weights from the trainer: {data_bytes} bytes came, expected {ends[-1]} by their shapes")
+        if (ends or [0])[-1] != data_bytes:
+            raise ValueError(f"weights from the trainer: {data_bytes} bytes, expected {ends[-1:]} by their shapes")
+        data = self._broadcast(torch.empty(data_bytes, dtype=torch.uint8)).numpy()
         return [
             PackedTensor(name=label.name, data=data[end - label.num_bytes : end], dtype=label.dtype, shape=label.shape)
             for label, end in zip(labels, ends, strict=True)
