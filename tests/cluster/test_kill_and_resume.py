@@ -21,7 +21,8 @@ import job
 import pytest
 import torch
 
-from tree_rl.verl_plugin.resume.checkpoint_commit import RECORD, why_not_whole
+from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, read_record
+from tree_rl.verl_plugin.resume.file_marks import why_damaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -89,7 +90,13 @@ def next_log(folder: Path) -> Path:
 def checkpointed_step(folder: Path) -> int:
     """The newest whole checkpoint."""
     folders = (folder / "out").glob("global_step_*")
-    return max((int(path.name.split("_")[-1]) for path in folders if why_not_whole(path) is None), default=0)
+    return max((int(path.name.split("_")[-1]) for path in folders if is_whole(path)), default=0)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all files of a checkpoint are what was saved."""
+    record = read_record(folder)
+    return record is not None and record.is_whole and why_damaged(folder, record.files) is None
 
 
 def trained_step(folder: Path) -> int:

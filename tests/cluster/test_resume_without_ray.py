@@ -1,9 +1,8 @@
 """What a restart relies on, without Ray: whole checkpoints, the ledger, trees set aside, random numbers of a row."""
 
 import asyncio
-import json
+import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,19 @@ from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree, set_aside_later_trees
-from tree_rl.verl_plugin.compat import PPOTrainer
 from tree_rl.verl_plugin.resume.checkpoint_commit import (
-    RECORD,
     TRACKER,
     begin_checkpoint,
     commit_checkpoint,
-    refuse_damaged,
     remove_old_checkpoints,
-    repair_tracker,
-    why_not_whole,
 )
-from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
+from tree_rl.verl_plugin.resume.checkpoint_parts import Part, refuse_damaged, seal_checkpoint, why_checkpoint_damaged
+from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, read_record
+from tree_rl.verl_plugin.resume.choose_checkpoint import Choice, choose_checkpoint
+from tree_rl.verl_plugin.resume.file_marks import files_below, seal_files
+from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker, files_to_load, rank_of_file
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
-from tree_rl.verl_plugin.resume.update_ledger import LEDGER, cut_ledger, record_update
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER, record_update, restore_ledger, save_ledger
 
 
 def save(root: Path, step: int, *, until: str = "committed") -> Path:
@@ -34,15 +32,20 @@ def save(root: Path, step: int, *, until: str = "committed") -> Path:
     folder = begin_checkpoint(root, step)
     if until == "begun":
         return folder
-    (folder / "actor").mkdir(exist_ok=True)
-    (folder / "actor" / "model.pt").write_bytes(b"w" * (100 + step))
+    (folder / "queue").mkdir(exist_ok=True)
+    (folder / "queue" / "rows.pt").write_bytes(b"w" * (100 + step))
     if until == "weights":
         return folder
     (root / TRACKER).write_text(str(step))
     if until == "tracker":
         return folder
-    commit_checkpoint(root, step)
+    commit_checkpoint(root, step, seal_files(folder, [name for name in files_below(folder) if name != RECORD]))
     return folder
+
+
+def chosen(root: Path) -> int | None:
+    """The step that a restart goes on from, with no other files than the trainer's."""
+    return choose_checkpoint(root, lambda folder, record: why_checkpoint_damaged(folder, record, [])).step
 
 
 @pytest.mark.parametrize("killed_at", ["begun", "weights", "tracker"])
@@ -50,34 +53,30 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path, killed_at
     save(tmp_path, 2)
     save(tmp_path, 4)
     save(tmp_path, 6, until=killed_at)
-    assert repair_tracker(tmp_path) == 4
+    assert chosen(tmp_path) == 4
     assert (tmp_path / TRACKER).read_text() == "4"
-    assert save(tmp_path, 6).is_dir() and repair_tracker(tmp_path) == 6
+    assert save(tmp_path, 6).is_dir() and chosen(tmp_path) == 6
 
 
 def test_a_tracker_that_a_kill_left_empty_is_written_again(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 4, until="weights")
     (tmp_path / TRACKER).write_text("")
-    assert repair_tracker(tmp_path) == 2 and (tmp_path / TRACKER).read_text() == "2"
+    assert chosen(tmp_path) == 2 and (tmp_path / TRACKER).read_text() == "2"
 
 
 def test_a_kill_before_the_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
-    assert repair_tracker(tmp_path / "nothing") is None
+    assert chosen(tmp_path / "nothing") is None
     save(tmp_path, 2, until="tracker")
-    assert repair_tracker(tmp_path) is None and not (tmp_path / TRACKER).exists()
+    assert chosen(tmp_path) is None and not (tmp_path / TRACKER).exists()
 
 
-def test_a_checkpoint_with_a_short_or_missing_file_is_not_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_short_file_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
     save(tmp_path, 2)
     folder = save(tmp_path, 4)
-    model = folder / "actor" / "model.pt"
-    model.write_bytes(b"w" * 50)
-    assert "model.pt" in str(why_not_whole(folder)) and repair_tracker(tmp_path) == 2
-    with pytest.raises(ValueError, match=r"resume_from_path=.*global_step_4.*expected 104 bytes.*resume_mode=auto"):
+    (folder / "queue" / "rows.pt").write_bytes(b"w" * 50)
+    with pytest.raises(ValueError, match=r"resume_from_path=.*rows.pt has 50 bytes, expected 104.*resume_mode=auto"):
         refuse_damaged(folder)
-    model.unlink()
-    assert "missing" in str(why_not_whole(folder))
     refuse_damaged(tmp_path / "global_step_2")
 
 
@@ -85,13 +84,88 @@ def test_overwriting_a_checkpoint_takes_its_word_back_first(tmp_path: Path) -> N
     save(tmp_path, 2)
     save(tmp_path, 4)
     save(tmp_path, 4, until="begun")
-    assert repair_tracker(tmp_path) == 2
+    assert chosen(tmp_path) == 2
 
 
-def test_a_checkpoint_of_stock_verl_is_trusted_as_verl_trusts_it(tmp_path: Path) -> None:
-    (tmp_path / "global_step_8").mkdir()
-    (tmp_path / TRACKER).write_text("8")
-    assert repair_tracker(tmp_path) == 8
+def test_the_record_is_on_the_disk_after_its_files_and_before_the_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(tmp_path, 2)
+    monkeypatch.undo()
+    names = [path.removesuffix(f".{os.getpid()}") for path in synced]
+    begun = names.index("/global_step_2/.tree_checkpoint.json")
+    assert names[begun + 1 :] == [
+        "/global_step_2",
+        "",
+        "/global_step_2/queue/rows.pt",
+        "/global_step_2",
+        "/global_step_2/queue",
+        "/global_step_2/.tree_checkpoint.json",
+        "/global_step_2",
+        "/.latest_checkpointed_iteration.txt",
+        "",
+    ]
+
+
+def test_every_file_belongs_to_one_rank() -> None:
+    names = [name for rank in range(8) for name in files_to_load(["model", "optimizer", "extra"], 8, rank)]
+    names += ["fsdp_config.json", "huggingface/config.json", "tree_engine_world_size_8_rank_7.json"]
+    assert [rank_of_file(name, 8) for name in names] == [r for r in range(8) for _ in range(3)] + [0, 0, 7]
+    # Files of an earlier start with more ranks.
+    assert {rank_of_file(name, 4) for name in names} == {0}
+    assert files_to_load(["model"], 2, 1) == ["model_world_size_2_rank_1.pt"]
+
+
+class TwoNodes:
+    """A worker group of two ranks whose disks are not shared."""
+
+    world_size = 2
+
+    def __init__(self, disks: list[Path]) -> None:
+        self.disks = disks
+
+    def _ask(self, method: str, folder: str, *arguments: Any) -> list[Any]:
+        answers = []
+        for rank, disk in enumerate(self.disks):
+            worker = CheckpointFilesWorker()
+            worker.rank, worker.world_size = rank, self.world_size
+            answers.append(getattr(worker, method)(folder.replace(str(self.disks[0]), str(disk)), *arguments))
+        return answers
+
+    def seal_checkpoint_files(self, folder: str) -> list[Any]:
+        return self._ask("seal_checkpoint_files", folder)
+
+    def find_checkpoint_damage(self, folder: str, files: Any, contents: Any) -> list[Any]:
+        return self._ask("find_checkpoint_damage", folder, files, contents)
+
+
+def test_damage_on_the_disk_of_one_node_decides_for_all(tmp_path: Path) -> None:
+    disks = [tmp_path / "node0", tmp_path / "node1"]
+    parts = [Part(folder="actor", workers=TwoNodes(disks), contents=["model"])]
+    for step in (2, 4):
+        folder = begin_checkpoint(disks[0], step)
+        for rank, disk in enumerate(disks):
+            (disk / folder.name / "actor").mkdir(parents=True)
+            (disk / folder.name / "actor" / f"model_world_size_2_rank_{rank}.pt").write_bytes(bytes([step, rank]))
+        commit_checkpoint(disks[0], step, seal_checkpoint(folder, parts))
+
+    def choice() -> Choice:
+        return choose_checkpoint(disks[0], lambda folder, record: why_checkpoint_damaged(folder, record, parts))
+
+    assert choice().step == 4
+    other = [disks[1] / f"global_step_{step}" / "actor" / "model_world_size_2_rank_1.pt" for step in (2, 4)]
+    other[1].write_bytes(b"xx")
+    assert choice().step == 2 and str(other[1]) in choice().damaged[4]
+    refuse_damaged(disks[0] / "global_step_4")
+    other[0].unlink()
+    with pytest.raises(ValueError, match=f"no checkpoint is whole.*{other[0]} is missing"):
+        choice()
 
 
 def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> None:
@@ -100,57 +174,30 @@ def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> No
     save(tmp_path, 8, until="weights")
     remove_old_checkpoints(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [f"global_step_{s}" for s in (4, 6, 8)]
-    assert repair_tracker(tmp_path) == 6
-    assert json.loads((tmp_path / "global_step_6" / RECORD).read_text())["files"] == {"actor/model.pt": 106}
+    assert chosen(tmp_path) == 6
+    record = read_record(tmp_path / "global_step_6")
+    assert record is not None and {name: mark.size_bytes for name, mark in record.files.items()} == {
+        "queue/rows.pt": 106
+    }
 
 
-class Trainer(ResumableTrainer):
-    """The tree trainers' checkpoints, without workers."""
-
-    on_step_end = on_sample_end = lambda self: None
-
-    def __init__(self, root: Path, **trainer: Any) -> None:
-        self.config = OmegaConf.create(
-            {
-                "trainer": {"default_local_dir": str(root), "resume_mode": "auto", **trainer},
-                "algorithm": {"use_kl_in_reward": True},
-                "actor_rollout_ref": {"rollout": {"custom": {"tree_dump_dir": str(root / "trees")}}},
-            }
-        )
-        self.kl_ctrl_in_reward = SimpleNamespace(value=0.1)
+def test_a_checkpoint_that_a_kill_left_half_removed_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (2, 4):
+        save(tmp_path, step)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda path: None)
+        remove_old_checkpoints(tmp_path, keep=1)
+    assert chosen(tmp_path) == 4 and not (tmp_path / "global_step_2").exists()
+    assert len(list(tmp_path.glob(".removed-*"))) == 1
+    save(tmp_path, 6)
+    assert list(tmp_path.glob(".removed-*")) == []
 
 
-def test_the_trainer_keeps_whole_checkpoints_and_its_own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_of_verl = []
-
-    def save_as_verl_does(trainer: Trainer) -> None:
-        asked_of_verl.append(trainer.config.trainer.max_actor_ckpt_to_keep)
-        folder = tmp_path / f"global_step_{trainer.global_steps}"
-        # The checkpoints before are there and whole while this one is written.
-        before = [path for path in tmp_path.glob("global_step_*") if path != folder]
-        assert all(why_not_whole(path) is None for path in before) and bool(before) == (trainer.global_steps > 2)
-        (folder / "data.pt").write_bytes(b"data")
-        (tmp_path / TRACKER).write_text(str(trainer.global_steps))
-
-    def load_as_verl_does(trainer: Trainer) -> None:
-        trainer.global_steps = int((tmp_path / TRACKER).read_text())
-
-    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", save_as_verl_does)
-    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", load_as_verl_does)
-    trainer = Trainer(tmp_path, max_actor_ckpt_to_keep=1)
+def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:
     for step in (2, 4, 6):
-        trainer.global_steps = step
-        trainer.kl_ctrl_in_reward.value = step / 100
-        trainer._save_checkpoint()
-    assert asked_of_verl == [2, 2, 2] and trainer.config.trainer.max_actor_ckpt_to_keep == 1
-    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_6"]
-
-    begin_checkpoint(tmp_path, 8)
-    (tmp_path / TRACKER).write_text("8")
-    record_update(tmp_path, 7, 0, rows(7), {prompt_uid(7, 0): 0})
-    again = Trainer(tmp_path)
-    again._load_checkpoint()
-    assert (again.global_steps, again.kl_ctrl_in_reward.value, read_ledger(tmp_path)) == (6, 0.06, [])
+        save(tmp_path, step)
+    remove_old_checkpoints(tmp_path, keep=2, damaged={4})
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [f"global_step_{s}" for s in (2, 4, 6)]
 
 
 def rows(step: int) -> dict[str, np.ndarray]:
@@ -174,10 +221,37 @@ def test_the_ledger_holds_every_trained_row_once(tmp_path: Path) -> None:
     # Killed in the middle of a line after step 3, resumed from step 1.
     with (tmp_path / LEDGER).open("a") as stream:
         stream.write('{"step": 4, "upd')
-    cut_ledger(tmp_path, 1)
+    restore_ledger(tmp_path, 1, None)
     train(2)
     train(3)
     assert read_ledger(tmp_path) == uninterrupted
+
+
+def test_the_ledger_goes_on_from_the_copy_in_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, folder = tmp_path / "run", tmp_path / "run" / "global_step_2"
+    folder.mkdir(parents=True)
+    for step in (1, 2):
+        record_update(root, step, 0, rows(step), {prompt_uid(step, 0): step})
+    save_ledger(root, folder)
+    saved = read_ledger(root)
+    record_update(root, 3, 0, rows(3), {prompt_uid(3, 0): 3})
+    restore_ledger(root, 2, folder)
+    assert read_ledger(root) == saved and caplog.records == []
+    (root / LEDGER).write_bytes(b"\xff\n{}\n")
+    restore_ledger(root, 2, folder)
+    assert read_ledger(root) == saved and LEDGER in caplog.records[-1].getMessage()
+
+
+def test_without_a_copy_the_whole_lines_of_a_damaged_ledger_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        record_update(tmp_path, step, 0, rows(step), {prompt_uid(step, 0): step})
+    saved = (tmp_path / LEDGER).read_bytes()
+    lines = saved.splitlines(keepends=True)
+    (tmp_path / LEDGER).write_bytes(lines[0] + b"\0\0\xff\n[]\n" + lines[1] + b'{"step": 2, "upd')
+    restore_ledger(tmp_path, 2, None)
+    assert (tmp_path / LEDGER).read_bytes() == saved and "2 damaged lines" in caplog.records[-1].getMessage()
 
 
 def test_a_changed_token_or_key_changes_the_digest(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """Weights that travel through verl's checkpoint backend `gloo` arrive as they were sent, at every rollout worker."""
 
 import asyncio
+import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from tree_rl.verl_plugin.embedded_rollout.gloo_weights import BACKEND, GlooCheckpointEngine
+from tree_rl.verl_plugin.embedded_rollout.gloo_weights import BACKEND, GlooCheckpointEngine, read_labels
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -21,7 +24,15 @@ def weights() -> dict[str, torch.Tensor]:
         "odd bytes": torch.arange(7, dtype=torch.uint8),
         "behind odd bytes": torch.randn(64, generator=generator),
         "scalar": torch.tensor(2.5),
+        "scalar of two bytes": torch.tensor(-1.5, dtype=torch.bfloat16),
         "empty": torch.zeros(0, 4),
+        "empty of one byte": torch.zeros(3, 0, 2, dtype=torch.float8_e5m2),
+        "float8": torch.randn(5, 3, generator=generator).to(torch.float8_e4m3fn),
+        "float8 after it": torch.randn(7, generator=generator).to(torch.float8_e5m2),
+        "truths": torch.tensor([True, False, True]),
+        "long": torch.arange(-3, 3),
+        "complex": torch.randn(2, 3, generator=generator, dtype=torch.complex64),
+        'ü "quoted"\n': torch.ones(2),
     }
 
 
@@ -79,5 +90,55 @@ def test_every_rollout_worker_receives_what_the_trainer_holds(
         for received in synchronise(trainers, rollouts):
             assert received.keys() == weights().keys()
             for name, sent in weights().items():
-                assert received[name].dtype == sent.dtype
-                assert torch.equal(received[name], sent)
+                assert (received[name].dtype, received[name].shape) == (sent.dtype, sent.shape)
+                assert bytes_of(received[name]) == bytes_of(sent)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+class Hostile:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_labels_cannot_run_code(tmp_path: Path) -> None:
+    hostile = pickle.dumps([(Hostile(tmp_path / "ran"), torch.float32, (1,), 4)])
+    with pytest.raises(ValueError, match="expected a list of names, dtypes and shapes"):
+        read_labels(hostile)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(hostile)
+    assert (tmp_path / "ran").exists(), "the attack works where it is unpickled"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"7",
+        b"null",
+        b'{"a": 1}',
+        b'["abc"]',
+        b'[["w", "float32"]]',
+        b'[["w", "save", [1]]]',
+        b'[["w", "nn.Module", [1]]]',
+        b'[["w", 7, [1]]]',
+        b'[[7, "float32", [1]]]',
+        b'[["w", "float32", 1]]',
+        b'[["w", "float32", [-1]]]',
+        b'[["w", "float32", [1.5]]]',
+        b'[["w", "float32", [true]]]',
+        b'[["w", "float32", [' + b"9" * 5000 + b"]]]",
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+)
+def test_labels_of_another_shape_are_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"expected a list of names, dtypes and shapes.*same version of tree_rl"):
+        read_labels(content)

@@ -5,9 +5,12 @@ verl's own backends need GPUs; `tree_separate_async` uses this one without them.
 """
 
 import asyncio
-import pickle
-from collections.abc import AsyncGenerator, Generator
+import json
+import math
+from collections.abc import AsyncGenerator, Generator, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -103,7 +106,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _send(self, bucket: list[PackedTensor]) -> None:
         """Send two lengths, names with shapes, and the bytes of all tensors; an empty bucket ends the weights."""
-        labels = pickle.dumps([(packed.name, packed.dtype, packed.shape, packed.data.nbytes) for packed in bucket])
+        labels = write_labels(bucket)
         data = np.concatenate([packed.data for packed in bucket]) if bucket else np.zeros(0, dtype=np.uint8)
         self._broadcast(torch.tensor([len(labels), len(data)]))
         self._broadcast(torch.frombuffer(bytearray(labels), dtype=torch.uint8))
@@ -111,10 +114,52 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _receive(self) -> list[PackedTensor]:
         label_bytes, data_bytes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
-        labels = pickle.loads(self._broadcast(torch.empty(label_bytes, dtype=torch.uint8)).numpy().tobytes())
+        labels = read_labels(self._broadcast(torch.empty(label_bytes, dtype=torch.uint8)).numpy().tobytes())
+        ends = list(accumulate(label.num_bytes for label in labels))
+        if (ends or [0])[-1] != data_bytes:
+            raise ValueError(f"weights from the trainer: {data_bytes} bytes, expected {ends[-1:]} by their shapes")
         data = self._broadcast(torch.empty(data_bytes, dtype=torch.uint8)).numpy()
-        starts = np.cumsum([0] + [size for *_, size in labels])
         return [
-            PackedTensor(name=name, data=data[start : start + size], dtype=dtype, shape=shape)
-            for (name, dtype, shape, size), start in zip(labels, starts.tolist(), strict=False)
+            PackedTensor(name=label.name, data=data[end - label.num_bytes : end], dtype=label.dtype, shape=label.shape)
+            for label, end in zip(labels, ends, strict=True)
         ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """What the receiver knows of a tensor before its bytes come."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_labels(bucket: Iterable[PackedTensor]) -> bytes:
+    """Names, dtypes and shapes as JSON: what another process sends must not be able to run code here."""
+    labels = [(packed.name, str(packed.dtype).removeprefix("torch."), packed.shape) for packed in bucket]
+    return json.dumps(labels).encode()
+
+
+def read_labels(content: bytes) -> list[Label]:
+    """What `write_labels` wrote; a ValueError for anything else."""
+    try:
+        return [_checked_label(*entry) for entry in json.loads(content)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"weights from the trainer: expected a list of names, dtypes and shapes, received "
+            f"{content[:60]!r} ({error}); do trainer and rollout run the same version of tree_rl?"
+        ) from error
+
+
+def _checked_label(name: object, dtype_name: object, shape: object) -> Label:
+    dtype = getattr(torch, dtype_name, None) if isinstance(dtype_name, str) else None
+    if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name!r:.60} of dtype {dtype_name!r:.60}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise TypeError(f"shape {shape!r:.60} of {name!r:.60}")
+    return Label(name=name, dtype=dtype, shape=tuple(shape))

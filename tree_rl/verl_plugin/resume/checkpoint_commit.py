@@ -1,117 +1,100 @@
-"""Records which of verl's checkpoints are whole; training never resumes from a half-written one.
+"""Begins and ends the writing of a checkpoint; training never resumes from one that was not ended.
 
-A checkpoint is whole once it has a record of its files, written after all of them and renamed into place. verl itself
-relies on `latest_checkpointed_iteration.txt`, which it writes in place: a kill can leave it empty.
+A checkpoint is whole once it has a record of its files, written after all of them are on the disk.
 """
 
-import json
 import logging
-import os
 import re
 import shutil
+import time
+from collections.abc import Container, Mapping
 from pathlib import Path
+
+from tree_rl.verl_plugin.resume.checkpoint_record import (
+    DamagedCheckpointError,
+    Record,
+    read_record,
+    write_atomically,
+    write_record,
+)
+from tree_rl.verl_plugin.resume.file_marks import FileMark, sync_folder
 
 logger = logging.getLogger(__name__)
 
 TRACKER = "latest_checkpointed_iteration.txt"
-RECORD = "tree_checkpoint.json"
-FOLDER = re.compile(r"global_step_(\d+)")
+REMOVED = ".removed-"
+"""What a kill interrupted the removal of is named so."""
+FOLDER = re.compile("global_step_([1-9][0-9]{0,15})")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file: a reader sees the old text or the new one, even after a kill."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+def folder_of_step(root: Path, step: int) -> Path:
+    """The folder of a checkpoint in `root`, `trainer.default_local_dir`."""
+    return root / f"global_step_{step}"
+
+
+def steps_in(root: Path) -> list[int]:
+    """Steps of everything that has the name of a checkpoint, in rising order."""
+    return sorted(int(match[1]) for path in root.iterdir() if (match := FOLDER.fullmatch(path.name)))
 
 
 def begin_checkpoint(root: Path, step: int) -> Path:
-    """Mark a checkpoint in `root`, `trainer.default_local_dir`, as unfinished; return its folder."""
-    folder = root / f"global_step_{step}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / RECORD, json.dumps({"is_whole": False}))
+    """Make the folder of a checkpoint and mark it as unfinished; what had its name before is removed."""
+    folder = folder_of_step(root, step)
+    for rest in root.glob(f"{REMOVED}*"):
+        _delete(rest)
+    if folder.exists() or folder.is_symlink():
+        # verl would write through a link, or fail at a folder that has the name of one of its files.
+        _remove(folder)
+    folder.mkdir(parents=True)
+    write_record(folder, Record(is_whole=False, files={}))
+    sync_folder(root)
     return folder
 
 
-def commit_checkpoint(root: Path, step: int) -> None:
-    """Record the files of a checkpoint with their sizes; from now on it counts as whole."""
-    folder = root / f"global_step_{step}"
-    files = {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != RECORD
-    }
-    write_atomically(folder / RECORD, json.dumps({"is_whole": True, "files": files}, indent=1))
+def commit_checkpoint(root: Path, step: int, files: Mapping[str, FileMark]) -> None:
+    """Record the files of a checkpoint, all of them on the disk by now: it counts as whole. Then name it as the last.
 
-
-def why_not_whole(folder: Path) -> str | None:
-    """What a checkpoint lacks; None if it is whole.
-
-    Stock verl writes no record: a folder without one counts as whole.
+    Args:
+        root: `trainer.default_local_dir`.
+        step: of the checkpoint.
+        files: POSIX path below the checkpoint's folder -> what the file holds, as `seal_files` returns it.
     """
-    if not folder.is_dir():
-        return "the folder does not exist"
-    if not (folder / RECORD).exists():
-        return None
-    record = json.loads((folder / RECORD).read_text())
-    if not record["is_whole"]:
-        return "its writing was interrupted"
-    for name, size in record["files"].items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != size:
-            return f"{name} is {path.stat().st_size if path.is_file() else 'missing'}, expected {size} bytes"
-    return None
+    write_record(folder_of_step(root, step), Record(is_whole=True, files=files))
+    write_atomically(root / TRACKER, str(step).encode())
 
 
-def refuse_damaged(folder: Path) -> None:
-    """Raise a ValueError if the checkpoint that `trainer.resume_from_path` names is not whole."""
-    reason = why_not_whole(folder)
-    if reason is not None:
-        raise ValueError(
-            f"trainer.resume_from_path={folder}: {reason}; expected a whole checkpoint. Name another one, or set "
-            "trainer.resume_mode=auto, which takes the newest whole one"
-        )
+def remove_old_checkpoints(root: Path, keep: int, damaged: Container[int] = ()) -> None:
+    """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too.
 
-
-def repair_tracker(root: Path) -> int | None:
-    """Make verl's tracker in `root` name a whole checkpoint: the one it names if that is whole, else the newest.
-
-    Return the step to resume from; None, and no tracker, if no checkpoint is whole.
+    `damaged` are steps whose checkpoints count for nothing; they stay for somebody to look at.
     """
-    tracker = root / TRACKER
-    if not root.is_dir():
-        return None
-    text = tracker.read_text().strip() if tracker.exists() else ""
-    problem = f"it holds {text!r}" if tracker.exists() else "it does not exist"
-    if text.isdigit():
-        reason = why_not_whole(root / f"global_step_{text}")
-        if reason is None:
-            return int(text)
-        problem = f"it names step {text}, but {reason}"
-    whole = _whole_steps(root)
-    if not whole:
-        if tracker.exists():
-            logger.warning("%s: %s, and no checkpoint is whole; training starts from the beginning", tracker, problem)
-            tracker.unlink()
-        return None
-    step = whole[-1]
-    logger.warning("%s: %s; resuming from step %d, the newest whole checkpoint", tracker, problem, step)
-    write_atomically(tracker, str(step))
-    return step
+    whole = [step for step in steps_in(root) if step not in damaged and _is_committed(folder_of_step(root, step))]
+    for step in whole[:-keep]:
+        _remove(folder_of_step(root, step))
 
 
-def remove_old_checkpoints(root: Path, keep: int) -> None:
-    """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too."""
-    for step in _whole_steps(root)[:-keep]:
-        shutil.rmtree(begin_checkpoint(root, step))
+def _is_committed(folder: Path) -> bool:
+    """Whether the record says so; reading the files would take as long as saving them."""
+    try:
+        record = read_record(folder)
+    except DamagedCheckpointError:
+        return False
+    return record is not None and record.is_whole
 
 
-def _whole_steps(root: Path) -> list[int]:
-    """Steps of whole checkpoints with a record, in rising order."""
-    found = [(FOLDER.fullmatch(path.name), path) for path in root.iterdir()]
-    return sorted(
-        int(match[1]) for match, path in found if match and (path / RECORD).exists() and why_not_whole(path) is None
-    )
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; from the first moment on, nothing takes its rest for one."""
+    doomed = folder.with_name(f"{REMOVED}{folder.name}-{time.time_ns()}")
+    folder.rename(doomed)
+    _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, a file or a link; what cannot be deleted is logged and stays."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except (OSError, RecursionError) as error:
+        logger.warning("%s cannot be removed: %s", path, error)

@@ -6,7 +6,8 @@ Only whole checkpoints count, step and place name a prompt, an update sorts its 
 import functools
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,27 @@ from tree_rl.verl_plugin.compat import KVBatchMeta, PPOTrainer
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.resume.checkpoint_commit import (
+    FOLDER,
     begin_checkpoint,
     commit_checkpoint,
-    refuse_damaged,
+    folder_of_step,
     remove_old_checkpoints,
-    repair_tracker,
-    write_atomically,
 )
+from tree_rl.verl_plugin.resume.checkpoint_parts import (
+    Part,
+    refusal,
+    refuse_damaged,
+    seal_checkpoint,
+    why_checkpoint_damaged,
+)
+from tree_rl.verl_plugin.resume.checkpoint_record import STATE, read_record, write_atomically
+from tree_rl.verl_plugin.resume.choose_checkpoint import choose_checkpoint
 from tree_rl.verl_plugin.resume.liveness import Watch
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place, uid_of_row
-from tree_rl.verl_plugin.resume.update_ledger import cut_ledger, record_update
+from tree_rl.verl_plugin.resume.update_ledger import record_update, restore_ledger, save_ledger
 
 logger = logging.getLogger(__name__)
 
-STATE = "tree_trainer.json"
-"""File of a checkpoint for what the trainer learns and verl does not save."""
 KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 REMOVE_KEY = "remove_previous_ckpt_in_save"
 
@@ -46,13 +53,15 @@ class ResumableTrainer(PPOTrainer):
 
     _prompts_fetched = (0, 0)
     """A step and the number of prompts that it has fetched."""
+    _damaged_steps: Set[int] = frozenset()
+    """Checkpoints that the restart found damaged."""
     _row_tokens: dict[str, np.ndarray]
     """Token ids of the rows of the current update, by verl's key."""
 
     def __init__(self, config: DictConfig) -> None:
         if config.trainer.resume_mode == "resume_path":
             # Before any worker starts.
-            refuse_damaged(Path(config.trainer.resume_from_path).absolute())
+            refuse_damaged(self._asked_folder(config))
         super().__init__(config)
 
     @property
@@ -129,52 +138,83 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _save_checkpoint(self) -> None:
-        """verl's checkpoint; it counts once all of it is written."""
+        """verl's checkpoint; it counts once all of it is on the disk."""
         folder = begin_checkpoint(self._root, self.global_steps)
-        with self._previous_checkpoint_kept() as keep:
+        with self._no_checkpoint_deleted() as keep:
             super()._save_checkpoint()
         penalised = self.config.algorithm.use_kl_in_reward
         state = {"kl_coefficient": self.kl_ctrl_in_reward.value} if penalised else {}
-        write_atomically(folder / STATE, json.dumps(state))
-        commit_checkpoint(self._root, self.global_steps)
+        write_atomically(folder / STATE, json.dumps(state).encode())
+        save_ledger(self._root, folder)
+        commit_checkpoint(self._root, self.global_steps, seal_checkpoint(folder, self._checkpoint_parts()))
         if keep:
-            remove_old_checkpoints(self._root, keep)
+            remove_old_checkpoints(self._root, keep, self._damaged_steps - {self.global_steps})
 
     @contextmanager
-    def _previous_checkpoint_kept(self) -> Iterator[int]:
-        """Let verl keep one more checkpoint: it deletes a worker's previous one before the next is whole.
+    def _no_checkpoint_deleted(self) -> Iterator[int]:
+        """Let verl delete nothing: it would delete a worker's previous checkpoint before the next is whole.
 
         Yields:
             Number of whole checkpoints that the config keeps; 0 for all.
         """
         trainer = self.config.trainer
         asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
-        limits = [1 if asked[REMOVE_KEY] else asked[key] for key in KEEP_KEYS]
         with open_dict(self.config):
-            for key, keep in zip(KEEP_KEYS, limits, strict=True):
-                trainer[key] = max(keep, 2) if keep else None
-            trainer[REMOVE_KEY] = False
-            yield max(keep or 0 for keep in limits)
+            trainer.update({**dict.fromkeys(KEEP_KEYS), REMOVE_KEY: False})
+            yield 1 if asked[REMOVE_KEY] else max(asked[key] or 0 for key in KEEP_KEYS)
             trainer.update(asked)
 
     def _load_checkpoint(self) -> None:
         """verl's restart from a whole checkpoint; records of later steps leave the ledger and the dumps."""
         mode = self.config.trainer.resume_mode
-        if mode == "auto":
-            repair_tracker(self._root)
+        folder = self._whole_checkpoint()
         super()._load_checkpoint()
-        cut_ledger(self._root, self.global_steps)
+        restore_ledger(self._root, self.global_steps, folder)
         if mode == "disable":
             return
         dumps = (self.config.actor_rollout_ref.rollout.get("custom") or {}).get("tree_dump_dir")
         if dumps:
             set_aside_later_trees(Path(dumps), self.global_steps)
-        folder = self._root / f"global_step_{self.global_steps}"
-        if mode == "resume_path":
-            folder = Path(self.config.trainer.resume_from_path).absolute()
-        if self.global_steps and self.config.algorithm.use_kl_in_reward and (folder / STATE).exists():
+        if folder is not None and self.config.algorithm.use_kl_in_reward and (folder / STATE).exists():
             state = json.loads((folder / STATE).read_text())
             self.kl_ctrl_in_reward.value = state.get("kl_coefficient", self.kl_ctrl_in_reward.value)
+
+    def _whole_checkpoint(self) -> Path | None:
+        """The checkpoint that verl is about to load; all of it is what was saved. None: verl loads nothing."""
+        mode = self.config.trainer.resume_mode
+        parts = self._checkpoint_parts() if mode != "disable" else []
+        if mode == "resume_path":
+            folder = self._asked_folder(self.config)
+            refuse_damaged(folder)
+            reason = why_checkpoint_damaged(folder, read_record(folder), parts)
+            if reason is not None:
+                raise refusal(folder, reason)
+            return folder
+        if mode != "auto":
+            return None
+        choice = choose_checkpoint(self._root, lambda folder, record: why_checkpoint_damaged(folder, record, parts))
+        self._damaged_steps = set(choice.damaged)
+        return None if choice.step is None else folder_of_step(self._root, choice.step)
+
+    def _checkpoint_parts(self) -> list[Part]:
+        """The worker groups that write and load a checkpoint."""
+        actor = self.config.actor_rollout_ref.actor
+        parts = [Part(folder="actor", workers=self.actor_rollout_wg, contents=actor.checkpoint.load_contents)]
+        if self.use_critic:
+            contents = self.config.critic.checkpoint.load_contents
+            parts.append(Part(folder="critic", workers=self.critic_wg, contents=contents))
+        return parts
+
+    @staticmethod
+    def _asked_folder(config: DictConfig) -> Path:
+        """The folder that `trainer.resume_from_path` names; a ValueError if it names no checkpoint."""
+        path = config.trainer.resume_from_path
+        if not isinstance(path, str) or FOLDER.fullmatch(os.path.basename(path)) is None:
+            raise ValueError(
+                f"trainer.resume_from_path={path}: expected the folder of a checkpoint, such as .../global_step_20, as "
+                "trainer.resume_mode=resume_path"
+            )
+        return Path(path).absolute()
 
 
 def _actors_of(agent_loop_manager: Any) -> list[Any]:

@@ -1,17 +1,21 @@
 """The ledger of updates: which rows trained the weights, one JSON line per group and update.
 
-A restart cuts it back to the checkpoint, as it does the weights, so every trained row stands in it once.
+A checkpoint holds a copy. A restart goes on from it, as from the weights, so every trained row stands in it once.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from tree_rl.verl_plugin.resume.checkpoint_commit import write_atomically
+from tree_rl.verl_plugin.resume.checkpoint_record import write_atomically
+from tree_rl.verl_plugin.resume.file_marks import open_regular
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
+
+logger = logging.getLogger(__name__)
 
 LEDGER = "updates.jsonl"
 
@@ -44,10 +48,65 @@ def record_update(
             stream.write(json.dumps({**group, "digest": digest.hexdigest()}) + "\n")
 
 
-def cut_ledger(root: Path, step: int) -> None:
-    """Remove the updates after the step that training continues from, and a line that a kill left unfinished."""
+def save_ledger(root: Path, checkpoint: Path) -> None:
+    """Copy the ledger into the folder of a checkpoint, for a restart from there."""
     path = root / LEDGER
-    if not path.exists():
+    (checkpoint / LEDGER).write_bytes(path.read_bytes() if path.exists() else b"")
+
+
+def restore_ledger(root: Path, step: int, checkpoint: Path | None) -> None:
+    """Make the ledger end where training goes on: updates of later steps go, and what a kill or damage left of a line.
+
+    Args:
+        root: `trainer.default_local_dir`.
+        step: that training goes on from.
+        checkpoint: folder of that step, whose copy of the ledger counts; None for a start from the beginning.
+
+    Raises:
+        ValueError: the ledger cannot be written.
+    """
+    path = root / LEDGER
+    saved = None if checkpoint is None else checkpoint / LEDGER
+    there, problem = _read(path)
+    if saved is not None and saved.is_file():
+        content = saved.read_bytes()
+        if not there.startswith(content):
+            problem = problem or "does not hold the updates until then"
+            logger.warning("%s %s; taking the copy in %s", path, problem, saved)
+    else:
+        lines = [(line, _step_of(line)) for line in there.splitlines(keepends=True)]
+        damaged = sum(found is None and line.endswith(b"\n") for line, found in lines)
+        if problem or damaged:
+            logger.warning("%s %s; leaving it out", path, problem or f"has {damaged} damaged lines")
+        content = b"".join(line for line, found in lines if found is not None and found <= step)
+    if content == there and not problem:
         return
-    lines = path.read_text().splitlines(keepends=True)
-    write_atomically(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise ValueError(
+            f"trainer.default_local_dir={root}: {path} cannot be written: {error.strerror}; expected a folder that the "
+            "trainer may write"
+        ) from error
+
+
+def _read(path: Path) -> tuple[bytes, str | None]:
+    """What a file holds, and why it cannot be read."""
+    try:
+        with open_regular(path) as stream:
+            return stream.readall(), None
+    except FileNotFoundError:
+        return b"", None
+    except OSError as error:
+        return b"", f"cannot be read ({error.strerror})"
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a line of the ledger; None if the line is not whole."""
+    try:
+        entries = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    step = entries.get("step") if isinstance(entries, dict) else None
+    return step if isinstance(step, int) else None

@@ -16,6 +16,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
+from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
 
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
@@ -30,7 +31,7 @@ def require_live_plugin(model_type: str) -> None:
         )
 
 
-class TreeTrainingWorker(TrainingWorker):
+class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
     """verl's training worker; its mini-batches are runs of whole cells instead of numbers of shuffled rows."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
@@ -70,7 +71,7 @@ def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) ->
     ).flatten()
 
 
-class TreeActorRolloutRefWorker(ActorRolloutRefWorker):
+class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
     """verl's hybrid worker, whose actor and reference policy are tree training workers."""
 
     actor_worker_cls = TreeTrainingWorker

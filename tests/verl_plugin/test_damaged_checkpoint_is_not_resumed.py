@@ -1,0 +1,417 @@
+"""Whatever is damaged, a resume names the file, takes the newest whole checkpoint, and never loads damaged weights."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpointed_run import Trainer, build_engines, set_weights
+
+from tree_rl.verl_plugin.resume.checkpoint_commit import TRACKER
+from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, STATE
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER
+
+STEPS = (2, 4, 6)
+LAST = 6
+PARTS = ("actor", "critic")
+FILES = [
+    RECORD,
+    STATE,
+    LEDGER,
+    "data.pt",
+    *(f"{part}/{kind}_world_size_1_rank_0.pt" for part in PARTS for kind in ("model", "optim", "extra_state")),
+    *(f"{part}/tree_engine_world_size_1_rank_0.json" for part in PARTS),
+    *(f"{part}/{name}" for part in PARTS for name in ("fsdp_config.json", "huggingface/config.json")),
+]
+
+
+def change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    (path / "more" / "folders").mkdir(parents=True)
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "changed": change_a_byte,
+    "missing": lambda path: path.unlink(),
+    "garbage": lambda path: path.write_bytes(os.urandom(path.stat().st_size)),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "folder": replace_by_folder,
+    "link": replace_by_link,
+    "dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    "pipe": replace_by_pipe,
+}
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return build_engines(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def saved(engines: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints as verl writes them, and updates after the last."""
+    root = tmp_path_factory.mktemp("saved") / "run"
+    trainer = Trainer(root, *engines)
+    for step in range(1, LAST + 2):
+        trainer.train(step)
+        if step in STEPS:
+            trainer._save_checkpoint()
+    return root
+
+
+@pytest.fixture
+def root(saved: Path, tmp_path: Path, engines: Any) -> Iterator[Path]:
+    shutil.copytree(saved, tmp_path / "run")
+    for engine in engines:
+        set_weights(engine, -1)
+    yield tmp_path / "run"
+
+
+def resumed(root: Path, engines: Any, **trainer: Any) -> Trainer:
+    again = Trainer(root, *engines, **trainer)
+    again._load_checkpoint()
+    return again
+
+
+def assert_state_of(trainer: Trainer, step: int) -> None:
+    """Everything is as it was when that step was saved."""
+    assert trainer.state() == (step, [step, step], step, step / 100, list(range(1, step + 1)))
+    assert (trainer._root / TRACKER).read_text() == str(step)
+
+
+def test_all_files_of_a_checkpoint_are_damaged_here(saved: Path) -> None:
+    recorded = json.loads((saved / f"global_step_{LAST}" / RECORD).read_text())["files"]
+    generated = {name for name in recorded if "generation_config" in name}
+    assert {RECORD, *recorded} - generated == set(FILES)
+
+
+def test_an_undamaged_run_goes_on_from_its_last_checkpoint_and_says_nothing(
+    root: Path, engines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_state_of(resumed(root, engines), LAST)
+    assert [record for record in caplog.records if record.name.startswith("tree_rl")] == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
+    root: Path, engines: Any, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = root / f"global_step_{LAST}" / name
+    DAMAGES[damage](path)
+    assert_state_of(resumed(root, engines), 4)
+    named = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert len(named) == 1 and "\n" not in named[0] and f"step {LAST} is damaged" in named[0]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [TRACKER, LEDGER])
+def test_a_damaged_tracker_or_ledger_is_named_and_restored(
+    root: Path, engines: Any, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    DAMAGES[damage](root / name)
+    assert_state_of(resumed(root, engines), LAST)
+    named = [record for record in caplog.records if str(root / name) in record.getMessage()]
+    # What follows the updates until the checkpoint goes anyway.
+    assert len(named) == (0 if (name, damage) == (LEDGER, "longer") else 1)
+
+
+@pytest.mark.parametrize("text", ["4", "5", "99", "0", "-6", "6.0", "٦", "9" * 5000, "6\x1b[2J", "global_step_6"])
+def test_a_tracker_that_names_something_else_is_named(
+    root: Path, engines: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / TRACKER).write_text(text)
+    assert_state_of(resumed(root, engines), LAST)
+    (named,) = [record.getMessage() for record in caplog.records if str(root / TRACKER) in record.getMessage()]
+    assert len(named) < 500 and named.isprintable()
+
+
+RECORDS = {
+    "a list": "[]",
+    "null": "null",
+    "a number": "7",
+    "deep": "[" * 100_000,
+    "a huge number": '{"is_whole": ' + "9" * 5000 + "}",
+    "wrong type of is_whole": '{"is_whole": "true", "files": {}}',
+    "no files": '{"is_whole": true}',
+    "files are a list": '{"is_whole": true, "files": ["a"]}',
+    "empty files": '{"is_whole": true, "files": {}}',
+    "sizes are text": '{"is_whole": true, "files": {"data.pt": "7"}}',
+    "sizes are negative": '{"is_whole": true, "files": {"data.pt": -1}}',
+    "sizes are truths": '{"is_whole": true, "files": {"data.pt": true}}',
+    "outside": '{"is_whole": true, "files": {"../../x": 1}}',
+    "absolute": '{"is_whole": true, "files": {"/etc/passwd": 1}}',
+    "control characters": '{"is_whole": true, "files": {"a\\u001b[2J": 1}}',
+    "surrogates": '{"is_whole": true, "files": {"\\ud800": 1}}',
+    "another version": '{"version": 3, "is_whole": true, "files": {}}',
+    "version is text": '{"version": "2", "is_whole": true, "files": {"data.pt": 1}}',
+}
+
+
+@pytest.mark.parametrize("content", RECORDS.values(), ids=RECORDS)
+def test_a_record_of_another_shape_is_named(
+    root: Path, engines: Any, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = root / f"global_step_{LAST}" / RECORD
+    path.write_text(content)
+    assert_state_of(resumed(root, engines), 4)
+    (named,) = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert len(named) < 1000 and named.isprintable()
+
+
+def test_a_record_cannot_lose_a_file_unnoticed(root: Path, engines: Any) -> None:
+    path = root / f"global_step_{LAST}" / RECORD
+    entries = json.loads(path.read_text())
+    del entries["files"]["actor/model_world_size_1_rank_0.pt"]
+    path.write_text(json.dumps(entries))
+    assert_state_of(resumed(root, engines), 4)
+
+
+def test_further_folders_and_files_change_nothing(root: Path, engines: Any) -> None:
+    folder = root / f"global_step_{LAST}"
+    (folder / "actor" / "/".join("d" * 200)).mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    (root / "global_step_x").mkdir()
+    (root / "global_step_007").mkdir()
+    again = resumed(root, engines)
+    assert_state_of(again, LAST)
+
+
+@pytest.mark.parametrize("damage", ["folder", "link", "pipe", "changed"])
+def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any, damage: str) -> None:
+    path = root / f"global_step_{LAST}" / "actor" / "model_world_size_1_rank_0.pt"
+    DAMAGES[damage](path)
+    deep = path.parent
+    here = os.open(deep, os.O_RDONLY)
+    try:
+        for _ in range(1500):
+            os.mkdir("d" * 20, dir_fd=here)
+            here, before = os.open("d" * 20, os.O_RDONLY, dir_fd=here), here
+            os.close(before)
+    finally:
+        os.close(here)
+    again = resumed(root, engines)
+    again.batches = iter(again.train_dataloader)
+    for step in (5, LAST):
+        again.train(step)
+    again._save_checkpoint()
+    assert_state_of(resumed(root, engines), LAST)
+    assert path.is_file() and not path.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("name", ["data.pt", RECORD, "actor/model_world_size_1_rank_0.pt", "actor", "."])
+def test_what_may_not_be_read_is_named(root: Path, engines: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for path in [root, *root.rglob("*")]:
+        os.chown(path, 65534, 65534)
+    place = root / f"global_step_{LAST}" / name
+    place.chmod(0)
+    opened = [parent for parent in root.parents if parent.stat().st_mode & 0o005 != 0o005]
+    modes = [parent.stat().st_mode for parent in opened]
+    for parent in opened:
+        parent.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        assert_state_of(resumed(root, engines), 4)
+    finally:
+        os.seteuid(0)
+        for parent, mode in zip(opened, modes, strict=True):
+            parent.chmod(mode)
+    (named,) = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
+    assert str(root / f"global_step_{LAST}") in named and "Permission denied" in named
+
+
+class Killed(BaseException):
+    """Where a kill would have ended the process."""
+
+
+def test_a_kill_at_any_write_of_a_save_loses_no_checkpoint(
+    saved: Path, tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    while True:
+        root = tmp_path / str(calls)
+        shutil.copytree(saved, root)
+        shutil.rmtree(root / f"global_step_{LAST}")
+        again = resumed(root, engines, max_actor_ckpt_to_keep=1)
+        again.batches = iter(again.train_dataloader)
+        for step in (5, LAST):
+            again.train(step)
+        with monkeypatch.context() as patch:
+            left = killed_after(calls, patch)
+            with contextlib.suppress(Killed):
+                again._save_checkpoint()
+        resumed_again = resumed(root, engines)
+        assert_state_of(resumed_again, resumed_again.global_steps)
+        assert resumed_again.global_steps in (4, LAST)
+        shutil.rmtree(root)
+        if left[0] >= 0:
+            break
+        calls += 1
+    assert calls > 20 and resumed_again.global_steps == LAST
+
+
+def killed_after(calls: int, patch: pytest.MonkeyPatch) -> list[int]:
+    """End what runs before the call of that number which makes something last; how many are left, negative if ended."""
+    left = [calls]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return call(*args)
+
+        return count
+
+    for place, name in ((os, "fsync"), (Path, "replace"), (Path, "rename"), (shutil, "rmtree")):
+        patch.setattr(place, name, counted(getattr(place, name)))
+    return left
+
+
+def test_only_as_many_checkpoints_stay_as_asked(tmp_path: Path, engines: Any) -> None:
+    trainer = Trainer(tmp_path, *engines, max_actor_ckpt_to_keep=1)
+    for step in STEPS:
+        trainer.train(step)
+        trainer._save_checkpoint()
+        assert [path.name for path in tmp_path.glob("*global_step_*")] == [f"global_step_{step}"]
+    assert trainer.config.trainer.max_actor_ckpt_to_keep == 1
+
+
+def test_two_damaged_checkpoints_are_two_lines(root: Path, engines: Any, caplog: pytest.LogCaptureFixture) -> None:
+    change_a_byte(root / "global_step_6" / "actor" / "optim_world_size_1_rank_0.pt")
+    (root / "global_step_4" / RECORD).write_text("")
+    assert_state_of(resumed(root, engines), 2)
+    assert sum("is damaged" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_without_a_whole_checkpoint_nothing_trains(root: Path, engines: Any) -> None:
+    for step in STEPS:
+        change_a_byte(root / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt")
+    ledger = (root / LEDGER).read_bytes()
+    with pytest.raises(ValueError, match="no checkpoint is whole") as refused:
+        resumed(root, engines)
+    message = str(refused.value)
+    assert "trainer.default_local_dir" in message and "trainer.resume_mode" in message and "\n" not in message
+    assert all(f"global_step_{step}/actor/model_world_size_1_rank_0.pt" in message for step in STEPS)
+    assert (root / LEDGER).read_bytes() == ledger and (root / TRACKER).exists()
+
+
+def test_a_tracker_without_any_checkpoint_is_no_fresh_start(root: Path, engines: Any) -> None:
+    for step in STEPS:
+        shutil.rmtree(root / f"global_step_{step}")
+    with pytest.raises(ValueError, match=r"latest_checkpointed_iteration.txt holds '6', and no such checkpoint"):
+        resumed(root, engines)
+    assert resumed(root, engines, resume_mode="disable").global_steps == 0
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [RECORD, "data.pt", "actor/model_world_size_1_rank_0.pt"])
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused_by_name(
+    root: Path, engines: Any, name: str, damage: str
+) -> None:
+    folder = root / f"global_step_{LAST}"
+    DAMAGES[damage](folder / name)
+    asked = {"resume_mode": "resume_path", "resume_from_path": str(folder)}
+    with pytest.raises(ValueError, match=r"trainer.resume_from_path=.*expected a whole checkpoint") as refused:
+        resumed(root, engines, **asked)
+    assert str(folder / name) in str(refused.value)
+    assert_state_of_asked(resumed(root, engines, **{**asked, "resume_from_path": str(root / "global_step_4")}))
+
+
+def assert_state_of_asked(trainer: Trainer) -> None:
+    assert trainer.state() == (4, [4, 4], 4, 0.04, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("path", [None, "", "checkpoints", "global_step_x", "global_step_4/actor", 7])
+def test_a_path_that_names_no_checkpoint_is_refused(root: Path, engines: Any, path: Any) -> None:
+    with pytest.raises(ValueError, match=r"trainer.resume_from_path=.*global_step_20"):
+        resumed(root, engines, resume_mode="resume_path", resume_from_path=path)
+
+
+def test_a_checkpoint_of_another_number_of_ranks_is_refused(root: Path, engines: Any) -> None:
+    again = Trainer(root, *engines)
+    again.actor_rollout_wg.world_size = 4
+    with pytest.raises(ValueError, match=r"actor was saved by 1 ranks, and this job has 4"):
+        again._load_checkpoint()
+
+
+def as_before_checksums(root: Path) -> None:
+    """Records and folders as tree_rl wrote them before there were checksums."""
+    for folder in root.glob("global_step_*"):
+        (folder / LEDGER).unlink()
+        files = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        del files[RECORD]
+        (folder / RECORD).write_text(json.dumps({"is_whole": True, "files": files}))
+
+
+def change_a_byte_of_content(path: Path) -> None:
+    """Of what torch pickled: a byte between two entries of the archive means nothing."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x03\x04") + 200] ^= 1
+    path.write_bytes(content)
+
+
+def as_stock_verl(root: Path) -> None:
+    for path in [*root.rglob("tree_*.json"), *root.rglob(LEDGER)]:
+        path.unlink()
+
+
+@pytest.mark.parametrize("age", [as_before_checksums, as_stock_verl])
+def test_older_checkpoints_load_with_a_warning(
+    root: Path, engines: Any, age: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    age(root)
+    if age is as_stock_verl:
+        (root / LEDGER).write_bytes(b"")
+    again = resumed(root, engines)
+    assert again.state()[:3] == (LAST, [LAST, LAST], LAST)
+    assert sum("only" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("age", [as_before_checksums, as_stock_verl])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "changed", "missing", "garbage"])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".pt")])
+def test_damage_of_older_checkpoints_shows_too(
+    root: Path,
+    engines: Any,
+    age: Callable[[Path], None],
+    damage: str,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    age(root)
+    if age is as_stock_verl:
+        (root / LEDGER).write_bytes(b"")
+    path = root / f"global_step_{LAST}" / name
+    (change_a_byte_of_content if damage == "changed" else DAMAGES[damage])(path)
+    again = resumed(root, engines)
+    assert again.state()[:3] == (4, [4, 4], 4)
+    assert any(str(path) in record.getMessage() for record in caplog.records)
+
+
+def test_nothing_to_resume_from_is_a_fresh_start(tmp_path: Path, engines: Any) -> None:
+    assert resumed(tmp_path / "new", engines).global_steps == 0

@@ -1,0 +1,112 @@
+"""Chooses the checkpoint that training goes on from: the newest whole one, whatever has happened to the others.
+
+The trainer chooses for all ranks, and verl loads what its tracker names.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tree_rl.verl_plugin.resume.checkpoint_commit import TRACKER, folder_of_step, steps_in
+from tree_rl.verl_plugin.resume.checkpoint_record import DamagedCheckpointError, Record, read_record, write_atomically
+from tree_rl.verl_plugin.resume.file_marks import open_regular
+
+logger = logging.getLogger(__name__)
+
+FindDamage = Callable[[Path, Record | None], str | None]
+"""Folder and record of a checkpoint (None: stock verl's) -> what of it is damaged, naming a file, or None."""
+REMEDY = (
+    "Restore one of them, or set trainer.default_local_dir to another folder, or start from the beginning with "
+    "trainer.resume_mode=disable"
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class Choice:
+    """What was found in `trainer.default_local_dir`."""
+
+    step: int | None = None
+    """Of the newest whole checkpoint; None without one."""
+    interrupted: list[int] = field(default_factory=list)
+    """Newer steps whose writing a kill ended: nothing is lost but they never counted."""
+    damaged: dict[int, str] = field(default_factory=dict)
+    """Newer steps that were whole once -> what of them is damaged."""
+
+
+def choose_checkpoint(root: Path, find_damage: FindDamage) -> Choice:
+    """Find the newest whole checkpoint in `root`, `trainer.default_local_dir`, and make verl's tracker name it.
+
+    Every damaged checkpoint gives one warning that names a damaged file. Only what is newer than the chosen one, and
+    the chosen one itself, is read. Without any whole checkpoint the tracker goes, if nothing was ever whole.
+
+    Raises:
+        ValueError: there were whole checkpoints and none is whole any more, or the folder cannot be read or written.
+    """
+    if not root.exists():
+        return Choice()
+    try:
+        choice = _newest_whole(root, find_damage)
+        text = _tracker_text(root / TRACKER)
+        if choice.step is None:
+            _refuse_to_start_over(root, text, choice)
+            if text is not None:
+                logger.warning("%s names no whole checkpoint; training starts from the beginning", root / TRACKER)
+                (root / TRACKER).unlink()
+        elif text != str(choice.step):
+            problem = "is missing" if text is None else f"holds {text!r:.60}"
+            newest = f"step {choice.step}, the newest whole checkpoint"
+            logger.warning("%s %s; resuming from %s", root / TRACKER, problem, newest)
+            write_atomically(root / TRACKER, str(choice.step).encode())
+    except OSError as error:
+        raise ValueError(
+            f"trainer.default_local_dir={root}: cannot look for a checkpoint to resume from, as {error.filename} gave "
+            f"{error.strerror!r}; expected a folder that the trainer may read and write"
+        ) from error
+    return choice
+
+
+def _newest_whole(root: Path, find_damage: FindDamage) -> Choice:
+    choice = Choice()
+    for step in reversed(steps_in(root)):
+        folder = folder_of_step(root, step)
+        try:
+            record = read_record(folder)
+            if record is not None and not record.is_whole:
+                logger.warning("%s: its writing was interrupted; it never counted", folder)
+                choice.interrupted.append(step)
+                continue
+            reason = find_damage(folder, record)
+        except DamagedCheckpointError as error:
+            reason = str(error)
+        if reason is None:
+            choice.step = step
+            return choice
+        logger.warning("the checkpoint of step %d is damaged: %s; trying the one before", step, reason)
+        choice.damaged[step] = reason
+    return choice
+
+
+def _refuse_to_start_over(root: Path, tracker: str | None, choice: Choice) -> None:
+    """Raise a ValueError if a checkpoint was whole once: losing it silently would lose the training."""
+    found = [f"step {step}: {reason}" for step, reason in choice.damaged.items()]
+    # A kill during the first save leaves a tracker that is empty or names the interrupted step.
+    explained = {"", *map(str, choice.interrupted)} if choice.interrupted else set()
+    if tracker is not None and tracker not in explained:
+        found.append(f"{root / TRACKER} holds {tracker!r:.60}, and no such checkpoint is there")
+    if found:
+        raise ValueError(
+            f"trainer.default_local_dir={root}, trainer.resume_mode=auto: no checkpoint is whole. Tried: "
+            f"{'; '.join(found)}. {REMEDY}"
+        )
+
+
+def _tracker_text(path: Path) -> str | None:
+    """What the tracker holds, None if there is none; of something that is no readable file, why."""
+    try:
+        with open_regular(path) as stream:
+            return stream.read(100).decode("ascii", errors="backslashreplace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"<{error.strerror}>"

@@ -1,0 +1,191 @@
+"""Size and SHA-256 of files: written through to the disk and measured when saved, compared before they are loaded.
+
+Files are streamed; several are read at once, as hashing one keeps one core busy.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+THREADS = 4
+"""Files that one process reads at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileMark:
+    """What a file holds."""
+
+    size_bytes: int
+    sha256: str | None
+    """Hexadecimal; None in records from before there were checksums."""
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """Open a regular file to read; an OSError says that it is something else, such as a link, or why it cannot."""
+    # Without O_NONBLOCK, opening a named pipe waits for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return io.FileIO(descriptor, closefd=True)
+
+
+def seal_files(folder: Path, names: Iterable[str]) -> dict[str, FileMark]:
+    """Write files through to the disk, and the folders that name them; return what each holds.
+
+    Args:
+        folder: of the checkpoint or a part of it.
+        names: POSIX paths below it.
+    """
+    names = sorted(names)
+
+    def seal(name: str) -> FileMark:
+        with open_regular(folder / name) as stream:
+            os.fsync(stream.fileno())
+            return FileMark(size_bytes=os.fstat(stream.fileno()).st_size, sha256=_digest(stream))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        marks = dict(zip(names, pool.map(seal, names), strict=True))
+    # A file whose name is not on the disk is lost, however safe its bytes are.
+    for parent in sorted({parent for name in names for parent in Path(name).parents}):
+        sync_folder(folder / parent)
+    return marks
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder through to the disk, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def why_damaged(folder: Path, files: Mapping[str, FileMark]) -> str | None:
+    """Name a file that is missing or holds something else than recorded; None if there is none.
+
+    Sizes are compared first, so that a short file is found before anything is read.
+    """
+    for name, mark in files.items():
+        reason = why_wrong_size(folder / name, mark)
+        if reason is not None:
+            return reason
+
+    def compare(name: str) -> str | None:
+        mark = files[name]
+        return _why_unreadable(folder / name) if mark.sha256 is None else _why_changed(folder / name, mark.sha256)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return next((reason for reason in pool.map(compare, files) if reason is not None), None)
+
+
+def why_unreadable_files(folder: Path, names: Iterable[str]) -> str | None:
+    """Name a file that is missing or that shows its damage without a record; None if there is none."""
+    return next((reason for name in names if (reason := _why_unreadable(folder / name)) is not None), None)
+
+
+def why_wrong_size(path: Path, mark: FileMark) -> str | None:
+    """Name a file that is missing, not regular or of another size than recorded."""
+    try:
+        status = path.lstat()
+    except OSError as error:
+        return _cannot_read(path, error)
+    if not stat.S_ISREG(status.st_mode):
+        return f"{path} is not a regular file"
+    if status.st_size != mark.size_bytes:
+        return f"{path} has {status.st_size} bytes, expected {mark.size_bytes}"
+    return None
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """POSIX paths of the regular files below a folder, at any depth; none if there is no folder."""
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        try:
+            entries = list(os.scandir(place))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            # No path reaches it, so nothing loads what it holds.
+            logger.warning("%s is no part of the checkpoint: %s", place, error.strerror)
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False):
+                yield Path(entry.path).relative_to(folder).as_posix()
+
+
+def _digest(stream: io.FileIO) -> str:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _why_changed(path: Path, sha256: str) -> str | None:
+    try:
+        with open_regular(path) as stream:
+            got = _digest(stream)
+    except OSError as error:
+        return _cannot_read(path, error)
+    return None if got == sha256 else f"{path} has changed: its SHA-256 is {got[:12]}..., expected {sha256[:12]}..."
+
+
+def _why_unreadable(path: Path) -> str | None:
+    """What shows without a checksum: torch's files hold a CRC-32 of every tensor, and JSON must parse."""
+    try:
+        with open_regular(path) as stream:
+            if path.suffix == ".pt":
+                wrong = _wrong_entry(zipfile.ZipFile(stream))
+                if wrong is not None:
+                    return f"{path} has changed: {wrong!r:.200} in it is not what torch wrote"
+                _open_archive(path)
+            if path.suffix == ".json":
+                json.loads(stream.readall())
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OverflowError, RuntimeError, ValueError) as error:
+        return f"{path} is garbage: {error!r:.200}"
+    except OSError as error:
+        return _cannot_read(path, error)
+    return None
+
+
+def _wrong_entry(archive: zipfile.ZipFile) -> str | None:
+    """An entry with another CRC-32, or with DOS's mark of a folder: torch's reader takes that one for an empty one."""
+    marked = (entry.filename for entry in archive.infolist() if entry.external_attr & 0x10)
+    return archive.testzip() or next(marked, None)
+
+
+def _open_archive(path: Path) -> None:
+    """Raise a RuntimeError if torch cannot open its archive; its reader is stricter than Python's."""
+    # What the archive holds is not plain tensors; nothing of it is unpickled, and no tensor is read.
+    with contextlib.suppress(pickle.UnpicklingError):
+        torch.load(path, map_location="meta", mmap=True, weights_only=True)
+
+
+def _cannot_read(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{path} is missing"
+    if error.errno == errno.ELOOP:
+        return f"{path} is a link, expected a file"
+    return f"{path} cannot be read: {error.strerror}"
