@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, ReActAgent, ReActOptions
+from tree_rl.rollout.environments import Outcome
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import BackendError, Generation
@@ -35,7 +36,7 @@ MARKED = "sleep " + MARK
 TASK = SweTask(
     instance_id="done",
     problem_statement="",
-    test_command="test -f done && echo PASSED tests::done",
+    test_command="python3 -m pytest {tests}",
     test_targets=("tests",),
     fail_to_pass=("tests::done",),
     log_format="pytest",
@@ -135,6 +136,9 @@ class Environment(SweEnvironment):
             await self._sandbox.close()  # type: ignore[union-attr]
         return await super().run(command)
 
+    async def score(self, outcome: Outcome) -> float:
+        return float(self._sandbox._workspace.read("done") is not None)  # type: ignore[union-attr]
+
 
 async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSession]]:
     async with serving(server, server.tokenizer, max_context_tokens=20_000, max_turn_tokens=400) as gateway:
@@ -194,7 +198,7 @@ def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(
         (row,) = rows_of_calls(record.calls)
         assert trained_text(server.tokenizer, row) == "".join(written)
         assert READS.get(kind, "") in server.read[number], (kind, server.read[number][-300:])
-        assert record.refused == {"429": {429: 1}, "500 for ever": {500: 2}}.get(kind, {})
+        assert record.refused == {"429": {429: 1}, "500 for ever": {500: 2}, "hanging model": {403: 1}}.get(kind, {})
         assert record.cancelled == (kind == "hanging model")
     assert not list(open_folder.iterdir()), "no sandbox is left"
     assert not left_processes()
