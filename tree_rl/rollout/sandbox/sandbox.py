@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from tree_rl.rollout.sandbox.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.sandbox.door.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.errors import SandboxDied as SandboxDied
 from tree_rl.rollout.sandbox.errors import SandboxError as SandboxError
 from tree_rl.rollout.sandbox.jail import DOOR, LOOPBACK
-from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace, command_threads
 
 Done = TypeVar("Done")
@@ -26,7 +26,7 @@ Backend = Literal["confined", "local", "docker", "modal", "remote"]
 BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
 KEY = "sandbox"
-AGENT_PROGRAMS = Path(__file__).parent
+AGENT_PROGRAMS = Path(__file__).with_name("door")
 DOOR_PROGRAM = "model_door.py"
 
 
@@ -174,8 +174,12 @@ class ConfinedSandbox:
                 f"{KEY}.backend=confined: a command-line agent needs bubblewrap or mount namespaces, this machine "
                 f"allows {workspace.means}"
             )
-        for name in (DOOR_PROGRAM, LOOPBACK):
-            shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
+
+        def lay_out() -> None:
+            for name in (DOOR_PROGRAM, LOOPBACK):
+                shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
+
+        await self._in_thread(lay_out)
         program = ["python3", "-I", "-B", f"{DOOR}/{DOOR_PROGRAM}", f"{DOOR}/{SOCKET}", str(port), command]
         async with socket_to(*gateway, workspace.door):
             return await self._in_thread(partial(workspace.run, quote(program), environment=variables, limits=limits))
