@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, ReActAgent, ReActOptions
-from tree_rl.rollout.environments import Outcome
+from tree_rl.rollout.environments.cases import Case
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import BackendError, Generation
@@ -36,10 +36,9 @@ MARKED = "sleep " + MARK
 TASK = SweTask(
     instance_id="done",
     problem_statement="",
-    test_command="python3 -m pytest {tests}",
-    test_targets=("tests",),
-    fail_to_pass=("tests::done",),
-    log_format="pytest",
+    fail_to_pass=("done",),
+    log_format="cases",
+    cases=(Case(name="done", program="import os\nreturn os.path.exists('done')", expected='{"value": true}'),),
     files={"README": "write the file done\n"},
 )
 COMMANDS: Mapping[str, str] = {
@@ -135,9 +134,6 @@ class Environment(SweEnvironment):
         if self.dies and "touch done" in command:
             await self._sandbox.close()  # type: ignore[union-attr]
         return await super().run(command)
-
-    async def score(self, outcome: Outcome) -> float:
-        return float(self._sandbox._workspace.read("done") is not None)  # type: ignore[union-attr]
 
 
 async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSession]]:
