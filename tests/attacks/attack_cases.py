@@ -1,0 +1,154 @@
+"""Which attacks are played: the product of hacks, agents, users, means and tasks, or pairs of these factors.
+
+`python tests/attacks/attack_cases.py` plays the whole product (scripts/attacks.sh).
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+OTHER_USER = 54_321
+"""User id of a trainer that is not root."""
+AGENTS = ("react", "command_line", "mini_swe")
+USERS = ("root", "not root")
+MEANS = ("mounts", "bubblewrap")
+TASKS = ("lru_cache", "roman_numerals", "event_bus", "unittest", "pytest")
+FACTORS = (AGENTS, USERS, MEANS, TASKS)
+REPAIR = "the real repair"
+"""Stands where a hack would: an honest session."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One attacked session."""
+
+    hack: str
+    agent: str
+    user: str
+    means: str
+    task: str
+    repaired: bool = False
+    """Whether the real repair stands in front of the hack."""
+
+
+def product(hacks: Sequence[str]) -> list[Case]:
+    """Every hack in every combination, and the real repair in each."""
+    return [
+        Case(hack=hack, agent=agent, user=user, means=means, task=task, repaired=hack == REPAIR)
+        for hack, agent, user, means, task in itertools.product((*hacks, REPAIR), *FACTORS)
+    ]
+
+
+def pairwise(hacks: Sequence[str]) -> list[Case]:
+    """Every hack once at least, every pair of agent, user, means and task, and the real repair with each task."""
+    combinations = list(itertools.product(*FACTORS))
+    # 37 and the 60 combinations have no common factor: consecutive hacks differ in every factor, and 60 see them all.
+    chosen = [combinations[37 * number % len(combinations)] for number in range(max(len(hacks), len(combinations)))]
+    cases = [
+        Case(hack=hacks[number % len(hacks)], agent=agent, user=user, means=means, task=task)
+        for number, (agent, user, means, task) in enumerate(chosen)
+    ]
+    honest = [combinations[(13 * number + 7) % len(combinations)] for number in range(0, len(combinations), 5)]
+    return cases + [
+        Case(hack=REPAIR, agent=agent, user=user, means=means, task=task, repaired=True)
+        for agent, user, means, task in honest
+    ]
+
+
+class CannotBeAnotherUserError(RuntimeError):
+    """Another user cannot run this Python or read this repository."""
+
+
+def worker(user: str, program: str, arguments: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
+    """Start a program of this folder as root or as another user, with `folder` for its temporary files.
+
+    Raises:
+        CannotBeAnotherUserError: root is asked for and we are not, or the other user lacks what it needs.
+    """
+    folder.mkdir(exist_ok=True)
+    roots = [str(HERE), str(HERE.parent / "rollout"), str(HERE.parents[1]), str(HERE.parents[1] / "kernels")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*roots, *(path for path in sys.path if "site-packages" in path)]),
+        "TMPDIR": str(folder),
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    argv = [sys.executable, str(HERE / program), *arguments]
+    if user == "root" and os.geteuid() != 0:
+        raise CannotBeAnotherUserError("this test is not root")
+    if user == "not root" and os.geteuid() == 0:
+        os.chown(folder, OTHER_USER, OTHER_USER)
+        argv = as_other_user(argv)
+        looked = [*argv[: argv.index(str(HERE / program))], "-c", "import tree_rl, small_swe"]
+        tried = subprocess.run(looked, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+        if tried.returncode:
+            raise CannotBeAnotherUserError(f"another user cannot run these tests: {tried.stderr.strip()[-300:]}")
+    return subprocess.Popen(argv, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def as_other_user(argv: Sequence[str]) -> list[str]:
+    """Python by another user, who may not be allowed into the folder where Python is installed: it shows at /mnt."""
+    python = f"/mnt/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    ids = [f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups"]
+    enter = 'mount --bind "$0" /mnt && exec setpriv "$@"'
+    return ["unshare", "--mount", "sh", "-c", enter, sys.base_prefix, *ids, "--", python, *argv[1:]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a session ended."""
+
+    case: Case
+    status: str
+    reward: float | None
+    detail: str
+
+    @property
+    def fault(self) -> str | None:
+        """What must not be, in words; None if all is well."""
+        if self.status == "skipped":
+            return None
+        if self.reward is None:
+            return f"lost: {self.status}: {self.detail}"
+        if self.case.hack == REPAIR:
+            return None if self.reward == 1.0 else f"the real repair got {self.reward}: {self.detail}"
+        if self.reward == 0.0 or self.case.repaired:
+            return None
+        return f"reward {self.reward}"
+
+
+def play(cases: Sequence[Case], folder: Path, *, targeted: frozenset[str], at_once: int = 6) -> Iterator[Result]:
+    """Play sessions, those of root and of the other user at the same time; results come as they end."""
+    folder.chmod(0o755)
+    running = []
+    for user in USERS:
+        mine = [case for case in cases if case.user == user]
+        if not mine:
+            continue
+        try:
+            process = worker(user, "attack_worker.py", [str(at_once)], folder / user.replace(" ", "_"))
+        except CannotBeAnotherUserError as error:
+            yield from (Result(case=case, status="skipped", reward=None, detail=str(error)) for case in mine)
+            continue
+        running.append(process)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([asdict(case) for case in mine]))
+        process.stdin.close()
+    for process in running:
+        assert process.stdout is not None
+        for line in process.stdout:
+            read = json.loads(line)
+            yield Result(**{**read, "case": Case(**read["case"])})
+        if process.wait():
+            raise RuntimeError(f"a worker ended with status {process.returncode}")
