@@ -7,7 +7,7 @@ means it reads what its user may read. It always shares the kernel: agents that 
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -21,15 +21,14 @@ Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
 STRICTEST_FIRST: tuple[Means, ...] = ("bubblewrap", "mounts", "namespaces", "limits")
 HIDING: tuple[Means, ...] = ("bubblewrap", "mounts")
 """Means under which the trainer's files, processes and environment cannot be seen."""
-PROGRAMS: Mapping[Means, tuple[str, ...]] = {
-    "bubblewrap": ("bwrap", "prlimit", "setpriv"),
-    "mounts": ("unshare", "mount", "umount", "pivot_root", "prlimit", "setpriv"),
-    "namespaces": ("unshare", "prlimit", "setpriv"),
-    "limits": ("prlimit", "setpriv"),
-}
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where commands find programs."""
+SYSTEM_PATH = f"{SEARCH_PATH}:/usr/local/sbin:/usr/sbin:/sbin"
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")
 """Kills the commands of a killed trainer; bubblewrap does that itself."""
+BEGIN = 'echo 1000 >/proc/self/oom_score_adj && { [ -z "$0" ] || echo 0 >"$0/cgroup.procs"; } && exec "$@"'
+"""What the first process of a command does: the kernel's first choice when memory is short, in its control group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +48,14 @@ class Limits:
     file_bytes: int = 16 << 20
     """Size of any file it writes."""
     disk_bytes: int = 256 << 20
-    """Size of the whole directory. We look a few times a second and kill a command beyond it."""
+    """Size of the whole directory; a file, folder or link counts at least 4 KiB, and a tree deeper than 128 folders is
+    too large. We look a few times a second and kill a command beyond it."""
     memory_bytes: int = 1 << 30
-    """Address space of each process."""
+    """Address space of each process, and memory that all processes of a workspace occupy together, with what they keep
+    in /tmp and /dev/shm. A command beyond it is killed."""
     processes: int = 32
-    """Processes and threads at a time; not enforced by `limits` without root, where only the time-out ends a fork
-    bomb."""
+    """Processes and threads at a time, of all commands of a workspace together; without root, `limits` finds only those
+    that did not leave their parents."""
     network: bool = False
     """Whether it reaches the machine's network. The means `limits` cannot prevent it."""
 
@@ -72,6 +73,8 @@ def confined_argv(
     limits: Limits,
     means: Means,
     readable: Sequence[Path] = (),
+    info: int | None = None,
+    group: Path | None = None,
 ) -> list[str]:
     """Put the confinement in front of a command.
 
@@ -82,9 +85,11 @@ def confined_argv(
         means: `bubblewrap`, `mounts`: own file system of system programs (read-only) and `directory`, own processes
             and network; `namespaces`: own processes and network; `limits`: resource limits only.
         readable: further paths that it sees, read-only; for `mounts`, `jail.lay_out_jail` was told.
+        info: descriptor where bubblewrap tells the first process of its namespace.
+        group: control group that it joins.
 
     Returns:
-        argv to execute.
+        argv to execute, programs of the machine as absolute paths: the trainer's PATH finds them, not the command's.
     """
     as_user: list[str] = []
     if user_id is not None:
@@ -95,16 +100,20 @@ def confined_argv(
     elif means == "mounts":
         # It is root only in its own namespace, and needs no capabilities there any more.
         as_user = [*DIE_WITH_PARENT, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
-    argv = [] if means == "bubblewrap" else [*DIE_WITH_PARENT, "--"]
+    argv = ["/bin/sh", "-c", BEGIN, "" if group is None else str(group)]
     if means == "bubblewrap":
         # bubblewrap needs no root, and its namespace would not know another user later.
-        argv += [*as_user, *jail_argv(directory, network=limits.network, readable=readable)]
-    elif means in ("mounts", "namespaces"):
-        argv += ["unshare", "--pid", "--fork", "--kill-child=KILL", "--ipc", *([] if limits.network else ["--net"])]
+        argv += _found(as_user)
+        argv += _found(["bwrap", *jail_argv(directory, network=limits.network, readable=readable, info=info)])
+    else:
+        argv += _found([*DIE_WITH_PARENT, "--"])
+    if means in ("mounts", "namespaces"):
+        own = ["--pid", "--fork", "--kill-child=KILL", "--ipc", *([] if limits.network else ["--net"])]
+        argv += _found(["unshare", *own])
         if user_id is None:
             argv += ["--user", "--map-root-user" if means == "mounts" else "--map-current-user"]
         argv += ["--mount", "--", str(directory.parent / "enter")] if means == "mounts" else ["--"]
-    argv += [
+    limited = [
         "prlimit",
         f"--cpu={limits.cpu_seconds}",
         f"--fsize={limits.file_bytes}",
@@ -115,9 +124,21 @@ def confined_argv(
         "--core=0",
         "--",
     ]
+    # A view of its own shows the system's programs only.
+    find = list if means in HIDING else _found
+    argv += find(limited)
     if means != "bubblewrap":
-        argv += as_user
+        argv += find(as_user)
     return [*argv, *command]
+
+
+def _found(argv: Sequence[str]) -> list[str]:
+    """A command with its program as an absolute path; unchanged if there is none."""
+    if not argv:
+        return []
+    path = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH))
+    program = shutil.which(argv[0], path=path)
+    return [os.path.abspath(program) if program else argv[0], *argv[1:]]
 
 
 @cache
@@ -127,7 +148,7 @@ def command_users() -> range:
 
 
 def users_known(uid_map: str) -> range:
-    """User ids for commands: so many that two workspaces hardly share one, and with it a process limit and files.
+    """User ids for commands, so many that draws hardly ever meet.
 
     Args:
         uid_map: text of a file /proc/PID/uid_map.
@@ -160,11 +181,20 @@ def working_means() -> tuple[Means, ...]:
             # The probe forks, as a process limit that counts the trainer's own processes would fail only then.
             probe = ["/bin/sh", "-c", "(:) & wait"]
             argv = confined_argv(probe, directory=directory, user_id=user_id, limits=Limits(), means=means)
-            if any(shutil.which(program) is None for program in PROGRAMS[means]):
-                continue
-            finished = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20)
-            if finished.returncode == 0:
+            if _works(argv):
                 working.append(means)
     if not working:
         raise RuntimeError("no way to limit commands: expected the programs prlimit and setpriv (Debian: util-linux)")
     return tuple(working)
+
+
+def _works(argv: Sequence[str]) -> bool:
+    """Whether a command ends well with the environment that commands get."""
+    environment = {"PATH": SEARCH_PATH, "HOME": "/"}
+    try:
+        finished = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return finished.returncode == 0

@@ -17,8 +17,12 @@ SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 SETTINGS = ("alternatives", "ld.so.cache", "passwd", "group", "nsswitch.conf", "localtime")
 NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
 DEVICES = ("null", "zero", "full", "random", "urandom")
+SCRATCH = ("/tmp", "/dev/shm")
+"""The only places besides the workspace that a command can write to. They are in memory, and new for every command."""
 SCRATCH_BYTES = 64 << 20
-"""Size of /tmp and /dev/shm, which are in memory and new for every command."""
+"""Size of each."""
+SCRATCH_ENTRIES = 16_384
+"""Files and folders in each; bubblewrap cannot limit them, so a session's look at its memory counts them."""
 
 ENTER = """\
 #!/bin/sh
@@ -38,26 +42,33 @@ exec "$@"
 """
 
 
-def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = ()) -> list[str]:
-    """bubblewrap and its arguments.
+def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = (), info: int | None = None) -> list[str]:
+    """bubblewrap's arguments.
 
     Args:
         directory: shown at `PLACE`, writable.
         network: keep the machine's network.
         readable: further paths, shown where they are, read-only.
+        info: descriptor where bubblewrap tells which process is the first of its namespace.
     """
-    argv = ["bwrap", "--unshare-all", "--die-with-parent", *(["--share-net"] if network else [])]
+    argv = ["--unshare-all", "--die-with-parent", *(["--share-net"] if network else [])]
+    if info is not None:
+        argv += ["--info-fd", str(info)]
+    argv += ["--size", str(SCRATCH_BYTES), "--tmpfs", "/"]
     for name in SYSTEM:
         path = Path("/", name)
         if path.is_symlink():
             argv += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             argv += ["--ro-bind", str(path), str(path)]
-    argv += ["--dev", "/dev", "--proc", "/proc", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"]
+    # What holds devices is in memory too and has no size, so nobody may write to it.
+    argv += ["--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"]
+    for place in SCRATCH:
+        argv += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", place]
     for shown in (*_settings(network), *readable):
         argv += ["--ro-bind", str(shown), str(shown)]
     argv += ["--ro-bind", str(directory.parent / "door"), DOOR]
-    return [*argv, "--bind", str(directory), PLACE, "--chdir", PLACE, "--"]
+    return [*argv, "--bind", str(directory), PLACE, "--remount-ro", "/", "--chdir", PLACE, "--"]
 
 
 def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequence[Path]) -> None:
@@ -86,13 +97,13 @@ def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequ
     for device in DEVICES:
         _mount_point(root, Path("/dev", device), is_folder=False)
         table.append(f"/dev/{device} {root}/dev/{device} none bind")
+    scratch = f"nosuid,nodev,mode=1777,size={SCRATCH_BYTES},nr_inodes={SCRATCH_ENTRIES}"
     for folder, kind, options in (
-        ("proc", "proc", "nosuid,nodev,noexec"),
-        ("tmp", "tmpfs", f"nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"),
-        ("dev/shm", "tmpfs", f"nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"),
+        ("/proc", "proc", "nosuid,nodev,noexec"),
+        *((place, "tmpfs", scratch) for place in SCRATCH),
     ):
-        _mount_point(root, Path("/", folder), is_folder=True)
-        table.append(f"{kind} {root}/{folder} {kind} {options}")
+        _mount_point(root, Path(folder), is_folder=True)
+        table.append(f"{kind} {root}{folder} {kind} {options}")
     table += [f"{_escape(path)} {_escape(root)}{_escape(path)} none bind,ro,nosuid,X-mount.mkdir" for path in readable]
     _mount_point(root, Path(DOOR), is_folder=True)
     table.append(f"{parent}/door {root}{DOOR} none bind,ro,nosuid,nodev")

@@ -18,7 +18,7 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
             f"{KEY}.backend=docker (or modal, or remote with a server inside that image)"
         )
     if options.backend == "confined":
-        return ConfinedSandbox(options.limits, options.readable)
+        return ConfinedSandbox(options.limits, options.readable, allow_unconfined=options.allow_unconfined)
     try:
         from tree_rl.rollout.sandbox.rex_sandbox import RexSandbox
     except ImportError as error:

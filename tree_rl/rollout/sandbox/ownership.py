@@ -7,11 +7,12 @@ what still runs in it and remove it.
 import fcntl
 import logging
 import os
-import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
+
+from tree_rl.rollout.sandbox.confined.processes import kill_processes_in
+from tree_rl.rollout.sandbox.confined.trees import remove_tree
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +34,11 @@ class OwnedFolder:
         self.path = made.rename(made.with_name(made.name.replace(MAKING, "", 1)))
 
     def close(self) -> None:
-        """Delete the folder with all that is in it. Idempotent."""
+        """Delete the folder with all that is in it. Idempotent; never raises, and logs what stays."""
         remove_tree(self.path)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def remove_tree(folder: Path) -> None:
-    """Delete a folder, whatever permissions its subfolders have been given."""
-    for parent, subfolders, _ in os.walk(folder):
-        for name in subfolders:
-            path = Path(parent, name)
-            if not path.is_symlink():
-                # An agent may have locked its own folders.
-                path.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_left_over_folders() -> list[Path]:
@@ -63,8 +53,8 @@ def remove_left_over_folders() -> list[Path]:
         try:
             if _is_left_over(folder, lock):
                 kill_processes_in(folder)
-                remove_tree(folder)
-                removed.append(folder)
+                if remove_tree(folder):
+                    removed.append(folder)
         finally:
             os.close(lock)
     if removed:
@@ -84,19 +74,3 @@ def _is_left_over(folder: Path, lock: int) -> bool:
         # Held by its owner, or the file system knows no locks.
         return False
     return True
-
-
-def kill_processes_in(folder: Path) -> None:
-    """kill -9 every process whose working or home directory lies in a folder."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            places = [(entry / "cwd").readlink()]
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            places += [Path(os.fsdecode(variable[5:])) for variable in variables if variable.startswith(b"HOME=")]
-            if any(place.is_relative_to(folder) for place in places):
-                os.kill(int(entry.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            # It ended meanwhile, or is somebody else's.
-            continue

@@ -5,33 +5,29 @@ unconfined), `docker`, `modal` and `remote`.
 """
 
 import asyncio
+import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from tree_rl.rollout.sandbox.confinement import HIDING, Limits, strictest_means
+from tree_rl.rollout.sandbox.door.model_socket import SOCKET, socket_to
+from tree_rl.rollout.sandbox.errors import SandboxDied as SandboxDied
+from tree_rl.rollout.sandbox.errors import SandboxError as SandboxError
 from tree_rl.rollout.sandbox.jail import DOOR, LOOPBACK
-from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
-from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
+from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace, command_threads
 
+Done = TypeVar("Done")
 Backend = Literal["confined", "local", "docker", "modal", "remote"]
 BACKENDS: tuple[Backend, ...] = ("confined", "local", "docker", "modal", "remote")
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
 KEY = "sandbox"
-AGENT_PROGRAMS = Path(__file__).parent
+AGENT_PROGRAMS = Path(__file__).with_name("door")
 DOOR_PROGRAM = "model_door.py"
-
-
-class SandboxError(RuntimeError):
-    """A sandbox cannot start; the message names the config key to change."""
-
-
-class SandboxDied(RuntimeError):  # noqa: N818
-    """A sandbox stopped answering. The session ends; the agent is not at fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,40 +101,68 @@ class Sandbox(Protocol):
             SandboxError: it cannot let the program reach the gateway alone.
         """
 
+    async def stop(self) -> None:
+        """Kill every process of the session; return when all are dead and every call of `run` has returned.
+
+        Later calls of `run`, `run_agent` and `write` raise `SandboxDied`. Idempotent, and safe before `start`.
+        """
+
+    def fresh(self) -> "Sandbox":
+        """An unstarted sandbox with the same options: another directory and another user, or another container.
+
+        Raises `SandboxError` where what the session left could reach it.
+        """
+
+    async def copy_to(self, judge: "Sandbox", *, leave_out: Callable[[str], bool]) -> None:
+        """Copy the agent's files into another started sandbox, after `stop`.
+
+        Regular files, and links that stay inside; relative paths for which `leave_out` is true stay behind. Raises
+        `ValueError` if they cannot be copied: too many, too deep, too large.
+        """
+
     async def close(self) -> None:
         """Throw it away; idempotent, also after a failed start."""
 
 
 class ConfinedSandbox:
-    """A `Workspace`: commands see their directory and the system's programs."""
+    """A `Workspace`: commands see their directory and the system's programs.
+
+    Args:
+        allow_unconfined: a separate judge may lie where left-over processes could reach it.
+    """
 
     has_door = True
 
-    def __init__(self, limits: Limits, readable: Sequence[str] = ()) -> None:
+    def __init__(self, limits: Limits, readable: Sequence[str] = (), *, allow_unconfined: bool = False) -> None:
         self._limits = limits
         self._readable = [Path(path) for path in readable]
+        self._allow_unconfined = allow_unconfined
         self._workspace: Workspace | None = None
+        self._stopped = False
+        self._calls: set[Future[Any]] = set()
 
     async def start(self) -> None:
         """Make the directory."""
-        self._workspace = Workspace(limits=self._limits, readable=self._readable)
+
+        def make() -> None:
+            # Here, so that `close` finds it although the caller was cancelled.
+            self._workspace = Workspace(limits=self._limits, readable=self._readable)
+
+        await self._in_thread(make)
 
     async def run(self, command: str) -> CommandResult:
         """Execute a command."""
-        workspace = self._alive()
-        try:
-            return await workspace.run_async(command)
-        except OSError as error:
-            raise SandboxDied(f"the workspace failed: {error}") from error
+        return await self._in_thread(partial(self._alive().run, command), command_threads())
 
     async def write(self, files: Mapping[str, str]) -> None:
         """Write files."""
         workspace = self._alive()
-        try:
+
+        def write() -> None:
             for name, content in files.items():
                 workspace.write(name, content)
-        except OSError as error:
-            raise SandboxDied(f"the workspace failed: {error}") from error
+
+        await self._in_thread(write)
 
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
@@ -153,23 +177,68 @@ class ConfinedSandbox:
         for name in (DOOR_PROGRAM, LOOPBACK):
             shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
         program = ["python3", "-I", "-B", f"{DOOR}/{DOOR_PROGRAM}", f"{DOOR}/{SOCKET}", str(port), command]
-        # A thread of its own: an agent works for minutes, and short commands need their few threads.
-        threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent")
-        run = partial(workspace.run, quote(program), environment=variables, limits=limits)
+        async with socket_to(*gateway, workspace.door):
+            return await self._in_thread(partial(workspace.run, quote(program), environment=variables, limits=limits))
+
+    async def stop(self) -> None:
+        """Kill what runs, and wait for every thread that served the session."""
+        self._stopped = True
+        await self._stop_workspace()
+        # A call that was cancelled has a thread all the same.
+        await asyncio.gather(*map(asyncio.wrap_future, tuple(self._calls)), return_exceptions=True)
+        await self._stop_workspace()
+
+    async def _stop_workspace(self) -> None:
+        if self._workspace is not None:
+            await self._in_thread(self._workspace.stop, counts=False)
+
+    def fresh(self) -> "ConfinedSandbox":
+        """Another directory of another user."""
+        if strictest_means() == "limits" and os.geteuid() != 0 and not self._allow_unconfined:
+            raise SandboxError(
+                f"{KEY}.backend=confined: no separate place for a judge, as this process is not root and this machine "
+                f"allows no namespaces; install bubblewrap, or set {KEY}.allow_unconfined=true"
+            )
+        readable = [str(path) for path in self._readable]
+        return ConfinedSandbox(self._limits, readable, allow_unconfined=self._allow_unconfined)
+
+    async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
+        """Copy the agent's files into another confined sandbox."""
+        if not isinstance(judge, ConfinedSandbox) or judge._workspace is None or self._workspace is None:
+            raise TypeError(f"copy_to: expected a started ConfinedSandbox, received {type(judge).__name__}")
+        await self._in_thread(partial(self._workspace.copy_to, judge._workspace, leave_out=leave_out), counts=False)
+
+    async def close(self) -> None:
+        """Stop, and remove the directory."""
+        await self.stop()
+        if self._workspace is not None:
+            await self._in_thread(self._workspace.close, counts=False)
+
+    async def _in_thread(
+        self, act: Callable[[], Done], threads: ThreadPoolExecutor | None = None, *, counts: bool = True
+    ) -> Done:
+        """Call something that blocks.
+
+        Args:
+            threads: None takes a thread of its own: an agent works for minutes, and commands need their few threads.
+            counts: whether `stop` waits for it.
+        """
+        own = threads or ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox")
         try:
-            async with socket_to(*gateway, workspace.door):
-                return await asyncio.get_running_loop().run_in_executor(threads, run)
+            call = own.submit(act)
+            if counts:
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+            return await asyncio.wrap_future(call)
         except OSError as error:
             raise SandboxDied(f"the workspace failed: {error}") from error
         finally:
-            threads.shutdown(wait=False)
-
-    async def close(self) -> None:
-        """Remove the directory."""
-        if self._workspace is not None:
-            self._workspace.close()
+            if threads is None:
+                own.shutdown(wait=False)
 
     def _alive(self) -> Workspace:
+        if self._stopped:
+            raise SandboxDied("the sandbox was stopped")
         if self._workspace is None or not self._workspace.directory.is_dir():
             raise SandboxDied("the workspace is gone")
         return self._workspace

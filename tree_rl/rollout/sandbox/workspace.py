@@ -5,29 +5,44 @@ with it. `confinement` says what this protects.
 """
 
 import asyncio
+import contextlib
 import os
-import secrets
-import selectors
-import signal
-import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confinement import HIDING, Limits, Means, command_users, confined_argv, strictest_means
+from tree_rl.rollout.sandbox.confined.command import Output, RunningCommand, Script
+from tree_rl.rollout.sandbox.confined.descriptors import (
+    FOLDER_FLAGS,
+    folder_below,
+    hand_over,
+    parts_of,
+    read_file,
+    write_file,
+)
+from tree_rl.rollout.sandbox.confined.processes import kill_processes_in, kill_user
+from tree_rl.rollout.sandbox.confined.trees import copy_tree, is_larger
+from tree_rl.rollout.sandbox.confined.users import own_user
+from tree_rl.rollout.sandbox.confinement import (
+    HIDING,
+    SEARCH_PATH,
+    Limits,
+    Means,
+    confined_argv,
+    strictest_means,
+)
+from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 
-SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
-DRAIN_BYTES = 64 << 20
-"""Output beyond the kept part is read and dropped up to here, then the command is killed."""
-READ_BYTES = 1 << 20
-"""Read at a time."""
-DISK_CHECK_SECONDS = 0.25
-"""Time between two looks at the size of the directory."""
+LOOK_SECONDS = 0.25
+"""Time between two looks at what a session uses."""
+REFUSED = 126
+"""Exit status of a command that no shell could read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +68,9 @@ class Workspace:
         files: relative path -> content, written at the start.
         means: how commands are confined; None takes the strictest that works here.
         readable: further paths that commands see, read-only.
+
+    Raises:
+        ValueError: a file cannot be written there.
     """
 
     def __init__(
@@ -65,31 +83,97 @@ class Workspace:
     ) -> None:
         self.limits = limits or Limits()
         self.means = means or strictest_means()
-        # A user of its own gives each workspace its own process limit and no rights on anybody's files.
-        self._user_id = secrets.choice(command_users()) if os.geteuid() == 0 else None
-        self._running: set[subprocess.Popen[bytes]] = set()
-        _remove_left_over_once()
-        self._owned = OwnedFolder("workspace")
-        self._parent = self._owned.path
-        self._parent.chmod(0o711)
-        self.directory = self._parent / "files"
-        self.directory.mkdir(mode=0o700)
-        self._hand_over(self.directory)
-        self.door = self._parent / "door"
-        """Folder that commands see, read-only, at `jail.DOOR`."""
-        self.door.mkdir(mode=0o755)
+        self._running: set[RunningCommand] = set()
+        self._stopped = False
+        self._changed = threading.Condition()
         self._readable = tuple(readable)
-        if self.means == "mounts":
-            lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
-        self.place = PLACE if self.means in HIDING else str(self.directory)
-        for name, content in (files or {}).items():
-            self.write(name, content)
+        with contextlib.ExitStack() as if_it_fails:
+            # A user of its own gives each workspace its own process limit and no rights on anybody's files.
+            self._user = own_user()
+            if self._user is not None:
+                if_it_fails.callback(self._user.close)
+            _remove_left_over_once()
+            self._owned = OwnedFolder("workspace")
+            if_it_fails.callback(self._owned.close)
+            self._parent = self._owned.path
+            self._parent.chmod(0o711)
+            self.directory = self._parent / "files"
+            self.directory.mkdir(mode=0o700)
+            self._top = os.open(self.directory, FOLDER_FLAGS)
+            if_it_fails.callback(os.close, self._top)
+            hand_over(self._top, self._user_id)
+            self.door = self._parent / "door"
+            """Folder that commands see, read-only, at `jail.DOOR`."""
+            self.door.mkdir(mode=0o755)
+            if self.means == "mounts":
+                lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
+            self.place = PLACE if self.means in HIDING else str(self.directory)
+            for name, content in (files or {}).items():
+                self.write(name, content)
+            if_it_fails.pop_all()
+
+    @property
+    def _user_id(self) -> int | None:
+        return None if self._user is None else self._user.user_id
+
+    def stop(self) -> None:
+        """Kill everything that commands started, and return when all is dead and every call of `run` has returned.
+
+        Later calls of `run` and `write` raise `SandboxDied`. Idempotent, and safe from any thread.
+        """
+        with self._changed:
+            self._stopped = True
+            running = tuple(self._running)
+        for command in running:
+            command.end()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+        self._end_left_over()
 
     def close(self) -> None:
-        """Kill what still runs and remove the directory. Idempotent."""
-        for process in tuple(self._running):
-            _kill_group(process)
+        """Stop, and remove the directory. Idempotent; what cannot be removed is logged."""
+        self.stop()
+        with self._changed:
+            if self._top >= 0:
+                os.close(self._top)
+                self._top = -1
         self._owned.close()
+        if self._user is not None:
+            self._user.close()
+
+    def fresh(self) -> "Workspace":
+        """An empty workspace of another user, with the same limits, means and readable paths.
+
+        Raises:
+            SandboxError: commands of this one could reach it: this process is not root, and there are no namespaces.
+        """
+        if self.means == "limits" and self._user is None:
+            raise SandboxError(
+                "no separate place for a judge: without root and without namespaces, commands could leave processes "
+                "that reach it; run as root, or where bubblewrap or namespaces work"
+            )
+        return Workspace(limits=self.limits, means=self.means, readable=self._readable)
+
+    def copy_to(self, other: "Workspace", *, leave_out: Callable[[str], bool]) -> None:
+        """Copy regular files, and links that stay inside, to another workspace's user. Call `stop` first.
+
+        Args:
+            leave_out: is told the relative path of a file or link; True leaves it out.
+
+        Raises:
+            ValueError: the files are too many, too deep or too large, or cannot be read.
+        """
+        with self._open_top() as source, other._open_top() as target:
+            try:
+                copy_tree(
+                    source,
+                    target,
+                    leave_out=leave_out,
+                    max_bytes=self.limits.disk_bytes,
+                    owner=other._user_id,
+                )
+            except OSError as error:
+                raise ValueError(f"the files cannot be copied: {error}") from error
 
     def run(
         self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None
@@ -99,157 +183,152 @@ class Workspace:
         Args:
             environment: variables besides PATH and HOME.
             limits: for this command; its network stays the workspace's.
+
+        Raises:
+            SandboxDied: the workspace was stopped.
         """
-        limits = limits or self.limits
-        argv = confined_argv(
-            ["/bin/sh", "-c", command],
-            directory=self.directory,
-            user_id=self._user_id,
-            limits=replace(limits, network=self.limits.network),
-            means=self.means,
-            readable=self._readable,
-        )
+        limits = replace(limits or self.limits, network=self.limits.network)
         started = time.monotonic()
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=self.directory,
-            env={"PATH": SEARCH_PATH, "HOME": self.place, **(environment or {})},
-            start_new_session=True,
-        )
-        self._running.add(process)
         try:
-            kept, truncated, timed_out = _read_until_exit(process, limits, started, self.directory)
-        finally:
-            _kill_group(process)
-            self._running.discard(process)
-            process.stdout.close()  # type: ignore[union-attr]
+            script = Script(command)
+        except ValueError as error:
+            return CommandResult(output=str(error), exit_code=REFUSED, timed_out=False, truncated=False, seconds=0.0)
+        with contextlib.closing(script):
+            running = self._begin(script, environment or {}, limits)
+        try:
+            read = running.read_until_exit(
+                timeout_seconds=limits.timeout_seconds,
+                output_bytes=limits.output_bytes,
+                look_seconds=LOOK_SECONDS,
+                look=partial(self._exceeded, limits),
+            )
+        except BaseException:
+            self._end(running)
+            raise
+        return self._result(read, self._end(running), started)
+
+    def _begin(self, script: Script, environment: Mapping[str, str], limits: Limits) -> RunningCommand:
+        """Start a command, unless the workspace was stopped; after `stop` none starts."""
+
+        def argv(info: int) -> list[str]:
+            return confined_argv(
+                script.argv,
+                directory=self.directory,
+                user_id=self._user_id,
+                limits=limits,
+                means=self.means,
+                readable=self._readable,
+                info=info,
+            )
+
+        with self._changed:
+            if self._stopped:
+                raise SandboxDied("the workspace was stopped")
+            self._repair()
+            running = RunningCommand(
+                argv,
+                directory=self.directory,
+                environment={"PATH": SEARCH_PATH, "HOME": self.place, **environment},
+                inherited=() if script.descriptor is None else (script.descriptor,),
+                has_namespace=self.means != "limits",
+            )
+            self._running.add(running)
+        return running
+
+    def _end(self, running: RunningCommand) -> int:
+        status = running.end()
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        with self._changed:
+            is_last = self._running == {running}
+            if is_last:
+                # Under the lock: a command that began meanwhile would die as a left-over.
+                self._end_left_over()
+            self._running.discard(running)
+            self._changed.notify_all()
+        return status
+
+    def _end_left_over(self) -> None:
+        """Kill what no namespace ends: processes that left their group."""
+        if self.means != "limits":
+            return
+        if self._user_id is not None:
+            kill_user(self._user_id)
+        else:
+            kill_processes_in(self._parent)
+
+    def _repair(self) -> None:
+        """Make the directory usable, whatever a command did to it."""
+        if self._top < 0 or not self.directory.is_dir():
+            raise SandboxDied("the workspace is gone")
+        os.fchmod(self._top, 0o700)
+
+    def _exceeded(self, limits: Limits) -> str | None:
+        """Which limit the session exceeds."""
+        with self._open_top() as top:
+            return "disk limit exceeded" if is_larger(top, limits.disk_bytes) else None
+
+    @staticmethod
+    def _result(read: Output, status: int, started: float) -> CommandResult:
         return CommandResult(
-            output=kept.decode("utf-8", errors="replace"),
-            exit_code=process.wait(),
-            timed_out=timed_out,
-            truncated=truncated,
+            output=read.kept.decode("utf-8", errors="replace"),
+            exit_code=status,
+            timed_out=read.timed_out,
+            truncated=read.is_truncated,
             seconds=time.monotonic() - started,
         )
 
     async def run_async(self, command: str) -> CommandResult:
         """`run` without blocking the event loop. Of all commands two per core run at a time, as they also wait."""
-        return await asyncio.get_running_loop().run_in_executor(_command_threads(), self.run, command)
+        return await asyncio.get_running_loop().run_in_executor(command_threads(), self.run, command)
 
     def write(self, name: str, content: str) -> None:
-        """Write a text file, creating its folders. Raises `ValueError` if the path leads outside."""
-        path = self._inside(name)
-        for folder in reversed(path.relative_to(self.directory).parents[:-1]):
-            if not (self.directory / folder).is_dir():
-                (self.directory / folder).mkdir()
-                self._hand_over(self.directory / folder)
-        path.write_text(content)
-        self._hand_over(path)
-
-    def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
-        """Read a text file; None if there is no such regular file inside the directory.
+        """Write a text file, creating its folders. Characters that UTF-8 cannot hold are written as surrogates.
 
         Raises:
-            ValueError: the path leads outside, also through a link.
+            ValueError: the path leads outside, or through a link.
+            SandboxDied: the workspace was stopped.
         """
-        path = self._inside(name)
-        if not path.is_file():
+        *folders, last = parts_of(name)
+        if self._stopped:
+            raise SandboxDied("the workspace was stopped")
+        with (
+            self._open_top() as top,
+            folder_below(top, folders, make=True, make_for=self._user_id) as folder,
+        ):
+            write_file(folder, last, content.encode("utf-8", errors="surrogatepass"), owner=self._user_id)
+
+    def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
+        """Read a text file; None if there is no such regular file.
+
+        Raises:
+            ValueError: the path leads outside, or through a link.
+        """
+        *folders, last = parts_of(name)
+        try:
+            with self._open_top() as top, folder_below(top, folders) as folder:
+                content = read_file(folder, last, max_bytes=max_bytes)
+        except FileNotFoundError:
             return None
-        with path.open("rb") as stream:
-            return stream.read(max_bytes).decode("utf-8", errors="replace")
+        return None if content is None else content.decode("utf-8", errors="replace")
 
-    def _inside(self, name: str) -> Path:
-        path = (self.directory / name).resolve()
-        if not path.is_relative_to(self.directory.resolve()):
-            raise ValueError(f"workspace path {name!r} leads outside; expected a path relative to the workspace")
-        return path
-
-    def _hand_over(self, path: Path) -> None:
-        if self._user_id is not None:
-            os.chown(path, self._user_id, self._user_id)
-
-
-def _read_until_exit(
-    process: subprocess.Popen[bytes], limits: Limits, started: float, directory: Path
-) -> tuple[bytes, bool, bool]:
-    """Collect output until the shell exits, not until its pipe closes: a background process may hold it open."""
-    kept = bytearray()
-    total = 0
-    exited = False
-    next_look = started + DISK_CHECK_SECONDS
-    pipe = process.stdout.fileno()  # type: ignore[union-attr]
-    os.set_blocking(pipe, False)
-    exit_notice = os.pidfd_open(process.pid)
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            selector.register(exit_notice, selectors.EVENT_READ)
-            while not exited:
-                left = limits.timeout_seconds - (time.monotonic() - started)
-                if left <= 0 or total > DRAIN_BYTES:
-                    return bytes(kept), total > len(kept), left <= 0
-                if time.monotonic() >= next_look:
-                    looked = time.monotonic()
-                    if disk_use(directory) > limits.disk_bytes:
-                        return bytes(kept) + b"\n[disk limit exceeded]", total > len(kept), False
-                    # A large directory is looked at more rarely, so that looking costs a twentieth of the time.
-                    next_look = time.monotonic() + max(DISK_CHECK_SECONDS, 20 * (time.monotonic() - looked))
-                ready = {key.fd for key, _ in selector.select(min(left, DISK_CHECK_SECONDS))}
-                exited = exit_notice in ready
-                if pipe in ready or exited:
-                    chunk = _read_available(pipe, READ_BYTES)
-                    kept += chunk[: limits.output_bytes - len(kept)]
-                    total += len(chunk)
-                    if not chunk and not exited:
-                        selector.unregister(pipe)
-    finally:
-        os.close(exit_notice)
-    return bytes(kept), total > len(kept), False
-
-
-def disk_use(directory: Path) -> int:
-    """Bytes of all regular files below a directory."""
-    total = 0
-    folders = [str(directory)]
-    while folders:
+    @contextlib.contextmanager
+    def _open_top(self) -> Iterator[int]:
+        """A descriptor of the directory that stays open although another thread closes the workspace."""
+        with self._changed:
+            if self._top < 0:
+                raise SandboxDied("the workspace is gone")
+            top = os.dup(self._top)
         try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-        except (FileNotFoundError, PermissionError, NotADirectoryError):
-            # The command changes the directory meanwhile.
-            continue
-    return total
-
-
-def _read_available(pipe: int, most: int) -> bytes:
-    chunks = bytearray()
-    while len(chunks) <= most:
-        try:
-            chunk = os.read(pipe, 1 << 16)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks += chunk
-    return bytes(chunks)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+            yield top
+        finally:
+            os.close(top)
 
 
 _remove_left_over_once = cache(remove_left_over_folders)
 
 
 @cache
-def _command_threads() -> ThreadPoolExecutor:
+def command_threads() -> ThreadPoolExecutor:
+    """Threads that wait for commands."""
     return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="workspace")

@@ -1,0 +1,163 @@
+"""File work below an open folder whose files somebody hostile may swap for links meanwhile.
+
+Every step opens one name relative to a descriptor and never follows a link; owners and modes change on descriptors.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NOT_A_FOLDER = (errno.ELOOP, errno.ENOTDIR)
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The parts of a path relative to a workspace. Raises `ValueError` if it leads outside or names no file."""
+    if "\0" in name or not _is_encodable(name):
+        raise ValueError(f"workspace path {name!r}: expected text that UTF-8 can hold, without NUL")
+    parts: list[str] = []
+    for part in name.split("/"):
+        if part == "..":
+            if not parts:
+                raise ValueError(_outside(name))
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    if name.startswith("/") or not parts:
+        raise ValueError(_outside(name))
+    if any(len(os.fsencode(part)) > 255 for part in parts):
+        raise ValueError(f"workspace path {name[:100]!r}...: expected parts of at most 255 bytes")
+    return tuple(parts)
+
+
+def _outside(name: str) -> str:
+    return f"workspace path {name!r} leads outside; expected a path relative to the workspace"
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def open_nofollow(name: str, flags: int, folder: int) -> int:
+    """Open what lies in a folder; if its owner took the permissions away, give the owner's back."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        # A path descriptor needs no permission on the entry, and its link in /proc leads to that entry alone.
+        path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            mode = os.fstat(path).st_mode
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise
+            os.chmod(f"/proc/self/fd/{path}", 0o700)
+        finally:
+            os.close(path)
+        return os.open(name, flags, dir_fd=folder)
+
+
+@contextmanager
+def folder_below(top: int, parts: Sequence[str], *, make_for: int | None = None, make: bool = False) -> Iterator[int]:
+    """Go down from an open folder.
+
+    Args:
+        make: create folders that are missing, owned by the user `make_for` (None: by this process's).
+
+    Raises:
+        ValueError: a part of the path is a link or no folder.
+        FileNotFoundError: it is missing and not to be made.
+    """
+    current = os.dup(top)
+    try:
+        for part in parts:
+            try:
+                below = open_nofollow(part, FOLDER_FLAGS, current)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                below = _make_folder(part, current, make_for)
+            except OSError as error:
+                if error.errno in NOT_A_FOLDER:
+                    raise ValueError(f"workspace path {'/'.join(parts)!r} leads through a link or a file") from error
+                raise
+            os.close(current)
+            current = below
+        yield current
+    finally:
+        os.close(current)
+
+
+def _make_folder(name: str, folder: int, owner: int | None) -> int:
+    os.mkdir(name, 0o700, dir_fd=folder)
+    made = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+    status = os.fstat(made)
+    # A folder that somebody put there meanwhile keeps its owner.
+    if status.st_uid == os.geteuid():
+        os.fchmod(made, 0o755)
+        hand_over(made, owner)
+    return made
+
+
+def hand_over(descriptor: int, owner: int | None) -> None:
+    """Give an open file to a user; None changes nothing."""
+    if owner is not None:
+        os.fchown(descriptor, owner, owner)
+
+
+def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> None:
+    """Replace a file of an open folder. An existing file's permissions stay.
+
+    Raises:
+        ValueError: the name is taken by a link, a folder or a special file.
+    """
+    try:
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        there = stat.S_IFREG | 0o644
+    if not stat.S_ISREG(there):
+        raise ValueError(f"workspace path {name!r} leads through a link, or is no regular file")
+    with new_file(folder, name, mode=stat.S_IMODE(there) & 0o777 | 0o600, owner=owner) as made:
+        _write_all(made, content)
+
+
+@contextmanager
+def new_file(folder: int, name: str, *, mode: int, owner: int | None) -> Iterator[int]:
+    """Write a new file under a name nobody knows, then give it its own; what had that name before is untouched."""
+    unknown = f".{secrets.token_hex(16)}"
+    made = os.open(unknown, CREATE_FLAGS, 0o600, dir_fd=folder)
+    try:
+        yield made
+        os.fchmod(made, mode)
+        hand_over(made, owner)
+    finally:
+        os.close(made)
+    try:
+        os.rename(unknown, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        raise ValueError(f"workspace path {name!r} was changed while it was written: {error}") from error
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def read_file(folder: int, name: str, *, max_bytes: int) -> bytes | None:
+    """Read the start of a file; None if there is no such regular file. Raises `ValueError` if it is a link."""
+    try:
+        opened = open_nofollow(name, READ_FLAGS, folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"workspace path {name!r} is a link that perhaps leads outside") from error
+        return None
+    with os.fdopen(opened, "rb") as stream:
+        return stream.read(max_bytes) if stat.S_ISREG(os.fstat(opened).st_mode) else None

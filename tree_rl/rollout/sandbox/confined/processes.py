@@ -1,0 +1,150 @@
+"""The processes that commands start: finding them, and killing them so that none is left when a call returns."""
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+PROC = Path("/proc")
+DEATH_SECONDS = 30.0
+"""Time that the kernel gets to end killed processes. Only one that hangs in the kernel needs more than milliseconds."""
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What reading /proc raises if a process ended meanwhile, or is somebody else's."""
+
+
+def children_of(process_id: int) -> set[int]:
+    """Processes that a process started and that still have it as their parent."""
+    found: set[int] = set()
+    try:
+        for task in (PROC / str(process_id) / "task").iterdir():
+            found |= {int(child) for child in (task / "children").read_text().split()}
+    except FileNotFoundError:
+        # The kernel does not list children, or the process ended.
+        return {child for child in _all_processes() if _parent_of(child) == process_id}
+    except GONE:
+        pass
+    return found
+
+
+def descendants_of(process_ids: Iterable[int]) -> set[int]:
+    """Processes and all that came from them, as long as every parent lives."""
+    found: set[int] = set()
+    waiting = list(process_ids)
+    while waiting:
+        process_id = waiting.pop()
+        if process_id not in found:
+            found.add(process_id)
+            waiting.extend(children_of(process_id))
+    return found
+
+
+def processes_of(user_id: int) -> set[int]:
+    """Living processes with a user, real or saved; zombies are dead."""
+    found = set()
+    for process_id in _all_processes():
+        # Not the owner of the folder in /proc: a process can make that root.
+        status = _status(process_id)
+        if str(user_id) in status.get("Uid", []) and status["State"][0] not in ("Z", "X"):
+            found.add(process_id)
+    return found
+
+
+def _status(process_id: int) -> dict[str, list[str]]:
+    """/proc/PID/status as words by field; empty if the process ended."""
+    try:
+        lines = (PROC / str(process_id) / "status").read_text(errors="replace").splitlines()
+    except GONE:
+        return {}
+    return {name: words.split() for name, _, words in (line.partition(":") for line in lines)}
+
+
+def _all_processes() -> Iterator[int]:
+    return (int(name) for name in os.listdir(PROC) if name.isdigit())
+
+
+def _parent_of(process_id: int) -> int:
+    return int(_status(process_id).get("PPid", ["0"])[0])
+
+
+def first_of_namespace(process_id: int, parent: int) -> int | None:
+    """A descriptor for the first process of a new process namespace; None if it is dead, or somebody else meanwhile."""
+    try:
+        opened = os.pidfd_open(process_id)
+    except ProcessLookupError:
+        return None
+    seen_as = _status(process_id).get("NSpid", [])
+    if _parent_of(process_id) == parent or (len(seen_as) > 1 and seen_as[-1] == "1"):
+        return opened
+    os.close(opened)
+    return None
+
+
+def kill_and_wait(descriptors: Iterable[int]) -> bool:
+    """Kill processes and wait for their end, which for the first of a namespace is the end of all others in it.
+
+    The kernel ends a namespace's other processes before it lets the first one go.
+
+    Args:
+        descriptors: of processes; left open.
+
+    Returns:
+        Whether all are dead.
+    """
+    poll = select.poll()
+    waited = set()
+    for descriptor in descriptors:
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        poll.register(descriptor, select.POLLIN)
+        waited.add(descriptor)
+    deadline = time.monotonic() + DEATH_SECONDS
+    while waited and (left := deadline - time.monotonic()) > 0:
+        for descriptor, _ in poll.poll(left * 1000):
+            poll.unregister(descriptor)
+            waited.discard(descriptor)
+    return not waited
+
+
+def kill_user(user_id: int) -> bool:
+    """Kill every process of a user. Returns whether all are dead; what stays is logged."""
+    setpriv = shutil.which("setpriv") or "setpriv"
+    # The kernel signals all of them in one step, so that no fork is missed.
+    argv = [setpriv, "--clear-groups", f"--reuid={user_id}", f"--regid={user_id}", "/bin/sh", "-c", "kill -KILL -1"]
+    deadline = time.monotonic() + DEATH_SECONDS
+    while left := processes_of(user_id):
+        if time.monotonic() > deadline:
+            logger.warning("processes %s of user %d do not end", sorted(left)[:10], user_id)
+            return False
+        for process_id in left:
+            # One by one as well: they may kill the program below, which runs as their user.
+            with contextlib.suppress(*GONE):
+                os.kill(process_id, signal.SIGKILL)
+        subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
+        time.sleep(0.001)
+    return True
+
+
+def kill_processes_in(folder: Path) -> None:
+    """kill -9 every process whose working or home directory lies in a folder."""
+    for process_id in _all_processes():
+        entry = PROC / str(process_id)
+        try:
+            places = [(entry / "cwd").readlink()]
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            places += [Path(os.fsdecode(variable[5:])) for variable in variables if variable.startswith(b"HOME=")]
+            if any(place.is_relative_to(folder) for place in places):
+                os.kill(process_id, signal.SIGKILL)
+        except (*GONE, OSError):
+            continue

@@ -1,0 +1,248 @@
+"""Whole trees of files that an agent made: what they use, a copy of them, their end. Depth and number have bounds."""
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tree_rl.rollout.sandbox.confined.descriptors import (
+    FOLDER_FLAGS,
+    READ_FLAGS,
+    folder_below,
+    new_file,
+    open_nofollow,
+)
+
+logger = logging.getLogger(__name__)
+
+ENTRY_BYTES = 4096
+"""What a file, folder or link counts at least: empty ones take room too."""
+MAX_DEPTH = 128
+"""Folders within folders. A tree beyond counts as one that is too large."""
+COPY_BYTES = 1 << 20
+"""Copied at a time."""
+
+
+class TooLarge(ValueError):  # noqa: N818
+    """A tree is larger or deeper than it may be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """Something in a tree."""
+
+    parts: tuple[str, ...]
+    """Relative to the top."""
+    status: os.stat_result
+    """Of itself, not of what a link leads to."""
+
+
+def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
+    """Everything below an open folder, a folder before what it holds; follows no link.
+
+    Args:
+        at_rest: nothing changes it meanwhile, so every error counts; else what disappears is passed over.
+
+    Raises:
+        TooLarge: deeper than `MAX_DEPTH`.
+        OSError: a tree at rest cannot be read.
+    """
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting:
+        parts = waiting.pop()
+        if len(parts) > MAX_DEPTH:
+            raise TooLarge(f"more than {MAX_DEPTH} folders within each other")
+        try:
+            # From the top each time: a descriptor for every level could be more than this process may open.
+            with folder_below(top, parts) as folder, os.scandir(folder) as listed:
+                for found in listed:
+                    try:
+                        status = found.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    entry = Entry(parts=(*parts, found.name), status=status)
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(entry.parts)
+                    yield entry
+        except (ValueError, OSError):
+            if at_rest:
+                raise
+
+
+def is_larger(top: int, max_bytes: int) -> bool:
+    """Whether the tree below an open folder is deeper than `MAX_DEPTH`, or counts more than some bytes.
+
+    An entry counts at least `ENTRY_BYTES`. The tree may change meanwhile.
+    """
+    total = 0
+    try:
+        for entry in entries_below(top):
+            total += max(ENTRY_BYTES, entry.status.st_blocks * 512)
+            if total > max_bytes:
+                return True
+    except TooLarge:
+        return True
+    return False
+
+
+def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max_bytes: int, owner: int | None) -> None:
+    """Copy regular files, and links that stay inside, from one open folder to another. Nothing may run in the source.
+
+    Args:
+        leave_out: is told the relative path of a file or link; True leaves it out.
+        max_bytes: of all copied; a file or link counts at least `ENTRY_BYTES`.
+        owner: of the copies.
+
+    Raises:
+        TooLarge: more than `max_bytes`, or too deep.
+        ValueError: the target has a link or a folder where a file belongs, or the other way round.
+    """
+    total = 0
+    for entry in entries_below(source, at_rest=True):
+        is_link = stat.S_ISLNK(entry.status.st_mode)
+        if not (is_link or stat.S_ISREG(entry.status.st_mode)) or leave_out("/".join(entry.parts)):
+            continue
+        total += max(ENTRY_BYTES, entry.status.st_size)
+        if total > max_bytes:
+            raise TooLarge(f"the files to copy exceed {max_bytes} bytes")
+        *folders, name = entry.parts
+        try:
+            with folder_below(source, folders) as old, folder_below(target, folders, make=True, make_for=owner) as new:
+                if is_link:
+                    _copy_link(old, new, name, depth=len(folders), owner=owner)
+                else:
+                    _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=owner)
+        except OSError as error:
+            raise ValueError(f"cannot copy {'/'.join(entry.parts)!r}: {error}") from error
+
+
+def _copy_file(old: int, new: int, name: str, *, max_bytes: int, owner: int | None) -> None:
+    read = open_nofollow(name, READ_FLAGS, old)
+    try:
+        mode = os.fstat(read).st_mode
+        if not stat.S_ISREG(mode):
+            return
+        with new_file(new, name, mode=stat.S_IMODE(mode) & 0o755 | 0o600, owner=owner) as made:
+            while max_bytes > 0 and (sent := os.sendfile(made, read, None, min(max_bytes, COPY_BYTES))):
+                max_bytes -= sent
+    finally:
+        os.close(read)
+
+
+def _copy_link(old: int, new: int, name: str, *, depth: int, owner: int | None) -> None:
+    target = os.readlink(name, dir_fd=old)
+    if stays_inside(target, depth=depth):
+        os.symlink(target, name, dir_fd=new)
+        if owner is not None:
+            os.chown(name, owner, owner, dir_fd=new, follow_symlinks=False)
+
+
+def stays_inside(target: str, *, depth: int) -> bool:
+    """Whether a link surely leads into its tree.
+
+    After other names `..` could climb out of what another link leads to, so it may stand only in front.
+
+    Args:
+        target: what the link says.
+        depth: folders between the top of the tree and the link.
+    """
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    return bool(target) and not target.startswith("/") and ups <= depth and ".." not in parts[ups:]
+
+
+def remove_tree(folder: Path) -> bool:
+    """Delete a folder, however deep, whatever permissions it has. Never raises.
+
+    Returns:
+        Whether it is gone; what could not be removed is logged.
+    """
+    try:
+        top = os.open(folder, FOLDER_FLAGS)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        logger.warning("cannot remove %s: %s", folder, error)
+        return False
+    try:
+        failed = _empty(top)
+    finally:
+        os.close(top)
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        logger.warning("cannot remove %s: %s; %d entries stay, such as %s", folder, error, len(failed), failed[:1])
+        return False
+    return True
+
+
+def _empty(top: int) -> list[str]:
+    """Delete what an open folder holds, and return what could not be deleted.
+
+    Folders within folders are moved up to the top first, so that no path grows long and no level needs a descriptor.
+    """
+    failed: list[str] = []
+    moved, prefix = 0, f".removed-{secrets.token_hex(8)}-"
+    waiting = _delete_files(top, failed)
+    while waiting:
+        name = waiting.pop()
+        try:
+            folder = open_nofollow(name, FOLDER_FLAGS, top)
+        except OSError as error:
+            failed.append(f"{name}: {error}")
+            continue
+        try:
+            for inner in _delete_files(folder, failed):
+                moved += 1
+                new_name = f"{prefix}{moved}"
+                try:
+                    _allow_moving(inner, folder)
+                    os.rename(inner, new_name, src_dir_fd=folder, dst_dir_fd=top)
+                    waiting.append(new_name)
+                except OSError as error:
+                    failed.append(f"{inner}: {error}")
+        finally:
+            os.close(folder)
+        try:
+            os.rmdir(name, dir_fd=top)
+        except OSError as error:
+            failed.append(f"{name}: {error}")
+    return failed
+
+
+def _allow_moving(name: str, folder: int) -> None:
+    """A folder moves only if its owner may write to it."""
+    if os.geteuid() != 0:
+        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.chmod(f"/proc/self/fd/{opened}", 0o700)
+        finally:
+            os.close(opened)
+
+
+def _delete_files(folder: int, failed: list[str]) -> list[str]:
+    """Delete all but the folders of an open folder, and return those."""
+    folders = []
+    try:
+        os.fchmod(folder, 0o700)
+        with os.scandir(folder) as listed:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listed]
+    except OSError as error:
+        failed.append(f"a folder: {error}")
+        return []
+    for name, is_folder in found:
+        if is_folder:
+            folders.append(name)
+            continue
+        try:
+            os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failed.append(f"{name}: {error}")
+    return folders
