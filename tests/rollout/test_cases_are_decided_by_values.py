@@ -1,0 +1,205 @@
+"""A case passes if the child says the expected plain value once; nothing else that code under test does counts."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.environments import cases as module
+from tree_rl.rollout.environments.cases import RUNNER_NAME, Case, passed_cases, programs_for_child, same
+
+RUNNER = Path(module.__file__).with_name(RUNNER_NAME)
+CALL = "from solution import f\nreturn f(2)"
+
+
+def value_case(value: object, program: str = CALL, name: str = "f") -> Case:
+    return Case(name=name, program=program, expected=json.dumps({"value": value}))
+
+
+def run(folder: Path, solution: str, cases: list[Case]) -> tuple[set[str], str]:
+    """What passes with `solution.py`, and what the child printed."""
+    (folder / "repository").mkdir(exist_ok=True)
+    (folder / "repository" / "solution.py").write_text(solution)
+    programs, key = programs_for_child(cases, random.Random(0))
+    (folder / "programs.json").write_text(programs)
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", RUNNER, folder / "programs.json"],
+        cwd=folder / "repository",
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    output = done.stdout.decode("utf-8", errors="replace")
+    return passed_cases(cases, key, output), output
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("4", 4),
+        ("1.5", 1.5),
+        ("float('nan')", float("nan")),
+        ("-float('inf')", float("-inf")),
+        ("None", None),
+        ("(1, (2.0, 'x'))", [1, [2.0, "x"]]),
+        ("{'a': [None, True]}", {"a": [None, True]}),
+        ("chr(0xd800) + chr(0) + chr(0x2028) + '\\n'", chr(0xD800) + chr(0) + chr(0x2028) + "\n"),
+        ("10 ** 400", 10**400),
+    ],
+)
+def test_plain_values_pass(tmp_path: Path, said: str, value: object) -> None:
+    assert run(tmp_path, f"def f(x):\n    print('noise')\n    return {said}\n", [value_case(value)])[0] == {"f"}
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("True", 1),
+        ("1", True),
+        ("1.0", 1),
+        ("1", 1.0),
+        ("0", None),
+        ("False", 0),
+        ("'1'", 1),
+        ("[1]", [1, 1]),
+        ("{1: 2}", {"1": 2}),
+        ("{True: 2}", {"true": 2}),
+        ("{'a': 1, 'b': 2}", {"a": 1}),
+        ("{1, 2}", [1, 2]),
+        ("'nan'", float("nan")),
+    ],
+)
+def test_other_types_and_values_fail(tmp_path: Path, said: str, value: object) -> None:
+    assert run(tmp_path, f"def f(x):\n    return {said}\n", [value_case(value)])[0] == set()
+
+
+EQUAL_TO_ALL = """
+class Meta(type):
+    __eq__ = lambda self, other: True
+    __hash__ = type.__hash__
+class Any_({base}, metaclass=Meta):
+    __eq__ = lambda self, other: True
+    __ne__ = lambda self, other: False
+    __hash__ = lambda self: 0
+    __len__ = lambda self: 1
+    __iter__ = lambda self: iter([4])
+    __getitem__ = lambda self, key: 4
+    items = lambda self: [('a', 4)]
+    __str__ = __repr__ = lambda self: '4'
+    __instancecheck__ = lambda self, other: True
+    __class__ = property(lambda self: {shown})
+"""
+
+
+@pytest.mark.parametrize("base", ["object", "list", "dict", "int", "str", "float", "tuple", "BaseException"])
+@pytest.mark.parametrize("wrapped", ["Any_()", "[Any_()]", "{'a': Any_()}", "{Any_(): 4}"])
+def test_objects_equal_to_everything_are_no_plain_values(tmp_path: Path, base: str, wrapped: str) -> None:
+    shown = base if base != "object" else "int"
+    solution = EQUAL_TO_ALL.format(base=base, shown=shown) + f"def f(x):\n    return {wrapped}\n"
+    cases = [value_case(value, name=repr(value)) for value in (4, [4], {"a": 4}, "4", [], {}, 0, "", 0.0, [[]])]
+    assert run(tmp_path, solution, cases)[0] == set()
+
+
+def test_errors_pass_by_their_class_or_a_base(tmp_path: Path) -> None:
+    cases = [
+        Case(name=kind, program=CALL, expected=json.dumps({"raises": kind}))
+        for kind in ("KeyError", "LookupError", "ValueError", "SystemExit")
+    ]
+    assert run(tmp_path, "def f(x):\n    raise KeyError(x)\n", cases)[0] == {"KeyError", "LookupError"}
+    assert run(tmp_path, "def f(x):\n    raise SystemExit(0)\n", cases)[0] == {"SystemExit"}
+    assert run(tmp_path, "def f(x):\n    return 10 ** 5000\n", cases)[0] == set(), "the encoder's error is not f's"
+    assert run(tmp_path, "def f(x):\n    return {'raises': ['KeyError']}\n", cases)[0] == set()
+    assert (
+        run(tmp_path, "def f(x):\n    raise KeyError(x)\n", [value_case(None), value_case(["KeyError"])][:1])[0]
+        == set()
+    )
+
+
+REPLACED_RUNNER = """
+import sys
+main = sys.modules["__main__"]
+main.answer = lambda body: {"value": 5, "raises": [None]}
+main.plain = lambda value: 5
+def f(x):
+    return 5
+"""
+EVERY_DESCRIPTOR = """
+import json, os, sys
+for number, _ in json.load(open(sys.argv[1])):
+    for said in ('{"value": 4}', '{"value": 5}', "null", "["):
+        for descriptor in range(3, 9):
+            try:
+                os.write(descriptor, f"\\n{number} {said}\\n".encode())
+            except OSError:
+                pass
+def f(x):
+    return 4
+"""
+FORGERIES = {
+    "an early exit": "import os\nos._exit(0)\n",
+    "an exit by the system": "raise SystemExit(0)\n",
+    "a crash": "import os\nos.kill(os.getpid(), 11)\n",
+    "a value without end": "def f(x):\n    a = []\n    a.append(a)\n    return a\n",
+    "a huge integer": "def f(x):\n    return 10 ** 5000\n",
+    "a huge text": "def f(x):\n    return 'x' * 10 ** 6\n",
+    "a replaced runner": REPLACED_RUNNER,
+    "guesses on every descriptor": EVERY_DESCRIPTOR,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
+def test_what_the_child_does_besides_counts_nothing(tmp_path: Path, forgery: str) -> None:
+    cases = [value_case(4), value_case(4, "import solution\nreturn solution.f(3)", "again")]
+    assert run(tmp_path, forgery, cases)[0] == set()
+
+
+def test_a_thread_and_a_program_without_a_compiler_hold_nobody_up(tmp_path: Path) -> None:
+    solution = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nf = lambda x: 4\n"
+    cases = [value_case(4), value_case(4, "return (", "no program"), value_case(4, CALL, "again")]
+    assert run(tmp_path, solution, cases)[0] == {"f", "again"}
+
+
+def test_answers_of_strangers_do_not_raise() -> None:
+    case = value_case(4)
+    _, key = programs_for_child([case])
+    (number,) = key
+    right = f'{number} {{"value": 4}}'
+    assert passed_cases([case], key, f"noise\n{right}\n{right}\n0 x\n\n \n") == {"f"}
+    for said in (
+        *("", "{", "null", "[]", "4", '{"value"', '{"values": 4}', '{"value": 4, "value": 5}', '{"value": 4.0}'),
+        *('{"raises": [null]}', '{"raises": {}}', '{"raises": "value"}', '{"value": ' + "9" * 5000 + "}"),
+        *('{"value": ' + "[" * 8000, "[" * 10**6, '{"value": ' + " " * 10**5 + "4}", '{"value": NaN}'),
+        *('{"value": 1e999}', '{"value": "\\ud800"}', "\ud800", "\0"),
+    ):
+        assert passed_cases([case], key, f"{number} {said}\n") == set(), said[:40]
+        assert passed_cases([case], key, f"{right}\n{number} {said}\n") == set(), "two answers that differ"
+    assert passed_cases([case], key, f"x{right}\n0{right}\n {right}\n") == set()
+
+
+def test_the_child_knows_programs_alone_in_another_order_every_time() -> None:
+    cases = [value_case(index * 1000 + 7, f"return {index}", f"name-{index}") for index in range(20)]
+    written = {programs_for_child(cases)[0] for _ in range(3)}
+    assert len(written) == 3
+    for text in written:
+        assert sorted(program for _, program in json.loads(text)) == sorted(case.program for case in cases)
+        assert "name-" not in text and "expected" not in text
+    assert programs_for_child(cases, random.Random(1)) == programs_for_child(cases, random.Random(1))
+
+
+@pytest.mark.parametrize("expected", ["", "4", "[]", "{}", '{"value": 1, "raises": "X"}', '{"raises": 4}', "[" * 9999])
+def test_a_case_without_an_expectation_is_refused(expected: str) -> None:
+    with pytest.raises(ValueError, match="case odd: expected JSON"):
+        Case(name="odd", program="return 1", expected=expected)
+
+
+def test_two_cases_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="distinct names"):
+        programs_for_child([value_case(1), value_case(2)])
+
+
+def test_nan_is_itself_and_a_list_is_compared_inside() -> None:
+    nan = float("nan")
+    assert same([nan, {"a": 1}], [nan, {"a": 1}])
+    assert not same([nan], [1.0]) and not same([1.0], [nan]) and not same([1], [True])
