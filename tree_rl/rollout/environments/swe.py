@@ -1,22 +1,17 @@
 """The software environment: a repository in a sandbox, a shell as the tool, and tests that decide the reward."""
 
-import secrets
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall
 from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, call_shell
-from tree_rl.rollout.environments.swe_reports import TestReport, judge, passed_tests
+from tree_rl.rollout.environments.swe_judge import in_repository, judge_session, lay_out
+from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.confinement import Limits
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
-from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxOptions
 from tree_rl.rollout.sandbox.workspace import CommandResult
-
-RUNNER_NAME = "unittest_runner.py"
-REPORT_CHARACTERS = 4000
 
 
 class SweEnvironment:
@@ -45,12 +40,10 @@ class SweEnvironment:
             raise ValueError(f"extra_info: expected the key 'swe' with a software task, received {sorted(task)}")
         self._task = SweTask.from_row(task["swe"])
         self._sandbox = open_sandbox(self.options, image=self._task.image, directory=self._task.directory)
+        # A sandbox that cannot be judged apart says so before the session.
+        self._sandbox.fresh()
         await self._sandbox.start()
-        await self._sandbox.write(self._task.files)
-        if self._task.setup:
-            done = await self.run(self._task.setup)
-            if done.exit_code != 0:
-                raise SandboxError(f"task {self._task.instance_id}: setup failed: {done.output[-1000:]}")
+        await lay_out(self._task, self._sandbox)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Describe `shell`."""
@@ -59,7 +52,7 @@ class SweEnvironment:
     async def run(self, command: str) -> CommandResult:
         """Execute a shell command in the repository, for agents that bring their own tools."""
         sandbox, task = self._running
-        return await sandbox.run(f"{task.prelude}\n{command}" if task.prelude else command)
+        return await in_repository(task, sandbox, command)
 
     @property
     def has_door(self) -> bool:
@@ -78,32 +71,25 @@ class SweEnvironment:
         """Run `shell(command)`."""
         return await call_shell(call, self.run)
 
+    async def stop(self) -> None:
+        """End everything that the session started; it never runs again."""
+        if self._sandbox is not None:
+            await self._sandbox.stop()
+
     async def score(self, outcome: Outcome) -> float:
         """Run the tests: 1.0 if all that count pass, else 0.0. What they reported is kept in `report`."""
         self.report = await self.test()
         return float(self.report.is_solved)
 
     async def test(self) -> TestReport:
-        """Put the task's own tests in place and run them."""
+        """End the session, and run the task's tests on a copy of its files in a fresh sandbox.
+
+        Raises:
+            SandboxError, SandboxDied: the fresh sandbox fails.
+        """
         sandbox, task = self._running
-        nonce = secrets.token_hex(16)
-        if task.before_tests:
-            await self.run(task.before_tests)
-        try:
-            await sandbox.write(task.test_files)
-            if task.test_patch:
-                await sandbox.write({f".{nonce}.patch": task.test_patch})
-                await self.run(f"git apply .{nonce}.patch; rm -f .{nonce}.patch")
-            runner = f".{nonce}-{RUNNER_NAME}"
-            if task.log_format == "signed":
-                await sandbox.write({runner: _runner_source()})
-        except ValueError as error:
-            # The agent put a link where a test belongs.
-            return judge(task, (), f"the tests could not be written: {error}")
-        command = task.test_command.format(tests=quote(task.test_targets), runner=runner, nonce=nonce)
-        result = await self.run(command)
-        passed = passed_tests(result.output, log_format=task.log_format, nonce=nonce)
-        return judge(task, passed, result.output[-REPORT_CHARACTERS:])
+        await sandbox.stop()
+        return await judge_session(task, sandbox, sandbox.fresh())
 
     async def close(self) -> None:
         """Throw the sandbox away."""
@@ -115,8 +101,3 @@ class SweEnvironment:
         if self._sandbox is None or self._task is None:
             raise SandboxDied("SweEnvironment used before reset()")
         return self._sandbox, self._task
-
-
-@cache
-def _runner_source() -> str:
-    return Path(__file__).with_name(RUNNER_NAME).read_text(encoding="utf-8")

@@ -1,13 +1,20 @@
-"""Reads from the output of a test run which tests passed."""
+"""Reads from the output of a test run how its tests ended."""
 
+import base64
+import json
 import re
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tree_rl.rollout.environments.swe_task import LogFormat, SweTask
 
 PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s+(\S.*?)(?: - .*)?$")
-PYTEST_PASSES = ("PASSED", "XFAIL")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+UNITTEST_MARK = "unittest-report "
+"""In front of the one line that `unittest_runner` prints."""
+MAX_REPORT_BYTES = 32 << 20
+"""Unpacked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,17 +36,32 @@ class TestReport:
         return all(passed == total for passed, total in (self.fail_to_pass, self.pass_to_pass))
 
 
-def passed_tests(output: str, *, log_format: LogFormat, nonce: str) -> set[str]:
-    """Names of the tests that passed. In the format `signed`, `nonce` stands before every line that counts."""
-    if log_format == "signed":
-        mark = f"{nonce} PASSED "
-        return {line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark)}
-    results: dict[str, str] = {}
-    for line in output.splitlines():
-        match = PYTEST_LINE.match(line.strip())
-        if match:
-            results[match[2]] = match[1]
-    return {name for name, verdict in results.items() if verdict in PYTEST_PASSES}
+def verdicts_of(output: str, *, log_format: LogFormat) -> dict[str, set[str]]:
+    """Everything that was said of each test, by its name: PASSED, FAILED, ERROR, XFAIL, XPASS, SKIPPED.
+
+    unittest's report is whole or empty: nothing is read from a run that printed none, or two.
+    """
+    verdicts: dict[str, set[str]] = {}
+    for verdict, name in _from_unittest(output) if log_format == "unittest" else _from_pytest(output):
+        verdicts.setdefault(name, set()).add(verdict)
+    return verdicts
+
+
+def _from_pytest(output: str) -> list[tuple[str, str]]:
+    matches = (PYTEST_LINE.match(COLOUR.sub("", line).strip()) for line in output.splitlines())
+    return [(match[1], match[2]) for match in matches if match]
+
+
+def _from_unittest(output: str) -> list[tuple[str, str]]:
+    lines = [line for line in output.split("\n") if line.startswith(UNITTEST_MARK)]
+    if len(lines) != 1:
+        return []
+    try:
+        packed = base64.b64decode(lines[0].removeprefix(UNITTEST_MARK), validate=True)
+        report = json.loads(zlib.decompressobj().decompress(packed, MAX_REPORT_BYTES))
+        return [(str(verdict), str(name)) for verdict, name in report]
+    except (ValueError, TypeError, RecursionError, zlib.error):
+        return []
 
 
 def judge(task: SweTask, passed: Collection[str], output: str) -> TestReport:
@@ -49,3 +71,8 @@ def judge(task: SweTask, passed: Collection[str], output: str) -> TestReport:
         pass_to_pass=(sum(name in passed for name in task.pass_to_pass), len(task.pass_to_pass)),
         output=output,
     )
+
+
+def passed_tests(verdicts: Mapping[str, set[str]]) -> set[str]:
+    """Names of the tests of which one thing alone was said: that they passed, or failed as expected (pytest)."""
+    return {name for name, said in verdicts.items() if said in ({"PASSED"}, {"XFAIL"})}

@@ -3,33 +3,39 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-LogFormat = Literal["signed", "pytest"]
+from tree_rl.rollout.environments.cases import Case
+
+LogFormat = Literal["cases", "unittest", "pytest"]
+PATHS = ("files", "test_files", "solution_files")
+NAMES = ("test_targets", "fail_to_pass", "pass_to_pass")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweTask:
-    """One task. The agent sees nothing of what enters the sandbox at scoring.
+    """One task. The agent sees nothing of what enters the sandbox of the judge.
 
     Raises:
-        ValueError: nothing to start from, or no test that decides.
+        ValueError: nothing to start from, no test that decides, or a format without what it needs.
     """
 
     instance_id: str
     """Name of the task."""
     problem_statement: str
     """What the agent reads."""
-    test_command: str
-    """Run at scoring; `{tests}` is replaced by `test_targets`, `{runner}` and `{nonce}` by what `signed` needs."""
-    test_targets: tuple[str, ...]
-    """Files or modules of tests that are run."""
     fail_to_pass: tuple[str, ...]
     """Tests that fail before and must pass."""
     pass_to_pass: tuple[str, ...] = ()
     """Tests that pass before and must still pass."""
-    log_format: LogFormat = "signed"
-    """How the tests' results are read: `signed` by the nonce of `unittest_runner`, `pytest` from `pytest -rA`."""
+    log_format: LogFormat = "unittest"
+    """What decides: `cases` by themselves, modules of unittest run by `unittest_runner`, or `pytest -rA`."""
+    cases: tuple[Case, ...] = ()
+    """Calls and what they must return, for `cases`; the tests' names are theirs."""
+    test_command: str = ""
+    """Run at scoring, not for `cases`; `{tests}` becomes `test_targets`, and `{runner}` the program of `unittest`."""
+    test_targets: tuple[str, ...] = ()
+    """Modules of tests that are run, as unittest names them; for pytest files."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path -> content, the repository where no image holds it."""
     image: str | None = None
@@ -54,6 +60,20 @@ class SweTask:
             raise ValueError(f"task {self.instance_id}: expected `files` or an `image` that holds the repository")
         if not self.fail_to_pass:
             raise ValueError(f"task {self.instance_id}: expected at least one test in fail_to_pass")
+        if self.log_format not in get_args(LogFormat):
+            raise ValueError(
+                f"task {self.instance_id}: expected log_format to be one of {', '.join(get_args(LogFormat))}, received "
+                f"{self.log_format!r}"
+            )
+        unknown = {*self.fail_to_pass, *self.pass_to_pass} - {case.name for case in self.cases}
+        if self.log_format == "cases" and unknown:
+            raise ValueError(f"task {self.instance_id}: expected a case for every test, found none for {min(unknown)}")
+        needed = {"unittest": ("{runner}", "{tests}"), "pytest": ("{tests}",)}.get(self.log_format, ())
+        if any(self.test_command.count(place) != 1 for place in needed) or (needed and not self.test_targets):
+            raise ValueError(
+                f"task {self.instance_id}: log_format={self.log_format} expects test_targets, and a test_command with "
+                f"{' and '.join(needed)}, received {self.test_command!r}"
+            )
 
     def to_row(self) -> dict[str, Any]:
         """The task as a data set stores it: mappings as lists of `{path, content}`.
@@ -61,9 +81,9 @@ class SweTask:
         A column of a data set has the keys of all its rows, so a mapping from paths would fill with empty entries.
         """
         row = asdict(self)
-        for name in ("files", "test_files", "solution_files"):
+        for name in PATHS:
             row[name] = [{"path": path, "content": text} for path, text in row[name].items()]
-        for name in ("test_targets", "fail_to_pass", "pass_to_pass"):
+        for name in (*NAMES, "cases"):
             row[name] = list(row[name])
         return row
 
@@ -79,12 +99,13 @@ class SweTask:
         if unknown:
             raise ValueError(f"extra_info.swe.{unknown[0]}: no such field; known are {', '.join(sorted(known))}")
         given: dict[str, Any] = {key: value for key, value in row.items() if value is not None}
-        for name in ("files", "test_files", "solution_files"):
+        for name in PATHS:
             if name in given and not isinstance(given[name], Mapping):
                 given[name] = {entry["path"]: entry["content"] for entry in given[name]}
-        for name in ("test_targets", "fail_to_pass", "pass_to_pass"):
+        for name in NAMES:
             given[name] = names(given.get(name, ()))
-        missing = [name for name in ("instance_id", "problem_statement", "test_command") if name not in given]
+        given["cases"] = tuple(Case(**case) for case in given.get("cases", ()))
+        missing = [name for name in ("instance_id", "problem_statement") if name not in given]
         if missing:
             raise ValueError(f"extra_info.swe.{missing[0]}: expected a text, received nothing")
         return cls(**given)
