@@ -51,7 +51,7 @@ class Scene:
             text = text[: text.index(stop)]
             text_ids = ids[: self.renderer.tokens_within(ids, text)]
             text_ids = text_ids if self.tokenizer.decode(text_ids) == text else None
-        return self.recorder.record(
+        recorded = self.recorder.record(
             self.prompt(*messages),
             Answer(
                 token_ids=ids if stop is not None else (*ids, self.tokenizer.eos_token_id),
@@ -65,6 +65,7 @@ class Scene:
             ),
             agent="main",
         )
+        return asyncio.run(recorded)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.tokens.reasoning import REASONING, opens_reasoning, split_reasoning
+from tree_rl.rollout.gateway.tokens.reasoning import opens_reasoning, split_reasoning, without_reasoning
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 
 CALL = '<tool_call>{"name": "x"}</tool_call>'
@@ -71,5 +71,5 @@ def test_a_prompt_may_open_the_reasoning() -> None:
 
 
 def test_reasoning_at_the_start_can_be_cut_out_of_text() -> None:
-    cut = {text: REASONING.sub("", text) for text in ("<think>a</think>\n b", "a\n</think>b", "b", "<think>b")}
+    cut = {text: without_reasoning(text) for text in ("<think>a</think>\n b", "a\n</think>b", "b", "<think>b")}
     assert list(cut.values()) == ["b", "b", "b", "<think>b"]

@@ -1,5 +1,6 @@
 """Laws of cutting a session into rows."""
 
+import time
 from collections import defaultdict
 
 import pytest
@@ -146,3 +147,16 @@ def test_weight_versions_turns_and_agents_travel_with_the_tokens() -> None:
     second = ModelCall(prompt_ids=(1, 2, 9), response_ids=(5,), log_probs=(0.0,), turn=1, agent="sub", max_version=5)
     (row,) = rows_of_calls([first, second])
     assert row.response_calls == (0, -1, 1)
+
+
+def test_the_work_for_a_session_grows_with_its_tokens_not_with_pairs_of_branches() -> None:
+    def seconds(num_branches: int) -> float:
+        trunk = list(range(300))
+        calls = [call(trunk, [1000 + branch, *trunk]) for branch in range(num_branches)]
+        started = time.thread_time()
+        assert len(rows_of_calls(calls)) == num_branches
+        return time.thread_time() - started
+
+    seconds(50)
+    # Pairs would cost 64 times as much.
+    assert seconds(1600) < 24 * seconds(200)

@@ -4,11 +4,15 @@ The log-prob of a generated token holds for the exact tokens before it. So a tok
 a call generated it behind exactly the row's tokens. All other tokens are context (mask 0), however similar their text.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
+
+from tree_rl.tree import Forest
 
 SharedTokens = Literal["every_row", "first_row"]
 
@@ -82,44 +86,60 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
     Returns:
         Rows in the order they were opened, without those that train nothing. If no row trains, the first one.
     """
-    sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
-    branches: list[int] = []
-    for index, call in enumerate(calls):
-        continued = [slot for slot, last in enumerate(branches) if _starts_with(call.prompt_ids, sequences[last])]
-        if continued:
-            branches[max(continued, key=lambda slot: len(sequences[branches[slot]]))] = index
-        else:
-            branches.append(index)
-
+    if not calls:
+        return []
+    forest = Forest.from_rows([np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls])
+    paths = [forest.row_index[index] for index in range(len(calls))]
+    call_of_node, log_prob_of_node = _generated(calls, paths, forest.num_unique)
+    is_trained_before = np.zeros(forest.num_unique, dtype=bool)
     rows: list[Row] = []
-    trained_before: list[tuple[np.ndarray, np.ndarray]] = []
-    for last in branches:
-        tokens = sequences[last]
-        call_of_token, log_probs = _generated_in_context(tokens, calls, sequences)
-        mask = call_of_token >= 0
+    for last in _branches(calls, paths, forest.num_unique):
+        path = paths[last]
+        mask = call_of_node[path] >= 0
         if shared == "first_row":
-            for other_tokens, other_mask in trained_before:
-                common = _common_prefix(tokens, other_tokens)
-                mask[:common] &= ~other_mask[:common]
-            trained_before.append((tokens, mask.copy()))
-        rows.append(_row(tokens, mask, log_probs, call_of_token, calls, last))
+            mask &= ~is_trained_before[path]
+            is_trained_before[path[mask]] = True
+        rows.append(_row(forest.input_ids[path], mask, log_prob_of_node[path], call_of_node[path], calls, last))
     training = [row for row in rows if any(row.response_mask)]
     return training or rows[:1]
 
 
-def _generated_in_context(
-    tokens: np.ndarray, calls: Sequence[ModelCall], sequences: Sequence[np.ndarray]
+def _branches(calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int) -> list[int]:
+    """Last call of each row, in the order in which rows were opened.
+
+    Args:
+        paths: nodes of the token trie that each call's tokens visit.
+    """
+    branches: list[int] = []
+    is_end = np.zeros(num_nodes, dtype=bool)
+    rows_at: dict[int, list[int]] = defaultdict(list)
+    for index, (call, path) in enumerate(zip(calls, paths, strict=True)):
+        continued = np.flatnonzero(is_end[path[: len(call.prompt_ids)]])
+        if len(continued):
+            before = int(path[continued[-1]])
+            row = heappop(rows_at[before])
+            is_end[before] = bool(rows_at[before])
+            branches[row] = index
+        else:
+            row = len(branches)
+            branches.append(index)
+        heappush(rows_at[int(path[-1])], row)
+        is_end[path[-1]] = True
+    return branches
+
+
+def _generated(
+    calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    call_of_token = np.full(len(tokens), -1, dtype=np.int64)
-    log_probs = np.zeros(len(tokens))
-    for index, (call, sequence) in enumerate(zip(calls, sequences, strict=True)):
-        start = len(call.prompt_ids)
-        stop = _common_prefix(tokens, sequence)
-        if stop > start:
-            call_of_token[start:stop] = index
-            if call.log_probs is not None:
-                log_probs[start:stop] = call.log_probs[: stop - start]
-    return call_of_token, log_probs
+    """The last call that generated each node of the token trie (-1: none), and its log-prob there (0.0: none)."""
+    call_of_node = np.full(num_nodes, -1, dtype=np.int64)
+    log_prob_of_node = np.zeros(num_nodes)
+    for index, (call, path) in enumerate(zip(calls, paths, strict=True)):
+        generated = path[len(call.prompt_ids) :]
+        call_of_node[generated] = index
+        if call.log_probs is not None:
+            log_prob_of_node[generated] = call.log_probs
+    return call_of_node, log_prob_of_node
 
 
 def _row(
@@ -130,8 +150,8 @@ def _row(
     calls: Sequence[ModelCall],
     last: int,
 ) -> Row:
-    first_prompt = np.array(calls[0].prompt_ids, dtype=np.int64)
-    starts_alike = _starts_with(tokens, first_prompt) and len(first_prompt) < len(tokens)
+    first_prompt = calls[0].prompt_ids
+    starts_alike = len(first_prompt) < len(tokens) and np.array_equal(tokens[: len(first_prompt)], first_prompt)
     split = len(first_prompt) if starts_alike else len(calls[last].prompt_ids)
     # A prompt may contain tokens that another call generated. Only the response is trained, so they stay in it.
     split = min(split, int(mask.argmax())) if mask.any() else split
@@ -143,13 +163,3 @@ def _row(
         response_log_probs=tuple(np.where(mask, log_probs, 0.0)[split:].tolist()) if has_log_probs else None,
         response_calls=tuple(call_of_token[split:].tolist()),
     )
-
-
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    width = min(len(a), len(b))
-    equal = a[:width] == b[:width]
-    return width if equal.all() else int(equal.argmin())
-
-
-def _starts_with(tokens: Sequence[int] | np.ndarray, prefix: np.ndarray) -> bool:
-    return len(tokens) >= len(prefix) and bool(np.array_equal(np.asarray(tokens[: len(prefix)]), prefix))

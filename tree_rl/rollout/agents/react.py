@@ -1,7 +1,6 @@
 """The native agent: reason, act, observe, over the OpenAI API. Its options say what makes a conversation branch."""
 
 import asyncio
-import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,8 @@ from openai.types.chat import ChatCompletion
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.gateway.tokens.reasoning import REASONING, THINK_START
+from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
+from tree_rl.rollout.gateway.tokens.reasoning import THINK_START, without_reasoning
 
 Think = Literal["keep", "strip"]
 ParallelTools = bool | Literal["branches"]
@@ -159,7 +159,7 @@ class ReActAgent:
             # `post` sends the body as it is; `chat.completions.create` would walk through it: a third of the call.
             answer = await talk.client.post("/chat/completions", cast_to=ChatCompletion, body=body)
         except openai.APIStatusError as error:
-            if error.code in ("context_length_exceeded", "session_exhausted"):
+            if error.code in ("context_length_exceeded", "session_exhausted", "session_over"):
                 return None
             raise AgentError(f"the model could not be asked: {error.message}") from error
         except openai.APIConnectionError as error:
@@ -183,13 +183,13 @@ class ReActAgent:
         if self.options.think == "strip":
             if sent.get("reasoning_content"):
                 raise AgentError("think=strip: the gateway keeps reasoning apart; set its option reasoning=inline")
-            sent["content"] = REASONING.sub("", sent.get("content") or "")
+            sent["content"] = without_reasoning(sent.get("content") or "")
         return sent
 
     async def _execute(self, talk: _Conversation, call: Any) -> str:
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except json.JSONDecodeError:
+            arguments = decode_json(call.function.arguments or "{}")
+        except JsonError:
             arguments = None
         if not isinstance(arguments, dict):
             self._malformed += 1
@@ -232,7 +232,7 @@ def _tool_message(call: Any, result: str) -> dict[str, Any]:
 
 def _without_reasoning(content: str | None) -> str:
     """What a turn says; nothing where its reasoning never ended."""
-    said = REASONING.sub("", content or "").strip()
+    said = without_reasoning(content or "").strip()
     return "" if said.startswith(THINK_START) else said
 
 

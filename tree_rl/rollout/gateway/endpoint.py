@@ -1,6 +1,7 @@
 """The address and key of an agent's session."""
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +14,8 @@ class Endpoint:
     """Key of this session: bearer token or `x-api-key`."""
     model: str
     """Name of the model. The gateway answers under every name."""
+    stop_session: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
+    """Ends the session at its gateway. None for an address that no gateway of this process serves."""
 
     @property
     def openai_url(self) -> str:
@@ -21,7 +24,12 @@ class Endpoint:
 
     def named(self, agent: str) -> "Endpoint":
         """The same session for a sub-agent. Its calls carry its name: letters, digits, `.`, `_` and `-`."""
-        return Endpoint(url=f"{self.url}/a/{agent}", token=self.token, model=self.model)
+        return replace(self, url=f"{self.url}/a/{agent}")
+
+    async def stop(self) -> None:
+        """End the session: the gateway refuses running and later calls with status 403. The record stays."""
+        if self.stop_session is not None:
+            await self.stop_session()
 
     def environment(self) -> dict[str, str]:
         """Environment variables that point a command-line agent to the session."""

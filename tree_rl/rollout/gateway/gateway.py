@@ -103,10 +103,18 @@ class Gateway:
             raise RuntimeError("gateway used before start(): no address yet; await gateway.start()")
         host, port = self._socket.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
-        return Endpoint(url=f"http://{address}:{port}/s/{session.id}", token=session.token, model=self._model)
+        return Endpoint(
+            url=f"http://{address}:{port}/s/{session.id}",
+            token=session.token,
+            model=self._model,
+            stop_session=session.stop,
+        )
 
     async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:
-        """Close a session and return its record. Calls that still run after `grace_s` are cancelled."""
+        """Close a session and return its record. Calls that still run after `grace_s` are cancelled.
+
+        Closing a session again returns the same record.
+        """
         record = await session.close(grace_s=grace_s)
         self._http.remove(session)
         return record

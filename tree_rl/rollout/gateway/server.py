@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.protocols import anthropic_messages, openai_chat
 from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, patient_events, wait_for
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
-from tree_rl.rollout.gateway.session import Session, token_digest
+from tree_rl.rollout.gateway.session import Session, session_over, token_digest
 
 PROTOCOLS: tuple[ChatProtocol, ...] = (openai_chat, anthropic_messages)
 PREFIXES = ("", "/a/{agent}", "/s/{session}", "/s/{session}/a/{agent}")
@@ -27,6 +29,10 @@ MAX_BODY_BYTES = 8 << 20
 DRAINED_BYTES = 64 << 20
 """A body over the limit is read up to here and thrown away: a client that is still writing would not see the error."""
 BODY_TIMEOUT_S = 60.0
+LARGE_BODY_BYTES = 1 << 16
+"""Larger bodies are read in a thread. Two thousand empty messages take so many bytes, and 10 ms."""
+MANY_WRITTEN_TOKENS = 20_000
+"""Longer answers are written in a thread. A token with its log-prob takes as long as twenty without."""
 STREAM_PING_S = 10.0
 """A stream begins after so many seconds without an answer. Until then an error has its own status."""
 
@@ -45,8 +51,9 @@ class HttpApplication:
         self._by_token[token_digest(session.token)] = session
 
     def remove(self, session: Session) -> None:
-        """Stop serving it."""
-        del self._by_id[session.id], self._by_token[token_digest(session.token)]
+        """Stop serving it. Idempotent."""
+        self._by_id.pop(session.id, None)
+        self._by_token.pop(token_digest(session.token), None)
 
     def sessions(self) -> list[Session]:
         """The sessions that are served."""
@@ -74,7 +81,7 @@ class HttpApplication:
     async def _answer(self, protocol: ChatProtocol, request: Request) -> Response:
         session = self._session(request)
         agent = _agent(request)
-        asked = protocol.read_request(await _json(request))
+        asked = await _read(request, protocol.read_request)
         task = session.start(asked, agent=agent)
         patience = STREAM_PING_S if asked.is_stream else None
         if not await wait_for(task, request.receive, timeout_s=patience):
@@ -84,13 +91,15 @@ class HttpApplication:
             stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
             return StreamingResponse(stream, headers=EVENT_STREAM_HEADERS)
         completion = _result(task)
+        is_long = _is_long(asked, completion)
         if asked.is_stream:
-            return Response(b"".join(protocol.stream(asked, completion)), headers=EVENT_STREAM_HEADERS)
-        return JSONResponse(protocol.answer(asked, completion))
+            events = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), is_long=is_long)
+            return Response(events, headers=EVENT_STREAM_HEADERS)
+        return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), is_long=is_long)
 
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session(request)
-        asked = anthropic_messages.read_count_request(await _json(request))
+        asked = await _read(request, anthropic_messages.read_count_request)
         return JSONResponse(anthropic_messages.token_count(await session.count_tokens(asked)))
 
     async def _models(self, request: Request) -> Response:
@@ -126,7 +135,18 @@ def _events(
         yield protocol.error_event(error)
 
 
-async def _json(request: Request) -> Any:
+def _is_long(asked: ChatRequest, completion: Completion) -> bool:
+    """Whether writing an answer takes longer than a few milliseconds."""
+    return completion.completion_tokens * (20 if asked.with_log_probs else 1) > MANY_WRITTEN_TOKENS
+
+
+async def _read(request: Request, read: Callable[[Any], ChatRequest]) -> ChatRequest:
+    body = await _body(request)
+    asked = await beside_the_loop(lambda: read(read_json(body)), is_long=len(body) > LARGE_BODY_BYTES)
+    return replace(asked, num_bytes=len(body))
+
+
+async def _body(request: Request) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
@@ -141,12 +161,12 @@ async def _json(request: Request) -> Any:
         raise RequestError(f"the body took longer than {BODY_TIMEOUT_S:.0f} s", status=408) from error
     if size > MAX_BODY_BYTES:
         raise RequestError(f"expected a body of at most {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
-    return read_json(b"".join(chunks))
+    return b"".join(chunks)
 
 
 def _result(task: asyncio.Task[Completion]) -> Completion:
     if task.cancelled():
-        raise RequestError("the session was closed before the answer was there", status=503, code="session_closed")
+        raise session_over()
     return task.result()
 
 
@@ -160,9 +180,11 @@ def _agent(request: Request) -> str:
 
 
 def _protocol(request: Request) -> ChatProtocol:
-    if openai_chat.PATH in request.url.path:
+    # `request.url` fails for some Host headers.
+    path = request.scope["path"]
+    if openai_chat.PATH in path:
         return openai_chat
-    speaks_anthropic = "anthropic-version" in request.headers or anthropic_messages.PATH in request.url.path
+    speaks_anthropic = "anthropic-version" in request.headers or anthropic_messages.PATH in path
     return anthropic_messages if speaks_anthropic else openai_chat
 
 
@@ -181,7 +203,7 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     return await _refusal(
-        request, RequestError(f"{request.method} {request.url.path}: {error}", status=error.status_code)
+        request, RequestError(f"{request.method} {request.scope['path']}: {error}", status=error.status_code)
     )
 
 

@@ -8,10 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Backend, BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -23,6 +25,8 @@ from tree_rl.rollout.transcript import ModelCall
 
 CALL_TIMEOUT_S = 3600.0
 """A call that takes longer is cancelled and answered with status 504."""
+MANY_SHOWN_TOKENS = 300
+"""The texts of more tokens are made in a thread, for clients that ask for log-probs. So many take 5 ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +69,8 @@ class Session:
         self._cancelled = 0
         self._model_seconds = 0.0
         self._is_open = True
+        self._closing = asyncio.Lock()
+        self._record: RecordedSession | None = None
 
     def accepts(self, token: str) -> bool:
         """Whether a client's token is this session's. Every wrong token takes the same time."""
@@ -74,10 +80,9 @@ class Session:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
         Raises:
-            RequestError: the session is closed, or has made its `max_calls`.
+            RequestError: the session is over, or has made its `max_calls`.
         """
-        if not self._is_open:
-            raise RequestError("this session is closed", status=410, code="session_closed")
+        self._refuse_if_over()
         if self._admitted + request.count > self._options.max_calls:
             raise RequestError(
                 f"this session has made its {self._options.max_calls} model calls (max_calls)",
@@ -91,25 +96,41 @@ class Session:
         return task
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Tokens of a prompt, without asking the model."""
+        """Tokens of a prompt, without asking the model. Raises `RequestError` if the session is over."""
+        self._refuse_if_over()
         return len((await self._recorder.prompt(request)).ids)
 
-    async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
-        """Refuse further calls, wait up to `grace_s` for running ones, cancel what is left, and return the record."""
+    async def stop(self) -> None:
+        """Refuse running and later calls. What was recorded stays; nothing is recorded once this returns."""
         self._is_open = False
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace_s)
-        for task in self._running:
-            task.cancel()
-        if self._running:
+        while self._running:
+            for task in self._running:
+                task.cancel()
             await asyncio.wait(self._running)
-        return RecordedSession(
-            calls=tuple(self._recorder.calls),
-            drift=self._recorder.drift_report(),
-            cancelled=self._cancelled,
-            refused=dict(self.refused),
-            model_seconds=self._model_seconds,
-        )
+
+    async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
+        """Refuse further calls, wait up to `grace_s` for running ones, stop what is left, and return the record.
+
+        Closing again returns the same record.
+        """
+        async with self._closing:
+            if self._record is None:
+                self._is_open = False
+                if self._running:
+                    await asyncio.wait(self._running, timeout=grace_s)
+                await self.stop()
+                self._record = RecordedSession(
+                    calls=tuple(self._recorder.calls),
+                    drift=await asyncio.to_thread(self._recorder.drift_report),
+                    cancelled=self._cancelled,
+                    refused=dict(self.refused),
+                    model_seconds=self._model_seconds,
+                )
+            return self._record
+
+    def _refuse_if_over(self) -> None:
+        if not self._is_open:
+            raise session_over()
 
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
@@ -155,7 +176,7 @@ class Session:
             session=self.id,
         )
         self._model_seconds += time.monotonic() - started
-        message = self._recorder.record(prompt, answer, agent=agent)
+        message = await self._recorder.record(prompt, answer, agent=agent)
         if answer.finish_reason == "abort":
             raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
@@ -168,8 +189,12 @@ class Session:
             stop_cause=cause,
             stop_sequence=answer.stop_text,
             num_tokens=len(answer.token_ids),
-            tokens=self._visible_tokens(answer) if request.with_log_probs else None,
+            tokens=await self._shown_tokens(answer) if request.with_log_probs else None,
         )
+
+    async def _shown_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
+        is_long = len(answer.token_ids) > MANY_SHOWN_TOKENS
+        return await beside_the_loop(partial(self._visible_tokens, answer), is_long=is_long)
 
     def _visible_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         texts = [self._renderer.decode([token]) for token in answer.token_ids]
@@ -181,6 +206,11 @@ class Session:
             self._cancelled += 1
         else:
             task.exception()  # asyncio warns of errors that nobody reads, and the client may have left
+
+
+def session_over() -> RequestError:
+    """The refusal of a call to a session that has ended. No client tries again."""
+    return RequestError("this session is over", status=403, code="session_over")
 
 
 def token_digest(token: str) -> bytes:

@@ -8,7 +8,7 @@ from anthropic.types import Message, MessageTokensCount, ModelInfo
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
 PATH = "/v1/messages"
@@ -98,13 +98,12 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     if not messages:
         raise wrong("messages", "at least one message", [])
     stop = fields.items("stop_sequences")
-    if not all(isinstance(text, str) and text for text in stop):
-        raise wrong("stop_sequences", "a list of texts", stop)
+    check_stop_texts("stop_sequences", stop)
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     sampling = {
         "temperature": fields.number("temperature", low=0.0, high=1.0),
         "top_p": fields.number("top_p", low=0.0, high=1.0),
-        "top_k": fields.integer("top_k", None, low=0),
+        "top_k": fields.integer("top_k", None, low=0, high=MAX_INTEGER),
     }
     return ChatRequest(
         model=fields.text("model", "default"),

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.types import Receive
 
+from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 
 EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
@@ -46,7 +47,7 @@ async def patient_events(
         yield ping
         if not await wait_for(task, receive, timeout_s=every_s):
             return
-    yield b"".join(events(task))
+    yield await beside_the_loop(lambda: b"".join(events(task)), is_long=True)
 
 
 async def _client_gone(receive: Callable[[], Awaitable[object]]) -> None:

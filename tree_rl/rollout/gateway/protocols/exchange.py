@@ -33,6 +33,8 @@ class ChatRequest:
     """End the stream with a usage event (OpenAI)."""
     with_log_probs: bool = False
     """Answer with the log-probs of the generated tokens (OpenAI)."""
+    num_bytes: int = 0
+    """Of the request's body: what the work for it grows with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
+
 SHOWN = 60
+MAX_INTEGER = 2**31 - 1
+"""Of numbers that a model server stores in 32 bits."""
+MAX_STOP_TEXTS = 64
 
 
 class RequestError(ValueError):
@@ -113,18 +118,17 @@ def wrong(field: str, expected: str, received: Any) -> RequestError:
     return RequestError(f"expected {expected}, received {shown[:SHOWN]}{'...' * (len(shown) > SHOWN)}", field=field)
 
 
+def check_stop_texts(field: str, texts: Sequence[Any]) -> None:
+    """Refuse stop texts that are none, empty or too many to look for."""
+    if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
+        raise wrong(field, f"a text or a list of texts, at most {MAX_STOP_TEXTS}", texts)
+
+
 def read_json(body: bytes) -> Any:
-    """Decode a request's body. Raises `RequestError` if it is not JSON in UTF-8."""
+    """Decode a request's body. Raises `RequestError` if it is not JSON in UTF-8, or none that can be answered."""
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        return decode_json(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8, received byte {body[error.start]:#04x} at {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise RequestError(f"expected JSON: {error.msg} at character {error.pos}") from error
-    except RecursionError as error:
-        raise RequestError("expected JSON of reasonable depth, received brackets nested too deep") from error
-
-
-def _refuse_constant(constant: str) -> None:
-    """Refuse `NaN` and `Infinity`: Python's decoder takes them, JSON does not have them."""
-    raise RequestError(f"expected JSON, received {constant}, which is no JSON number")
+    except JsonError as error:
+        raise RequestError(str(error), field=error.key) from error

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalledTool:
@@ -39,7 +41,7 @@ class ChatMessage:
 def read_arguments(text: str) -> Mapping[str, Any] | str:
     """Decode the arguments of a tool call. Text that is not a JSON object comes back unchanged."""
     try:
-        decoded = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        decoded = decode_json(text)
+    except JsonError:
         return text
     return decoded if isinstance(decoded, dict) else text

@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments
 
 PATH = "/v1/chat/completions"
@@ -30,8 +30,7 @@ def read_request(body: Any) -> ChatRequest:
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     stop = fields.raw("stop")
     stop_texts = [stop] if isinstance(stop, str) else fields.items("stop")
-    if not all(isinstance(text, str) and text for text in stop_texts):
-        raise wrong("stop", "a text or a list of texts", stop)
+    check_stop_texts("stop", stop_texts)
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
     messages = tuple(_message(message) for message in fields.objects("messages", required=True))
     if not messages:
@@ -172,7 +171,7 @@ def _sampling(fields: Fields) -> dict[str, Any]:
         "repetition_penalty": (0.0, 10.0),
     }
     numbers: dict[str, Any] = {key: fields.number(key, low=low, high=high) for key, (low, high) in bounds.items()}
-    numbers["top_k"] = fields.integer("top_k", None, low=-1)
+    numbers["top_k"] = fields.integer("top_k", None, low=-1, high=MAX_INTEGER)
     numbers["seed"] = fields.integer("seed", None, low=-(2**63), high=2**63 - 1)
     return {key: value for key, value in numbers.items() if value is not None}
 

@@ -4,13 +4,21 @@ A node has text, as the chat template writes it, and token ids. What an agent wr
 the model keeps the generated ids, however the template spells it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 LOOK_AHEAD = 200
 """Characters that decide how the tokenizer ends a token."""
+CLOSEST_TURNS = 8
+"""Turns behind one prompt that are compared token by token with an edited one."""
+ODD_TOKENS = 64
+"""A turn that the tokenizer spells otherwise for so long is not cut: its text is tokenized anew."""
+MANY_TURNS = 16
+LONG_TURN = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +99,9 @@ class ContextTrie:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._root = Node(parent=None, text="", ids=(), depth=0)
+        self.is_slow = False
+        """Whether to look for recorded tokens beside the event loop. `MANY_TURNS` behind one prompt may each have to be
+        rendered, and one of `LONG_TURN` tokens to be decoded over and over."""
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues.
@@ -132,6 +143,7 @@ class ContextTrie:
         """Add a generated turn behind a prompt; later prompts contain `ids` for it."""
         node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
+        self.is_slow |= len(prompt.children) > MANY_TURNS or len(turn.response_ids) > LONG_TURN
         return node
 
     def _end_of_match(self, node: Node, text: str, position: int) -> int | None:
@@ -154,23 +166,30 @@ class ContextTrie:
 
     def _cut_turn(self, node: Node, rest: str) -> tuple[str, tuple[int, ...]] | None:
         """The longest beginning of a turn behind `node` that a text spells as the model did."""
+        turns = [child.turn for child in node.children if child.turn is not None]
+        alike = [turn for turn in turns if rest and rest[:1] == turn.raw_text[:1]]
         longest: tuple[int, ...] = ()
-        for turn in [child.turn for child in node.children if child.turn is not None]:
-            if rest[:1] != turn.raw_text[:1] or not rest:
-                continue
-            ids = turn.response_ids
-            shared = ids[: self._renderer.tokens_within(ids, rest)]
+        for turn in nlargest(CLOSEST_TURNS, alike, key=lambda turn: _num_alike(turn.raw_text, rest)):
+            shared = turn.response_ids[: self._renderer.tokens_within(turn.response_ids, rest)]
             longest = max(longest, shared, key=len)
-        while longest and not self._goes_on_alike(longest, rest):
-            longest = longest[:-1]
+        longest = longest[: self._common_end(longest, rest)]
         return (self._renderer.decode(longest), longest) if longest else None
 
-    def _goes_on_alike(self, ids: tuple[int, ...], rest: str) -> bool:
-        """Whether the tokenizer ends a token where `ids` end in `rest`. If not, a cut would force an odd spelling."""
-        last = ids[-1:]
-        start = len(self._renderer.decode(ids[:-1]))
-        (spelled,) = self._renderer.encode([rest[start : start + LOOK_AHEAD]])
-        return spelled[:1] == last
+    def _common_end(self, ids: tuple[int, ...], rest: str) -> int:
+        """How many of `ids` end where the tokenizer ends a token in `rest`: a cut elsewhere forces an odd spelling.
+
+        0 if the last `ODD_TOKENS` all end elsewhere.
+        """
+        base = max(0, len(ids) - ODD_TOKENS)
+        while base and (self._renderer.decode(ids[:base])).endswith("\ufffd"):
+            base -= 1
+        base_characters = len(self._renderer.decode(ids[:base]))
+        for count in range(len(ids), base, -1):
+            start = base_characters + len(self._renderer.decode(ids[base : count - 1]))
+            (spelled,) = self._renderer.encode([rest[start : start + LOOK_AHEAD]])
+            if spelled[:1] == ids[count - 1 : count]:
+                return count
+        return 0
 
     def _child(self, parent: Node, text: str, ids: tuple[int, ...]) -> Node:
         for child in parent.children:
@@ -179,6 +198,12 @@ class ContextTrie:
         node = Node(parent=parent, text=text, ids=ids, depth=parent.depth + len(ids))
         parent.children.append(node)
         return node
+
+
+def _num_alike(first: str, second: str) -> int:
+    """Characters with which both texts begin."""
+    lengths = range(min(len(first), len(second)) + 1)
+    return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length]) - 1
 
 
 def _turns_up_to(last: _Step, text: str) -> tuple[tuple[Node, str], ...]:

@@ -4,9 +4,9 @@ Text of the model, decoded and tokenized again, often has other ids than the mod
 another context.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -96,20 +96,40 @@ def find_drifted_siblings(
     segments = forest.segments
     found = []
     for parent in np.unique(segments.parent).tolist():
-        children = np.flatnonzero(segments.parent == parent).tolist()
-        for pair in combinations(children, 2):
-            owners = [int(forest.rows_through(int(segments.start[child]))[0]) for child in pair]
-            position = int(segments.depth[pair[0]])
-            left, right = (sequences[owner][position : position + WINDOW_TOKENS].tolist() for owner in owners)
-            meeting = _meeting(left, right, decode)
+        children = np.flatnonzero(segments.parent == parent)
+        position = int(segments.depth[children[0]])
+        owners = [int(forest.rows_through(int(segments.start[child]))[0]) for child in children]
+        windows = [sequences[owner][position : position + WINDOW_TOKENS].tolist() for owner in owners]
+        for left, right in _begin_alike(windows, decode):
+            meeting = _meeting(windows[left], windows[right], decode)
             if meeting:
-                first, second = sorted(owners)
-                found.append(
-                    DriftedSiblings(
-                        session=session, calls=(first, second), position=position, text=decode(left[:meeting])
-                    )
-                )
+                first, second = sorted((owners[left], owners[right]))
+                text = decode(windows[left][:meeting])
+                found.append(DriftedSiblings(session=session, calls=(first, second), position=position, text=text))
     return tuple(found)
+
+
+def _begin_alike(windows: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]) -> list[tuple[int, int]]:
+    """Pairs of spellings that may meet: the first whole characters of one begin the text of the other.
+
+    Spellings of one text begin so. Comparing all pairs takes minutes for a thousand branches.
+    """
+    beginnings = [_first_characters(window, decode) for window in windows]
+    with_beginning: dict[str, list[int]] = defaultdict(list)
+    for index, beginning in enumerate(beginnings):
+        with_beginning[beginning].append(index)
+    pairs = set()
+    for index, beginning in enumerate(beginnings):
+        for length in range(1, len(beginning) + 1):
+            alike = with_beginning.get(beginning[:length], ())
+            pairs |= {(min(other, index), max(other, index)) for other in alike if other != index}
+    return sorted(pairs)
+
+
+def _first_characters(window: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """Text of the fewest tokens that end with a whole character; empty if none do."""
+    texts = (decode(window[:count]) for count in range(1, len(window) + 1))
+    return next((text for text in texts if text and not text.endswith("\ufffd")), "")
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

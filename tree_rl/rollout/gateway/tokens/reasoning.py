@@ -1,10 +1,6 @@
 """The only place that knows how a turn marks its reasoning: `<think>` and `</think>`."""
 
-import re
-
 THINK_START, THINK_END = "<think>", "</think>"
-REASONING = re.compile(rf"\A\s*(?:{THINK_START})?.*?{THINK_END}\s*", re.DOTALL)
-"""The reasoning at the start of a turn, its tags and the white space around it."""
 
 
 def split_reasoning(turn: str, *, is_open: bool = False) -> tuple[str | None, str]:
@@ -30,6 +26,12 @@ def split_reasoning(turn: str, *, is_open: bool = False) -> tuple[str | None, st
 def before_open_reasoning(visible: str) -> str:
     """Text up to a `<think>` in its middle: what follows is reasoning that was never closed."""
     return visible.split(THINK_START, 1)[0]
+
+
+def without_reasoning(turn: str) -> str:
+    """A turn without the reasoning at its start, its tags and the white space around it."""
+    _, closed, visible = turn.partition(THINK_END)
+    return visible.lstrip() if closed else turn
 
 
 def with_reasoning(reasoning: str, content: str) -> str:

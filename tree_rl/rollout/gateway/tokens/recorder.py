@@ -1,12 +1,12 @@
 """What a session remembers: makes prompts out of recorded tokens, and records calls."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 from tree_rl.rollout.gateway.generation import Answer
+from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -19,8 +19,10 @@ from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
 
-LARGE_TEXT = 200_000
-"""Longer texts, in characters, are rendered in a thread, so that the event loop serves others."""
+LARGE_REQUEST = 100_000
+"""Larger requests, in bytes, are rendered in a thread. So many take 7 ms."""
+MANY_MESSAGES = 500
+"""Requests with more messages are, too."""
 LONG_TEXT = 10_000
 """Longer texts, in characters, are tokenized in a thread. The tokenizer takes 6 ms for so many."""
 LONGEST_TOKENS = 6
@@ -68,11 +70,10 @@ class Recorder:
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        messages, key = self._own.restore(request.messages)
-        write = partial(self._renderer.render, messages, tools=request.tools, is_prompt=True)
-        is_large = sum(len(message.content) for message in messages) >= LARGE_TEXT
-        text = await asyncio.to_thread(write) if is_large else write()
-        match = self._trie.match(text)
+        # A thread changes nothing here but memories that any order of calls leaves alike.
+        is_large = request.num_bytes > LARGE_REQUEST or len(request.messages) > MANY_MESSAGES
+        match_of = partial(self._matched, request)
+        messages, key, text, match = await beside_the_loop(match_of, is_long=is_large or self._trie.is_slow)
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
         if node.prompt_ids is None:
@@ -83,8 +84,14 @@ class Recorder:
             self._returned.setdefault(turn, written)
         return Prompt(request=request, messages=messages, key=key, text=text, ids=ids, node=node)
 
-    def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
-        """Record an answer, and return the message for the agent."""
+    def _matched(self, request: ChatRequest) -> tuple[tuple[ChatMessage, ...], bytes, str, Match]:
+        """A request's messages with the reasoning that clients drop, their key, their text, and its recorded tokens."""
+        messages, key = self._own.restore(request.messages)
+        text = self._renderer.render(messages, tools=request.tools, is_prompt=True)
+        return messages, key, text, self._trie.match(text)
+
+    async def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
+        """Record an answer, and return the message for the agent. Calls are recorded in the order of their answers."""
         index = len(self.calls)
         self.calls.append(
             ModelCall(
@@ -98,13 +105,15 @@ class Recorder:
                 routes=answer.routes,
             )
         )
-        message = read_message(
+        read = partial(
+            read_message,
             answer.text,
             parse_tools=bool(prompt.request.tools),
             is_reasoning_open=opens_reasoning(prompt.text),
             reasoning=self._options.reasoning,
             key=f"{self._session}_{index}",
         )
+        message = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
         turn = GeneratedTurn(
             call=index,
             raw_text=answer.text,
@@ -167,9 +176,7 @@ class Recorder:
         return pieces, encoded
 
     async def _encoded(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:
-        if sum(map(len, pieces)) < LONG_TEXT:
-            return self._renderer.encode(pieces)
-        return await asyncio.to_thread(self._renderer.encode, pieces)
+        return await beside_the_loop(partial(self._renderer.encode, pieces), is_long=sum(map(len, pieces)) >= LONG_TEXT)
 
     async def _spelled_anew(self, text: str) -> tuple[int, ...]:
         pieces = self._renderer.pieces(text)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PROBE = "reasoning-probe"
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a template raises for messages that it does not expect."""
 
 
 class Renderer:
@@ -69,7 +71,7 @@ class Renderer:
         offered = list(tools) or None
         try:
             return self._template(offered).render(conversation, tools=offered, is_prompt=is_prompt)
-        except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except TEMPLATE_ERRORS as error:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", field="messages"
             ) from error
