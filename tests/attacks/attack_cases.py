@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -89,8 +90,9 @@ def worker(user: str, program: str, arguments: Sequence[str], folder: Path) -> "
         raise CannotBeAnotherUserError("this test is not root")
     if user == "not root" and os.geteuid() == 0:
         os.chown(folder, OTHER_USER, OTHER_USER)
+        environment["LD_LIBRARY_PATH"] = "/mnt/lib"
         argv = as_other_user(argv)
-        looked = [*argv[: argv.index(str(HERE / program))], "-c", "import tree_rl, small_swe"]
+        looked = [*argv[: argv.index(str(HERE / program))], "-c", "import tree_rl, ssl"]
         tried = subprocess.run(looked, env=environment, cwd=folder, capture_output=True, text=True, check=False)
         if tried.returncode:
             raise CannotBeAnotherUserError(f"another user cannot run these tests: {tried.stderr.strip()[-300:]}")
@@ -128,8 +130,12 @@ class Result:
         return f"reward {self.reward}"
 
 
-def play(cases: Sequence[Case], folder: Path, *, targeted: frozenset[str], at_once: int = 6) -> Iterator[Result]:
-    """Play sessions, those of root and of the other user at the same time; results come as they end."""
+def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: float = 3600) -> Iterator[Result]:
+    """Play sessions, those of root and of the other user at the same time; results come as they end.
+
+    Raises:
+        RuntimeError: a worker crashed, or took longer than `seconds`.
+    """
     folder.chmod(0o755)
     running = []
     for user in USERS:
@@ -141,14 +147,16 @@ def play(cases: Sequence[Case], folder: Path, *, targeted: frozenset[str], at_on
         except CannotBeAnotherUserError as error:
             yield from (Result(case=case, status="skipped", reward=None, detail=str(error)) for case in mine)
             continue
-        running.append(process)
+        running.append((process, threading.Timer(seconds, process.kill)))
         assert process.stdin is not None
         process.stdin.write(json.dumps([asdict(case) for case in mine]))
         process.stdin.close()
-    for process in running:
+        running[-1][1].start()
+    for process, watchdog in running:
         assert process.stdout is not None
         for line in process.stdout:
             read = json.loads(line)
             yield Result(**{**read, "case": Case(**read["case"])})
+        watchdog.cancel()
         if process.wait():
             raise RuntimeError(f"a worker ended with status {process.returncode}")
