@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from tree_rl.rollout.sandbox.confined.users import command_users as command_users
+from tree_rl.rollout.sandbox.confined.users import users_known as users_known
 from tree_rl.rollout.sandbox.jail import jail_argv, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder
 
@@ -139,26 +141,6 @@ def _found(argv: Sequence[str]) -> list[str]:
     path = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH))
     program = shutil.which(argv[0], path=path)
     return [os.path.abspath(program) if program else argv[0], *argv[1:]]
-
-
-@cache
-def command_users() -> range:
-    """User ids to draw from, as this process's user namespace knows them."""
-    return users_known(Path("/proc/self/uid_map").read_text(encoding="ascii"))
-
-
-def users_known(uid_map: str) -> range:
-    """User ids for commands, so many that draws hardly ever meet.
-
-    Args:
-        uid_map: text of a file /proc/PID/uid_map.
-
-    Returns:
-        Those beyond a system's own accounts where the namespace knows few.
-    """
-    mapped = [line.split() for line in uid_map.splitlines()]
-    known = max(int(first) + int(count) for first, _, count in mapped)
-    return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)
 
 
 def strictest_means() -> Means:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.command import Output, RunningCommand, Script
+from tree_rl.rollout.sandbox.confined.bounds import SessionBounds
+from tree_rl.rollout.sandbox.confined.command import RunningCommand, Script
 from tree_rl.rollout.sandbox.confined.descriptors import (
     FOLDER_FLAGS,
     folder_below,
@@ -25,7 +26,7 @@ from tree_rl.rollout.sandbox.confined.descriptors import (
     write_file,
 )
 from tree_rl.rollout.sandbox.confined.processes import kill_processes_in, kill_user
-from tree_rl.rollout.sandbox.confined.trees import copy_tree, is_larger
+from tree_rl.rollout.sandbox.confined.trees import copy_tree
 from tree_rl.rollout.sandbox.confined.users import own_user
 from tree_rl.rollout.sandbox.confinement import (
     HIDING,
@@ -37,10 +38,8 @@ from tree_rl.rollout.sandbox.confinement import (
 )
 from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail
-from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.sandbox.ownership import FILES, OwnedFolder, remove_left_over_folders
 
-LOOK_SECONDS = 0.25
-"""Time between two looks at what a session uses."""
 REFUSED = 126
 """Exit status of a command that no shell could read."""
 
@@ -83,7 +82,7 @@ class Workspace:
     ) -> None:
         self.limits = limits or Limits()
         self.means = means or strictest_means()
-        self._running: set[RunningCommand] = set()
+        self._running: dict[RunningCommand, Limits] = {}
         self._stopped = False
         self._changed = threading.Condition()
         self._readable = tuple(readable)
@@ -97,7 +96,7 @@ class Workspace:
             if_it_fails.callback(self._owned.close)
             self._parent = self._owned.path
             self._parent.chmod(0o711)
-            self.directory = self._parent / "files"
+            self.directory = self._parent / FILES
             self.directory.mkdir(mode=0o700)
             self._top = os.open(self.directory, FOLDER_FLAGS)
             if_it_fails.callback(os.close, self._top)
@@ -105,6 +104,13 @@ class Workspace:
             self.door = self._parent / "door"
             """Folder that commands see, read-only, at `jail.DOOR`."""
             self.door.mkdir(mode=0o755)
+            self._bounds = SessionBounds(
+                self.limits,
+                user_id=self._user_id,
+                has_namespace=self.means != "limits",
+                folder=self._parent,
+            )
+            if_it_fails.callback(self._bounds.close)
             if self.means == "mounts":
                 lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
             self.place = PLACE if self.means in HIDING else str(self.directory)
@@ -128,6 +134,7 @@ class Workspace:
             command.end()
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
+        self._bounds.kill_all()
         self._end_left_over()
 
     def close(self) -> None:
@@ -137,6 +144,7 @@ class Workspace:
             if self._top >= 0:
                 os.close(self._top)
                 self._top = -1
+        self._bounds.close()
         self._owned.close()
         if self._user is not None:
             self._user.close()
@@ -199,13 +207,22 @@ class Workspace:
             read = running.read_until_exit(
                 timeout_seconds=limits.timeout_seconds,
                 output_bytes=limits.output_bytes,
-                look_seconds=LOOK_SECONDS,
-                look=partial(self._exceeded, limits),
+                look=self._exceeded,
             )
         except BaseException:
             self._end(running)
             raise
-        return self._result(read, self._end(running), started)
+        status = self._end(running)
+        kept = read.kept
+        if status != 0 and (reason := self._bounds.killed_for()):
+            kept += f"\n[{reason}]".encode()
+        return CommandResult(
+            output=kept.decode("utf-8", errors="replace"),
+            exit_code=status,
+            timed_out=read.timed_out,
+            truncated=read.is_truncated,
+            seconds=time.monotonic() - started,
+        )
 
     def _begin(self, script: Script, environment: Mapping[str, str], limits: Limits) -> RunningCommand:
         """Start a command, unless the workspace was stopped; after `stop` none starts."""
@@ -219,12 +236,14 @@ class Workspace:
                 means=self.means,
                 readable=self._readable,
                 info=info,
+                group=self._bounds.group,
             )
 
         with self._changed:
             if self._stopped:
                 raise SandboxDied("the workspace was stopped")
             self._repair()
+            self._bounds.allow([limits, *self._running.values()])
             running = RunningCommand(
                 argv,
                 directory=self.directory,
@@ -232,7 +251,7 @@ class Workspace:
                 inherited=() if script.descriptor is None else (script.descriptor,),
                 has_namespace=self.means != "limits",
             )
-            self._running.add(running)
+            self._running[running] = limits
         return running
 
     def _end(self, running: RunningCommand) -> int:
@@ -240,11 +259,11 @@ class Workspace:
         assert running.process.stdout is not None
         running.process.stdout.close()
         with self._changed:
-            is_last = self._running == {running}
+            is_last = len(self._running) == 1
             if is_last:
                 # Under the lock: a command that began meanwhile would die as a left-over.
                 self._end_left_over()
-            self._running.discard(running)
+            del self._running[running]
             self._changed.notify_all()
         return status
 
@@ -263,20 +282,12 @@ class Workspace:
             raise SandboxDied("the workspace is gone")
         os.fchmod(self._top, 0o700)
 
-    def _exceeded(self, limits: Limits) -> str | None:
+    def _exceeded(self) -> str | None:
         """Which limit the session exceeds."""
+        with self._changed:
+            running = dict(self._running)
         with self._open_top() as top:
-            return "disk limit exceeded" if is_larger(top, limits.disk_bytes) else None
-
-    @staticmethod
-    def _result(read: Output, status: int, started: float) -> CommandResult:
-        return CommandResult(
-            output=read.kept.decode("utf-8", errors="replace"),
-            exit_code=status,
-            timed_out=read.timed_out,
-            truncated=read.is_truncated,
-            seconds=time.monotonic() - started,
-        )
+            return self._bounds.exceeded(top, {command.process.pid: limits for command, limits in running.items()})
 
     async def run_async(self, command: str) -> CommandResult:
         """`run` without blocking the event loop. Of all commands two per core run at a time, as they also wait."""

@@ -22,6 +22,8 @@ DRAIN_BYTES = 64 << 20
 """Output beyond the kept part is read and dropped up to here, then the command is killed."""
 READ_BYTES = 1 << 20
 """Read at a time."""
+LOOK_SECONDS = 0.1
+"""Time between two looks at what a session uses."""
 LONGEST_ARGUMENT_BYTES = 120_000
 """A longer command is handed over as a file: the kernel takes no argument of 128 KiB."""
 
@@ -145,20 +147,17 @@ class RunningCommand:
         except (ValueError, KeyError, TypeError):
             return set()
 
-    def read_until_exit(
-        self, *, timeout_seconds: float, output_bytes: int, look_seconds: float, look: Callable[[], str | None]
-    ) -> Output:
+    def read_until_exit(self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]) -> Output:
         """Collect output until the shell exits, not until its pipe closes: a background process may hold it open.
 
         Args:
             output_bytes: kept.
-            look_seconds: between two looks.
             look: says why the command must end, or None.
         """
         started = time.monotonic()
         kept = bytearray()
         total = 0
-        next_look = started + look_seconds
+        next_look = started + LOOK_SECONDS
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
         os.set_blocking(pipe, False)
@@ -172,13 +171,12 @@ class RunningCommand:
                     left = timeout_seconds - (time.monotonic() - started)
                     if left <= 0 or total > DRAIN_BYTES:
                         return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=left <= 0)
-                    if (looked := time.monotonic()) >= next_look:
+                    if time.monotonic() >= next_look:
                         if reason := look():
                             noted = bytes(kept) + f"\n[{reason}]".encode()
                             return Output(kept=noted, is_truncated=total > len(kept), timed_out=False)
-                        # Where looking takes long we look more rarely, so that it costs a twentieth of the time.
-                        next_look = time.monotonic() + max(look_seconds, 20 * (time.monotonic() - looked))
-                    ready = {key.fd for key, _ in selector.select(min(left, look_seconds))}
+                        next_look = time.monotonic() + LOOK_SECONDS
+                    ready = {key.fd for key, _ in selector.select(min(left, LOOK_SECONDS))}
                     exited = exit_notice in ready
                     if pipe in ready or exited:
                         chunk = _read_available(pipe, READ_BYTES)

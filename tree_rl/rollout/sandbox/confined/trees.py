@@ -1,6 +1,7 @@
 """Whole trees of files that an agent made: what they use, a copy of them, their end. Depth and number have bounds."""
 
 import logging
+import math
 import os
 import secrets
 import stat
@@ -72,20 +73,16 @@ def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
                 raise
 
 
-def is_larger(top: int, max_bytes: int) -> bool:
-    """Whether the tree below an open folder is deeper than `MAX_DEPTH`, or counts more than some bytes.
+def use_of(top: int) -> float:
+    """Bytes that the tree below an open folder counts, which may change meanwhile.
 
-    An entry counts at least `ENTRY_BYTES`. The tree may change meanwhile.
+    Returns:
+        An entry counts at least `ENTRY_BYTES`; a tree deeper than `MAX_DEPTH` counts without end.
     """
-    total = 0
     try:
-        for entry in entries_below(top):
-            total += max(ENTRY_BYTES, entry.status.st_blocks * 512)
-            if total > max_bytes:
-                return True
+        return sum(max(ENTRY_BYTES, entry.status.st_blocks * 512) for entry in entries_below(top))
     except TooLarge:
-        return True
-    return False
+        return math.inf
 
 
 def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max_bytes: int, owner: int | None) -> None:

@@ -4,11 +4,17 @@ import errno
 import os
 import secrets
 import socket
+from functools import cache
+from pathlib import Path
 
-from tree_rl.rollout.sandbox.confinement import command_users
+from tree_rl.rollout.sandbox.confined.processes import kill_user
 
 TRIES = 1000
 """Draws of a user before we say that none is free."""
+
+
+class UserTakenError(OSError):
+    """A workspace that lives has this user."""
 
 
 class CommandUser:
@@ -17,22 +23,19 @@ class CommandUser:
     A name in the kernel holds it (an abstract Unix socket), so nothing is left of it when its owner is killed.
 
     Raises:
-        OSError: no user is free.
+        UserTakenError: another workspace has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, user_id: int) -> None:
+        self.user_id = user_id
         self._held = socket.socket(socket.AF_UNIX)
-        for _ in range(TRIES):
-            self.user_id = secrets.choice(command_users())
-            try:
-                self._held.bind(f"\0tree-rl-command-user-{self.user_id}")
-                return
-            except OSError as error:
-                # Another workspace has it.
-                if error.errno != errno.EADDRINUSE:
-                    raise
-        self._held.close()
-        raise OSError(f"{TRIES} users for commands tried, all taken; does another process hold their names?")
+        try:
+            self._held.bind(f"\0tree-rl-command-user-{user_id}")
+        except OSError as error:
+            self._held.close()
+            if error.errno == errno.EADDRINUSE:
+                raise UserTakenError(f"user {user_id} belongs to another workspace") from error
+            raise
 
     def close(self) -> None:
         """Let others have it. Idempotent."""
@@ -40,5 +43,49 @@ class CommandUser:
 
 
 def own_user() -> CommandUser | None:
-    """A user for a new workspace's commands; None where only this process's own is possible."""
-    return CommandUser() if os.geteuid() == 0 else None
+    """A user for a new workspace's commands; None where only this process's own is possible.
+
+    Raises:
+        OSError: no user is free.
+    """
+    if os.geteuid() != 0:
+        return None
+    for _ in range(TRIES):
+        try:
+            return CommandUser(secrets.choice(command_users()))
+        except UserTakenError:
+            continue
+    raise OSError(f"{TRIES} users for commands tried, all taken; does another process hold their names?")
+
+
+def kill_left_over_user(folder: Path) -> None:
+    """Kill the processes of the user that owns a dead workspace's files, unless a living workspace has that user."""
+    try:
+        owner = folder.stat(follow_symlinks=False).st_uid
+        if os.geteuid() != 0 or owner not in command_users():
+            return
+        user = CommandUser(owner)
+    except OSError:
+        return
+    kill_user(owner)
+    user.close()
+
+
+@cache
+def command_users() -> range:
+    """User ids to draw from, as this process's user namespace knows them."""
+    return users_known(Path("/proc/self/uid_map").read_text(encoding="ascii"))
+
+
+def users_known(uid_map: str) -> range:
+    """User ids for commands, so many that draws hardly ever meet.
+
+    Args:
+        uid_map: text of a file /proc/PID/uid_map.
+
+    Returns:
+        Those beyond a system's own accounts where the namespace knows few.
+    """
+    mapped = [line.split() for line in uid_map.splitlines()]
+    known = max(int(first) + int(count) for first, _, count in mapped)
+    return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)
