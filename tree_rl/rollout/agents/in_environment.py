@@ -5,6 +5,8 @@ Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environmen
 """
 
 import asyncio
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -16,6 +18,10 @@ from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
+logger = logging.getLogger(__name__)
+
+AGENT_END_S = 10.0
+"""Time that an agent has to end once it is cancelled and the model and its tools refuse it."""
 Status = Literal["completed", "limit", "timed_out", "agent_failed", "sandbox_died", "environment_failed"]
 SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed")
 """Ends after which the environment still tells what was reached."""
@@ -62,30 +68,113 @@ async def run_task(
 ) -> FinishedTask:
     """Work on one task. What goes wrong becomes the status; any other exception is a bug.
 
+    Nothing of the session runs when it is scored, and nothing is left when this returns or is cancelled: no model call,
+    process or thread.
+
     Args:
         environment: fresh; reset, scored and closed here.
         timeout_seconds: of the agent's work; starting and scoring have the environment's own limits.
     """
-    status: Status = "environment_failed"
-    outcome, reward, detail = NOTHING_DONE, None, ""
+    worked = _Worked(status="environment_failed", outcome=NOTHING_DONE, detail="")
+    reward: float | None = None
     try:
         await environment.reset(task)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                outcome = await agent.run(messages, environment=environment, endpoint=endpoint)
-            status = "completed" if outcome.is_complete else "limit"
-        except TimeoutError:
-            status, detail = "timed_out", f"the agent took longer than {timeout_seconds:g} s"
-        except AgentError as error:
-            status, detail = "agent_failed", str(error)
-        reward = await environment.score(outcome)
+        worked = await _work(agent, environment, endpoint, messages, timeout_seconds)
+        reward = await _score(environment, worked)
     except SandboxDied as error:
-        status, reward, detail = "sandbox_died", None, str(error)
+        worked = replace(worked, status="sandbox_died", detail=str(error))
     except (SandboxError, OSError, ValueError, KeyError, RuntimeError) as error:
-        status, reward, detail = "environment_failed", None, f"{type(error).__name__}: {error}"
+        worked = replace(worked, status="environment_failed", detail=f"{type(error).__name__}: {error}")
     finally:
-        await environment.close()
-    return FinishedTask(status=status, reward=reward, outcome=outcome, detail=detail)
+        await _close(environment)
+    # The detail may quote what the model wrote.
+    detail = worked.detail.encode("utf-8", "backslashreplace").decode()
+    return FinishedTask(status=worked.status, reward=reward, outcome=worked.outcome, detail=detail)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Worked:
+    """What an agent did, before it is scored."""
+
+    status: Status
+    outcome: Outcome
+    detail: str
+
+
+async def _work(
+    agent: TaskAgent,
+    environment: Environment,
+    endpoint: Endpoint,
+    messages: Sequence[Mapping[str, Any]],
+    timeout_seconds: float,
+) -> _Worked:
+    """Let the agent work, until it ends or its time is up, and stop whatever it started.
+
+    Raises what the sandbox or the machine is to blame for: `SandboxDied`, `SandboxError`, `OSError`.
+    """
+    working = asyncio.create_task(agent.run(messages, environment=environment, endpoint=endpoint))
+    try:
+        await asyncio.wait({working}, timeout=timeout_seconds)
+        timed_out = not working.done()
+    finally:
+        # Also where this task itself is cancelled.
+        await _stop(working, environment, endpoint)
+    if timed_out:
+        detail = f"the agent took longer than {timeout_seconds:g} s"
+        return _Worked(status="timed_out", outcome=NOTHING_DONE, detail=detail)
+    error = asyncio.CancelledError("the agent cancelled itself") if working.cancelled() else working.exception()
+    if error is None:
+        outcome = working.result()
+        return _Worked(status="completed" if outcome.is_complete else "limit", outcome=outcome, detail="")
+    if isinstance(error, SandboxDied | SandboxError) or (
+        isinstance(error, OSError) and not isinstance(error, TimeoutError)
+    ):
+        raise error
+    if isinstance(error, AgentError):
+        return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=str(error))
+    # The model may have led it there. A session that it can end without a reward is one that it can hide.
+    logger.error("%s failed with what no agent should raise", type(agent).__name__, exc_info=error)
+    return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=f"{type(error).__name__}: {error}")
+
+
+async def _stop(working: asyncio.Task[Outcome], environment: Environment, endpoint: Endpoint) -> None:
+    """End an agent, its model calls and its processes.
+
+    An agent's thread cannot be cancelled: it ends when its model call is refused and its command has died. So these
+    stop first, and then the agent is waited for.
+    """
+    working.cancel()
+    try:
+        await endpoint.stop()
+        # Classes whose tools start nothing have no `stop`.
+        if hasattr(environment, "stop"):
+            await environment.stop()
+    finally:
+        for _ in range(2):
+            if not working.done():
+                await asyncio.wait({working}, timeout=AGENT_END_S)
+                # One that caught the first cancellation gets another.
+                working.cancel()
+        if not working.done():
+            logger.error("an agent does not end; the model and its tools refuse it")
+
+
+async def _score(environment: Environment, worked: _Worked) -> float:
+    try:
+        reward = await environment.score(worked.outcome)
+    except ValueError as error:
+        logger.warning("what an agent left cannot be judged and gets reward 0.0: %s", ascii(str(error)))
+        return 0.0
+    if not math.isfinite(reward):
+        raise RuntimeError(f"{type(environment).__name__}.score() returned {reward}: expected a finite number")
+    return reward
+
+
+async def _close(environment: Environment) -> None:
+    """Clean up. What fails here fails for this session alone."""
+    (error,) = await asyncio.gather(environment.close(), return_exceptions=True)
+    if error is not None:
+        logger.error("%s.close() failed", type(environment).__name__, exc_info=error)
 
 
 class AgentInEnvironment:

@@ -78,14 +78,17 @@ class MiniSweAgent:
         try:
             return await asyncio.shield(working)
         finally:
-            # Nothing interrupts a thread. Its next command or model call is refused; then it ends.
-            shell.is_closed = True
+            # Nothing interrupts a thread. Its command ends, its next command or model call is refused; then it ends.
+            shell.close()
             threads.shutdown(wait=False)
+            await asyncio.wait({working})
 
     def _work(self, task: str, shell: "_Shell", endpoint: Endpoint) -> Outcome:
         settings = get_config_from_spec(self.options.config)
         prompts = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
-        asked = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
+        asked: dict[str, Any] = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
+        # The agent itself tries again. Its client would sleep for as long as a busy server says, also after the end.
+        asked["max_retries"] = 0
         model = LitellmTextbasedModel(
             **{**settings.get("model", {}), "model_kwargs": asked},
             model_name=f"openai/{endpoint.model}",
@@ -122,14 +125,21 @@ class _Shell:
         self._environment = environment
         self._loop = loop
         self.config = None
-        self.is_closed = False
+        self._is_closed = False
+        self._running: concurrent.futures.Future[Any] | None = None
 
     def execute(self, action: Mapping[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Run an action's command."""
-        if self.is_closed:
+        if self._is_closed:
             raise SandboxDied("the session is over")
         running = asyncio.run_coroutine_threadsafe(self._environment.run(action.get("command", "")), self._loop)
-        result = running.result(COMMAND_SECONDS)
+        self._running = running
+        if self._is_closed:
+            running.cancel()
+        try:
+            result = running.result(COMMAND_SECONDS)
+        except concurrent.futures.CancelledError as error:
+            raise SandboxDied("the session is over") from error
         first, _, submission = result.output.lstrip().partition("\n")
         if first.strip() == SUBMITTED and result.exit_code == 0:
             end = {"exit_status": "Submitted", "submission": submission}
@@ -139,6 +149,12 @@ class _Shell:
             "returncode": result.exit_code,
             "exception_info": "The command was killed at its time limit." if result.timed_out else "",
         }
+
+    def close(self) -> None:
+        """Cancel the command that runs, and refuse further ones."""
+        self._is_closed = True
+        if self._running is not None:
+            self._running.cancel()
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """What its prompts may mention."""

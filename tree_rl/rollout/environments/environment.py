@@ -1,4 +1,4 @@
-"""The world of a session, as agents and trainer see it: four methods and `close`."""
+"""The world of a session, as agents and trainer see it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,11 +41,23 @@ class Environment(Protocol):
     async def call(self, call: ToolCall) -> str:
         """Execute a tool and return what the agent sees. Calls of one turn run concurrently.
 
-        Mistakes of the agent (an unknown tool, bad arguments) are answered in words; an exception fails the session.
+        Mistakes of the agent (an unknown tool, bad arguments) are answered in words. `SandboxDied`, `SandboxError` and
+        `OSError` lose the session; any other exception ends the agent's work, which is scored as it stands.
+        """
+
+    async def stop(self) -> None:
+        """End everything that the session started; called before `score`, whatever ended the session.
+
+        Nothing runs any more when this returns, and later calls of the agent are refused. A class whose tools start
+        nothing may leave it out.
         """
 
     async def score(self, outcome: Outcome) -> float:
-        """Return the session's reward."""
+        """Return the session's reward, a finite number.
+
+        Raises `ValueError` if what the agent left cannot be judged: the reward is 0.0. Any other exception loses the
+        session.
+        """
 
     async def close(self) -> None:
-        """Release everything; called once, whatever happened."""
+        """Release everything; called once, whatever happened. An exception is logged."""

@@ -32,6 +32,12 @@ class GatewayAgentOptions:
     def __post_init__(self) -> None:
         if self.session_timeout_s <= 0:
             raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")
+        of_agent = self.agent_options.get("timeout_seconds")
+        if isinstance(of_agent, int | float) and of_agent >= self.session_timeout_s:
+            raise ValueError(
+                f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than "
+                f"agent_options.timeout_seconds={of_agent}: a slow session would be cancelled before it is scored"
+            )
 
 
 def read_gateway_options(

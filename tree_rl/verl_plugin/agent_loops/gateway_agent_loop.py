@@ -22,9 +22,9 @@ from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 
 logger = logging.getLogger(__name__)
 
-CANCEL_GRACE_S = 30.0
-"""Time that a cancelled agent has to clean up. Then its siblings go on."""
-
+CANCEL_GRACE_S = 60.0
+"""Time that a cancelled agent has to clean up. `AgentInEnvironment` takes at most 20 s for an agent that does not end,
+and then removes its files. Then its siblings go on."""
 
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
 """Of one session, and of the gateway that serves it."""
@@ -76,7 +76,10 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             tool_calls=max(0.0, time.monotonic() - started - record.model_seconds),
             num_preempted=0,
         )
-        return rows_to_outputs(record.calls, reward=result.reward, figures=figures, metrics=metrics)
+        # A thousand branches take a second.
+        return await asyncio.to_thread(
+            rows_to_outputs, record.calls, reward=result.reward, figures=figures, metrics=metrics
+        )
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
         """Read the options of one session and of its gateway. Raises `ValueError` for an unknown key or a bad value."""
@@ -101,6 +104,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             timed_out = not run.done()
             run.cancel()
             await asyncio.wait({run}, timeout=CANCEL_GRACE_S)
+            if not run.done():
+                logger.error("agent %s goes on %g s after it was cancelled", options.agent, CANCEL_GRACE_S)
         if timed_out:
             error: BaseException | None = TimeoutError(
                 f"agent {options.agent} took longer than {CONFIG_KEY}.session_timeout_s={options.session_timeout_s}"

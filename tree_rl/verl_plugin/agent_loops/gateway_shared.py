@@ -54,12 +54,16 @@ class SharedGateways:
 
 
 async def _start(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
+    gateway = await asyncio.to_thread(_build, client, tokenizer, options, server)
+    await gateway.start()
+    return gateway
+
+
+def _build(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
     try:  # the clients' SDKs take seconds to import: only a worker that serves agents pays for them
         from tree_rl.rollout.gateway.gateway import Gateway
     except ModuleNotFoundError as error:
         raise ImportError(f"the gateway needs {error.name}: pip install 'tree_rl[agents]'") from error
     special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     backend = VerlBackend(client, end_token_ids=special, server=server)
-    gateway = Gateway(tokenizer=tokenizer, backend=backend, options=options)
-    await gateway.start()
-    return gateway
+    return Gateway(tokenizer=tokenizer, backend=backend, options=options)

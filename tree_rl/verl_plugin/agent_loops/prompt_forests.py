@@ -108,7 +108,8 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         ]
 
     async def _publish_tree(self, rows: list[FinishedRow], partition: str) -> None:
-        forest = Forest.from_rows([row.prompt_ids + row.response_ids for row in rows])
+        # The rows of large sessions take tenths of a second to merge.
+        forest = await asyncio.to_thread(Forest.from_rows, [row.prompt_ids + row.response_ids for row in rows])
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
         await tq.async_kv_batch_put(
             keys=[row.key for row in rows], partition_id=partition, tags=[dict(tag) for _ in rows]

@@ -1,0 +1,352 @@
+"""Whatever ended a session: no command, thread or model call of it runs any more when it is scored."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import random
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_harness import CHATML, build_tokenizer, serving
+from small_swe import all_tasks, writing
+from test_agents_play_small_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call
+from transformers import PreTrainedTokenizerFast
+
+from tree_rl.rollout.agents import in_environment
+from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
+from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.mini_swe import MiniSweAgent
+from tree_rl.rollout.agents.react import ReActAgent
+from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
+
+RACES = int(os.environ.get("TREE_RL_RACES", "10"))
+"""Races against the clock in all. TREE_RL_RACES=50 runs the full number."""
+AGENTS = ("react", "command_line", "mini_swe")
+SECONDS = 4.0
+"""That an agent has. Its command repairs the task later than that, again and again."""
+MARK = "61.91"
+DONE = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
+Play = Callable[[Any, Endpoint], Awaitable[Outcome]]
+
+
+@pytest.fixture(scope="module")
+def chatml() -> PreTrainedTokenizerFast:
+    return build_tokenizer(CHATML)
+
+
+class Watched(SweEnvironment):
+    """Looks for what still runs when it is scored."""
+
+    async def score(self, outcome: Outcome) -> float:
+        assert not [line for line in command_lines() if MARK in line]
+        for thread in threading.enumerate():
+            if thread.name.startswith("mini-swe"):
+                thread.join(1)  # its work has ended; the thread itself is on its way out
+                assert not thread.is_alive()
+        return await super().score(outcome)
+
+
+@pytest.mark.parametrize("number", range((RACES + 4) // 5))
+def test_a_command_that_repairs_the_task_after_the_time_is_up_gets_no_reward(
+    number: int, chatml: PreTrainedTokenizerFast
+) -> None:
+    source = random.Random(number)
+    task = all_tasks()["lru_cache"]
+    repair = writing(dict(task.solution_files))
+
+    def attack() -> str:
+        return f"sleep {SECONDS + source.uniform(0, 0.5)}; while true; do {repair}; done; : {MARK}"
+
+    def script(prompt: str) -> str:
+        return mini_turn(attack()) if "mswea_bash_command" in prompt else shell_call(attack())
+
+    def agent_of(kind: str) -> Any:
+        if kind == "command_line":
+            return CommandLineAgent(
+                CommandLineOptions(command=f"{attack()}; : {{prompt}}", limits=Limits(timeout_seconds=60))
+            )
+        return MiniSweAgent() if kind == "mini_swe" else ReActAgent()
+
+    agents = [(agent_of(AGENTS[(5 * number + index) % 3]), task) for index in range(min(5, RACES - 5 * number))]
+    for session in play(ScriptedModel(chatml, script), agents, seconds=SECONDS, environment=Watched):
+        assert session.result == ("timed_out", 0.0), session.done
+
+
+class Shell(ShellEnvironment):
+    """Remembers whether its files still change, and whether the model is asked, after `score` began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[str | None] = []
+
+    async def score(self, outcome: Outcome) -> float:
+        for _ in range(20):
+            self.changes.append(self._workspace.read("beat"))
+            await asyncio.sleep(0.02)
+        assert len(set(self.changes)) == 1, self.changes
+        assert not [line for line in command_lines() if MARK in line]
+        return 0.5
+
+
+class Played:
+    """An agent that does what a test says."""
+
+    def __init__(self, act: Play) -> None:
+        self.act = act
+
+    async def run(self, messages: Sequence[Mapping[str, Any]], *, environment: Any, endpoint: Endpoint) -> Outcome:
+        return await self.act(environment, endpoint)
+
+
+def shell(command: str) -> ToolCall:
+    return ToolCall(name="shell", arguments={"command": command})
+
+
+BEAT = f"while true; do date +%N > beat; sleep 0.01; done; : {MARK}"
+
+
+async def run(act: Play, environment: Any = None, seconds: float = 1.0, files: Any = None) -> FinishedTask:
+    return await run_task(
+        agent=Played(act),
+        environment=environment or Shell(),
+        endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
+        task={"files": files or {}},
+        messages=[],
+        timeout_seconds=seconds,
+    )
+
+
+async def waits(environment: Any, endpoint: Endpoint) -> Outcome:
+    await environment.call(shell(BEAT))
+    return DONE
+
+
+async def returns(environment: Any, endpoint: Endpoint) -> Outcome:
+    left.append(asyncio.create_task(environment.call(shell(BEAT))))
+    await asyncio.sleep(0.5)
+    return DONE
+
+
+async def fails(environment: Any, endpoint: Endpoint) -> Outcome:
+    await returns(environment, endpoint)
+    raise AgentError("no more")
+
+
+async def catches_its_cancellation(environment: Any, endpoint: Endpoint) -> Outcome:
+    while True:
+        try:
+            await environment.call(shell(BEAT))
+        except asyncio.CancelledError:
+            continue
+
+
+async def leaves_a_task(environment: Any, endpoint: Endpoint) -> Outcome:
+    async def go_on() -> None:
+        for _ in range(100):
+            try:
+                await environment.call(shell(BEAT))
+            except (SandboxDied, asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    left.append(asyncio.create_task(go_on()))
+    await asyncio.sleep(0.3)
+    return DONE
+
+
+left: list[asyncio.Task[Any]] = []
+"""Tasks that agents leave behind while they run a command."""
+ENDS: Mapping[Play, str] = {
+    waits: "timed_out",
+    returns: "completed",
+    fails: "agent_failed",
+    catches_its_cancellation: "timed_out",
+    leaves_a_task: "completed",
+}
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_nothing_changes_the_files_while_they_are_scored(act: Play) -> None:
+    done = asyncio.run(run(act))
+    assert (done.status, done.reward) == (ENDS[act], 0.5), done
+    assert not [line for line in command_lines() if MARK in line]
+
+
+@pytest.mark.parametrize("agent", ["react", "mini_swe"])
+def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
+    agent: str, chatml: PreTrainedTokenizerFast
+) -> None:
+    class Slow(ScriptedModel):
+        running = 0
+
+        async def generate(self, *arguments: Any, **options: Any) -> Any:
+            Slow.running += 1
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                Slow.running -= 1
+
+    class Asked(Watched):
+        async def score(self, outcome: Outcome) -> float:
+            assert Slow.running == 0
+            return 0.5
+
+    agents = {"react": ReActAgent, "mini_swe": MiniSweAgent}
+    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=3, environment=Asked)
+    assert session.result == ("timed_out", 0.5) and session.record.cancelled == 1
+
+
+def test_a_stopped_session_answers_403_and_keeps_its_record(chatml: PreTrainedTokenizerFast) -> None:
+    async def play() -> tuple[int, str, int]:
+        async with serving(ScriptedModel(chatml, lambda prompt: "so"), chatml) as gateway:
+            session = gateway.open_session()
+            endpoint = gateway.endpoint(session)
+            url, body = f"{endpoint.openai_url}/chat/completions", {"messages": [{"role": "user", "content": "a"}]}
+            async with httpx.AsyncClient(headers={"x-api-key": endpoint.token}) as http:
+                assert (await http.post(url, json=body)).status_code == 200
+                await endpoint.named("sub").stop()
+                refused = await http.post(url, json=body)
+            records = await asyncio.gather(*[gateway.close_session(session) for _ in range(3)])
+            assert records[0] is records[1] is records[2] is await gateway.close_session(session)
+            return refused.status_code, refused.json()["error"]["code"], len(records[0].calls)
+
+    assert asyncio.run(play()) == (403, "session_over", 1)
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_a_cancelled_session_leaves_nothing(act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+
+    async def cancel() -> None:
+        running = asyncio.create_task(run(act, seconds=60))
+        await asyncio.sleep(0.4)
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled() or running.result().reward == 0.5
+
+    asyncio.run(cancel())
+    assert not [line for line in command_lines() if MARK in line]
+    assert not list(open_folder.iterdir())
+
+
+def raising(error: BaseException) -> Play:
+    async def act(environment: Any, endpoint: Endpoint) -> Outcome:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reward"),
+    [
+        (AgentError("x"), "agent_failed", 0.5),
+        (ValueError("int too long"), "agent_failed", 0.5),
+        (KeyError("command"), "agent_failed", 0.5),
+        (RecursionError("deep"), "agent_failed", 0.5),
+        (TypeError("None"), "agent_failed", 0.5),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), "agent_failed", 0.5),
+        (TimeoutError("of its own"), "agent_failed", 0.5),
+        (asyncio.CancelledError(), "agent_failed", 0.5),
+        (OSError("no space"), "environment_failed", None),
+        (SandboxDied("gone"), "sandbox_died", None),
+        (SandboxError("no image"), "environment_failed", None),
+    ],
+)
+def test_only_the_machine_can_end_a_session_without_a_reward(
+    error: BaseException, status: str, reward: float | None
+) -> None:
+    done = asyncio.run(run(raising(error)))
+    assert (done.status, done.reward) == (status, reward), done
+    assert done.detail.encode()
+
+
+@pytest.mark.parametrize(
+    ("judged", "result"),
+    [
+        (ValueError("links leave the tree"), ("completed", 0.0)),
+        (math.nan, ("environment_failed", None)),
+        (SandboxDied("no answer"), ("sandbox_died", None)),
+        (KeyError("extra_info.check"), ("environment_failed", None)),
+        (OSError("disk"), ("environment_failed", None)),
+    ],
+)
+def test_what_cannot_be_judged_gets_nothing_and_a_broken_judge_loses_the_session(
+    judged: Any, result: tuple[str, float | None]
+) -> None:
+    class Judge(ShellEnvironment):
+        async def score(self, outcome: Outcome) -> float:
+            if isinstance(judged, Exception):
+                raise judged
+            return judged
+
+    async def act(environment: Any, endpoint: Endpoint) -> Outcome:
+        return DONE
+
+    done = asyncio.run(run(act, Judge()))
+    assert (done.status, done.reward) == result
+
+
+def test_a_clean_up_that_fails_is_logged_and_fails_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Shell):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("cannot remove")
+
+    async def both() -> list[FinishedTask]:
+        return await asyncio.gather(run(returns, Broken()), run(returns))
+
+    with caplog.at_level(logging.ERROR):
+        assert [(done.status, done.reward) for done in asyncio.run(both())] == [("completed", 0.5)] * 2
+    assert "Broken.close() failed" in caplog.text and "cannot remove" in caplog.text
+
+
+def test_an_agent_that_never_ends_is_scored_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_environment, "AGENT_END_S", 0.2)
+    over = asyncio.Event()
+
+    async def stubborn(environment: Any, endpoint: Endpoint) -> Outcome:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+        return DONE
+
+    async def play() -> FinishedTask:
+        done = await run(stubborn, seconds=0.1)
+        over.set()
+        await asyncio.sleep(0)
+        return done
+
+    assert asyncio.run(play()).reward == 0.5
+
+
+def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
+    async def act(environment: Any, endpoint: Endpoint) -> Outcome:
+        await environment.call(shell("echo work > done; ln -s /etc/passwd link; mkfifo pipe; chmod 0 kept"))
+        return DONE
+
+    async def play(check: str) -> FinishedTask:
+        environment = ShellEnvironment()
+        done = await run_task(
+            agent=Played(act),
+            environment=environment,
+            endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
+            task={"files": {"kept": "here"}, "check": check},
+            messages=[],
+            timeout_seconds=30,
+        )
+        assert environment.workspace is not None and not environment.workspace.directory.exists()
+        return done
+
+    assert asyncio.run(play("grep work done && test ! -e link && test ! -e pipe && touch new")).reward == 1.0
+    assert asyncio.run(play("false")).reward == 0.0
