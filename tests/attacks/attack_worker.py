@@ -88,21 +88,21 @@ async def play_session(
     command: str,
     options: SandboxOptions,
     seconds: float = SESSION_SECONDS,
-) -> FinishedTask:
-    """One session from its first turn to its reward."""
+) -> tuple[FinishedTask, str]:
+    """One session from its first turn to its reward, and what the tests printed."""
     acts, turns = agent_and_turns(agent, command, options.limits)
-    session = gateway.open_session()
+    session, environment = gateway.open_session(), SweEnvironment(options)
     model.turns[session.id] = turns
     done = await run_task(
         agent=acts,
-        environment=SweEnvironment(options),
+        environment=environment,
         endpoint=gateway.endpoint(session),
         task={"swe": task.to_row()},
         messages=generator().to_row(task, 0, "train")["prompt"],
         timeout_seconds=seconds,
     )
     await gateway.close_session(session)
-    return done
+    return done, environment.report.output if environment.report else ""
 
 
 async def play_all(cases: Sequence[Case], tasks: Mapping[str, SweTask], packages: Path, at_once: int) -> None:
@@ -114,10 +114,10 @@ async def play_all(cases: Sequence[Case], tasks: Mapping[str, SweTask], packages
         async def play(case: Case) -> None:
             command = hacks[case.hack].command(tasks[case.task], repaired=case.repaired)
             async with room:
-                done = await play_session(
+                done, output = await play_session(
                     gateway, model, agent=case.agent, task=tasks[case.task], command=command, options=options
                 )
-            report(case, done.status, done.reward, done.detail)
+            report(case, done.status, done.reward, f"{done.detail} {output}")
 
         await asyncio.gather(*[play(case) for case in cases])
 

@@ -11,7 +11,7 @@ from tree_rl.rollout.environments.swe_task import SweTask
 SHIPPED = ("lru_cache", "roman_numerals", "event_bus")
 IN_PROCESS = ("unittest", "pytest")
 """Tasks whose tests share a process with the code under test."""
-PYTEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging")
+PYTEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 RIGHT = '''"""A shelf of labelled boxes."""
 
 
@@ -112,8 +112,11 @@ def copy_pytest(folder: Path) -> None:
     for name in PYTEST_PACKAGES:
         spec = find_spec(name)
         assert spec is not None and spec.origin is not None
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(spec.origin).parent, folder / name, ignore=ignored, dirs_exist_ok=True)
+        if spec.submodule_search_locations is None:
+            shutil.copy(spec.origin, folder)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(Path(spec.origin).parent, folder / name, ignore=ignored)
 
 
 def attacked_tasks(packages: Path) -> dict[str, SweTask]:
