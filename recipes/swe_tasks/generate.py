@@ -2,8 +2,9 @@
 
 Usage: python recipes/swe_tasks/generate.py DIRECTORY [--test-tasks 6]
 
-A folder of `repositories/` is a correct little repository with tests that the agent sees (`tests/`), tests that it does
-not (`hidden/`), and `task.toml`: the problem in words and the text whose replacement is the bug. Deterministic.
+A folder of `repositories/` is a correct little repository with `task.toml`, the problem in words and the text whose
+replacement is the bug, and `cases.toml`: programs and what they return. The agent sees the visible cases as unittest
+code; the hidden ones fail before the repair. Deterministic.
 """
 
 import argparse
@@ -11,18 +12,18 @@ import ast
 import json
 import tomllib
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pandas as pd
 
+from tree_rl.rollout.environments.cases import Case
 from tree_rl.rollout.environments.swe_task import SweTask
 
 REPOSITORIES = Path(__file__).parent / "repositories"
 DATA_SOURCE = "tree_rl/small_swe"
 AGENT = "tree_gateway_agent"
-TEST_COMMAND = "python3 -I -B {runner} {nonce} {tests}"
-# Everything that looks like a test goes before the task's own tests come: edited, added and linked ones.
-BEFORE_TESTS = "chmod -R u+rwX . 2>/dev/null; rm -rf tests hidden"
+LINE_LENGTH = 100
 SYSTEM = "You are a careful programmer. You repair a small Python repository by running shell commands in it."
 REQUEST = """\
 Solve this issue of the repository in the current directory:
@@ -33,23 +34,47 @@ Look at the files, repair the cause in the source files, and check your repair: 
 runs the present tests. Do not change the tests. Stop when the issue is solved."""
 
 
-def read_texts(folder: Path) -> dict[str, str]:
-    """Python files below a folder, by relative path."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))
-    }
+def read_cases(folder: Path) -> tuple[list[Case], str]:
+    """The cases of a task, called `visible.NAME` and `hidden.NAME`, and the visible ones as a unittest module."""
+    tables = tomllib.loads((folder / "cases.toml").read_text(encoding="utf-8"))
+    imports = tables["imports"].strip()
+    cases, tests = [], []
+    for kind in ("hidden", "visible"):
+        for name, case in tables[kind].items():
+            expected = {"raises": case["raises"]} if "raises" in case else {"value": json.loads(case["value"])}
+            program = f"{imports}\n{case['program'].strip()}\n"
+            cases.append(Case(name=f"{kind}.{name}", program=program, expected=json.dumps(expected)))
+            if kind == "visible":
+                body = method_body(case["program"].strip(), expected)
+                tests.append(f"    def test_{name}(self):\n{indent(body, ' ' * 8)}")
+    head = f"class Test{folder.name.title().replace('_', '')}(unittest.TestCase):"
+    return cases, f"import unittest\n\n{imports}\n\n\n{head}\n" + "\n".join(tests)
 
 
-def test_names(path: str, source: str) -> list[str]:
-    """Ids of the tests of a file as unittest reports them."""
-    module = path.removesuffix(".py").replace("/", ".")
-    return [
-        f"{module}.{item.name}.{test.name}"
-        for item in ast.parse(source).body
-        if isinstance(item, ast.ClassDef)
-        for test in item.body
-        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
-    ]
+def method_body(program: str, expected: dict[str, Any]) -> str:
+    """A program as the body of a test method: a list that it returns is compared piece by piece.
+
+    Raises:
+        ValueError: it does not end by returning a value.
+    """
+    last = ast.parse(program).body[-1]
+    if not isinstance(last, ast.Return) or last.value is None:
+        raise ValueError(f"expected a program that ends with `return VALUE`, received {program!r}")
+    lines = program.splitlines()[: last.lineno - 1]
+    if "raises" in expected:
+        call = ast.get_source_segment(program, last.value)
+        lines += [f"with self.assertRaises({expected['raises']}):", f"    {call}"]
+    else:
+        is_split = isinstance(last.value, ast.List) and not any(isinstance(x, ast.Starred) for x in last.value.elts)
+        pairs = zip(last.value.elts, expected["value"], strict=True) if is_split else [(last.value, expected["value"])]
+        lines += [assertion(ast.get_source_segment(program, piece), value) for piece, value in pairs]
+    return "\n".join(lines) + "\n"
+
+
+def assertion(code: str, value: object) -> str:
+    """A line, or four where it is long."""
+    line = f"self.assertEqual({code}, {value!r})"
+    return line if len(line) <= LINE_LENGTH else f"self.assertEqual(\n    {code},\n    {value!r},\n)"
 
 
 def inject(sources: dict[str, str], bug: dict[str, str], name: str) -> None:
@@ -67,23 +92,19 @@ def inject(sources: dict[str, str], bug: dict[str, str], name: str) -> None:
 def build_task(folder: Path) -> SweTask:
     """One task of one folder."""
     described = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    texts = read_texts(folder)
-    hidden = {path.replace("hidden/", "tests/"): text for path, text in texts.items() if path.startswith("hidden/")}
-    visible = {path: text for path, text in texts.items() if path.startswith("tests/")}
-    right = {path: text for path, text in texts.items() if "/" not in path}
+    cases, visible_tests = read_cases(folder)
+    right = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     wrong = dict(right)
     for bug in (described, *described.get("more", ())):
         inject(wrong, bug, folder.name)
     return SweTask(
         instance_id=folder.name,
         problem_statement=described["statement"].strip(),
-        files={**wrong, **visible},
-        test_command=TEST_COMMAND,
-        test_targets=tuple(path.removesuffix(".py").replace("/", ".") for path in (*hidden, *visible)),
-        fail_to_pass=tuple(name for path, text in hidden.items() for name in test_names(path, text)),
-        pass_to_pass=tuple(name for path, text in visible.items() for name in test_names(path, text)),
-        before_tests=BEFORE_TESTS,
-        test_files={**visible, **hidden},
+        files={**wrong, f"tests/test_{folder.name}.py": visible_tests},
+        log_format="cases",
+        cases=tuple(cases),
+        fail_to_pass=tuple(case.name for case in cases if case.name.startswith("hidden.")),
+        pass_to_pass=tuple(case.name for case in cases if case.name.startswith("visible.")),
         solution_files={path: text for path, text in right.items() if wrong[path] != text},
     )
 

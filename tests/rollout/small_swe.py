@@ -2,11 +2,14 @@
 
 import asyncio
 import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tree_rl.rollout.environments import Outcome
+from tree_rl.rollout.environments import Outcome, cases
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
@@ -49,3 +52,22 @@ def score_after(task: SweTask, command: str) -> tuple[float, TestReport]:
 def writing(files: dict[str, str]) -> str:
     """A shell command that writes files, as an agent would."""
     return "\n".join(f"cat > {path} <<'END-OF-FILE'\n{text}\nEND-OF-FILE" for path, text in files.items())
+
+
+def passed_with(folder: Path, task: SweTask, files: Mapping[str, str], *, seconds: float = 20.0) -> set[str]:
+    """Names of the cases that pass with these files over the task's, in a plain child process; none after the time."""
+    write_files(folder / "files", {**task.files, **files})
+    programs, key = cases.programs_for_child(task.cases)
+    (folder / "programs.json").write_text(programs, encoding="utf-8")
+    command = [sys.executable, "-I", "-B", Path(cases.__file__).with_name(cases.RUNNER_NAME), folder / "programs.json"]
+    try:
+        done = subprocess.run(command, cwd=folder / "files", stdout=subprocess.PIPE, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return set()
+    return cases.passed_cases(task.cases, key, done.stdout.decode("utf-8", errors="replace"))
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
