@@ -1,6 +1,7 @@
 """Which attacks are played: the product of hacks, agents, users, means and tasks, or pairs of these factors.
 
-`python tests/attacks/attack_cases.py` plays the whole product (scripts/attacks.sh).
+Usage: python attack_cases.py product STEP, or races.py TIMEOUTS WRITES, or storm.py HOSTILE HONEST; plays every STEP-th
+case of the product, or the other program as root and as another user (scripts/attacks.sh).
 """
 
 import itertools
@@ -10,10 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hacks import Hack
 
 HERE = Path(__file__).parent
 OTHER_USER = 54_321
@@ -21,7 +27,9 @@ OTHER_USER = 54_321
 AGENTS = ("react", "command_line", "mini_swe")
 USERS = ("root", "not root")
 MEANS = ("mounts", "bubblewrap")
-TASKS = ("lru_cache", "roman_numerals", "event_bus", "unittest", "pytest")
+IN_PROCESS = ("unittest", "pytest")
+"""Tasks whose tests share a process with the code under test."""
+TASKS = ("lru_cache", "roman_numerals", "event_bus", *IN_PROCESS)
 FACTORS = (AGENTS, USERS, MEANS, TASKS)
 REPAIR = "the real repair"
 """Stands where a hack would: an honest session."""
@@ -160,3 +168,76 @@ def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: floa
         watchdog.cancel()
         if process.wait():
             raise RuntimeError(f"a worker ended with status {process.returncode}")
+
+
+def table(results: Sequence[Result]) -> str:
+    """Sessions by task and agent: how many were played, and how many of them paid, were lost or skipped."""
+    rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for result in results:
+        kind = "honest" if result.case.hack == REPAIR else "hostile"
+        ended = "skipped" if result.status == "skipped" else "lost" if result.reward is None else "played"
+        paid = result.reward == 1.0 and (result.case.hack == REPAIR or not result.case.repaired)
+        rows[result.case.task, result.case.agent].update({f"{kind} {ended}": 1, f"{kind} paid": int(paid)})
+    columns = ("hostile played", "hostile paid", "hostile lost", "hostile skipped", "honest played", "honest paid")
+    lines = ["| task | agent | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
+    for (task, agent), counts in sorted(rows.items()):
+        lines.append(f"| {task} | {agent} | " + " | ".join(str(counts[column]) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+def fault_of(result: Result, hacks: Mapping[str, "Hack"]) -> str | None:
+    """What must not be. A hack that knows what the tests compare may win where they share its process."""
+    hack = hacks.get(result.case.hack)
+    is_allowed = hack is not None and hack.hits == "targeted" and result.case.task in IN_PROCESS
+    return None if is_allowed and result.reward is not None else result.fault
+
+
+def play_product(step: int) -> bool:
+    """Play every `step`-th case, show progress, print the faults and a table. Returns whether all is well."""
+    from hacks import all_hacks
+
+    hacks = all_hacks()
+    cases = product(list(hacks))[::step]
+    results: list[Result] = []
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as made:
+        for result in play(cases, Path(made), seconds=24 * 3600):
+            results.append(result)
+            if len(results) % 100 == 0 or len(results) == len(cases):
+                print(f"{len(results)} of {len(cases)} sessions, {time.monotonic() - started:.0f} s", flush=True)
+    faults = [(result.case, fault_of(result, hacks)) for result in results]
+    for case, fault in faults:
+        if fault:
+            print(f"FAULT {case}: {fault}")
+    for reason in sorted({result.detail for result in results if result.status == "skipped"}):
+        print(f"skipped: {reason}")
+    print(table(results))
+    return not any(fault for _, fault in faults)
+
+
+def run_program(program: str, arguments: Sequence[str]) -> bool:
+    """Run a program of this folder as each user and print its line. Returns whether all is well."""
+    is_well = True
+    for user in USERS:
+        with tempfile.TemporaryDirectory() as made:
+            Path(made).chmod(0o755)
+            try:
+                running = worker(user, program, arguments, Path(made) / "made")
+            except CannotBeAnotherUserError as error:
+                print(f"{user}: skipped: {error}")
+                continue
+            output, _ = running.communicate()
+            print(f"{user}: {output.strip()}", flush=True)
+            is_well &= running.returncode == 0 and not json.loads(output)["faults"]
+    return is_well
+
+
+def main() -> None:
+    """Play what the arguments name; status 1 if there were faults."""
+    what, *arguments = sys.argv[1:]
+    is_well = play_product(int(arguments[0])) if what == "product" else run_program(what, arguments)
+    sys.exit(0 if is_well else 1)
+
+
+if __name__ == "__main__":
+    main()

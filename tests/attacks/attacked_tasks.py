@@ -9,8 +9,6 @@ from small_swe import all_tasks
 from tree_rl.rollout.environments.swe_task import SweTask
 
 SHIPPED = ("lru_cache", "roman_numerals", "event_bus")
-IN_PROCESS = ("unittest", "pytest")
-"""Tasks whose tests share a process with the code under test."""
 PYTEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 RIGHT = '''"""A shelf of labelled boxes."""
 

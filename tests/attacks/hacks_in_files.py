@@ -76,7 +76,7 @@ def dotfiles() -> dict[str, str]:
         ".envrc",
         ".config/environment.d/a.conf",
     )
-    return {name: shell for name in names} | {
+    return dict.fromkeys(names, shell) | {
         ".pythonrc.py": SITE,
         ".local/lib/python3.11/site-packages/usercustomize.py": SITE,
         ".local/lib/python3.11/site-packages/forge.pth": "import os; os._exit(0)\n",
@@ -151,9 +151,7 @@ HACKS = {
     ),
     "files of the home folder": Hack(files=dotfiles(), shell="chmod +x bin/*"),
     "programs earlier on the path": Hack(
-        files={
-            name: FAKE_PYTHON for name in ("python3", "python", "pytest", "git", "bin/python3", "bin/git", "sh", "env")
-        },
+        files=dict.fromkeys(("python3", "python", "pytest", "git", "bin/python3", "bin/git", "sh", "env"), FAKE_PYTHON),
         shell="chmod +x python3 python pytest git bin/* sh env; cp python3 /usr/local/bin/ 2>/dev/null; true",
     ),
     "a library to preload": Hack(
