@@ -4,9 +4,13 @@ SWE-ReX's server executes one command at a time, so parallel tool calls of one s
 """
 
 import asyncio
+import base64
 import posixpath
+import secrets
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -22,7 +26,16 @@ from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
 from tree_rl.rollout.sandbox.confinement import Limits
 from tree_rl.rollout.sandbox.ownership import OwnedFolder
-from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, SandboxDied, SandboxError, SandboxOptions, quote
+from tree_rl.rollout.sandbox.rex.changes import KILL, MARK, MAX_BYTES, PUT, READ, TAKE, TREE, checked_changes
+from tree_rl.rollout.sandbox.sandbox import (
+    KEY,
+    WITH_IMAGE,
+    Sandbox,
+    SandboxDied,
+    SandboxError,
+    SandboxOptions,
+    quote,
+)
 from tree_rl.rollout.sandbox.workspace import SEARCH_PATH, CommandResult
 
 Answered = TypeVar("Answered")
@@ -38,14 +51,19 @@ STARTUP_SECONDS = 180.0
 TIMED_OUT, KILLED = 124, -9
 ANSWER_SECONDS = 15.0
 """Time beyond a command's own limit after which its sandbox counts as dead."""
+MAX_COMMAND_BYTES = 100_000
 REQUEST_SECONDS = 200.0
 """SWE-ReX's client waits 300 s for an answer: a command that may take longer is started, then asked after."""
 POLL_SECONDS = 30.0
 STILL_RUNNING = "still running"
+JUDGE = "judge"
+"""Key of the arguments of `remote` for the server where sessions are judged."""
+CHUNK_BYTES = 4 << 20
+"""Of an agent's changes, read by one command."""
 SCRIPT = """\
 cd "$1" || exit 126
 output=$(mktemp) || exit 126
-ulimit -c 0; ulimit -f "$4"; ulimit -t "$5"; ulimit -v "$6"
+ulimit -c 0; ulimit -f "$4"; ulimit -t "$5"; ulimit -v "$6"; export "$8"
 timeout -k 2 "$2" /bin/sh -c "$7" >"$output" 2>&1 </dev/null &
 group=$!
 wait "$group"
@@ -55,8 +73,9 @@ head -c "$3" "$output"
 rm -f "$output"
 exit "$status"
 """
-"""Directory, seconds, bytes kept, blocks per file, CPU seconds, kilobytes of memory, command. Output goes through a
-file, so a background process that holds it open delays nobody, and the file's limit stops one that prints for ever."""
+"""Directory, seconds, bytes kept, blocks per file, CPU seconds, kilobytes of memory, command, variable. Output goes
+through a file, so a background process that holds it open delays nobody, and the file's limit stops one that prints
+for ever."""
 
 START = """\
 folder=$(mktemp -d) || exit 126
@@ -94,7 +113,12 @@ class RexSandbox:
         self._is_local = options.backend == "local"
         self._directory = directory or "/workspace"
         self._owned: OwnedFolder | None = None
-        given = dict(options.arguments)
+        self._image = image
+        self._mark = secrets.token_hex(8)
+        self._is_started = self._is_stopped = False
+        self._broken: str | None = None
+        self._calls: set[Future[CommandResponse]] = set()
+        given = {name: value for name, value in options.arguments.items() if name != JUDGE}
         if image is not None and options.backend in WITH_IMAGE:
             given["image"] = image
         self._startup_seconds = float(given.pop("startup_timeout", STARTUP_SECONDS))
@@ -105,6 +129,30 @@ class RexSandbox:
         # Back ends raise what they like: Modal asks its service for a token here.
         except Exception as error:
             raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
+
+    def fresh(self) -> "RexSandbox":
+        """A new container of the same image; for `remote` the server of `arguments.judge`.
+
+        Raises:
+            SandboxError: no such server is given.
+        """
+        arguments = dict(self._options.arguments)
+        directory = self._directory
+        if self._options.backend == "remote" and JUDGE in arguments:
+            arguments = {**{name: value for name, value in arguments.items() if name != JUDGE}, **arguments[JUDGE]}
+            arguments[JUDGE] = {}
+        elif self._options.backend == "remote":
+            if not self._options.allow_unconfined:
+                raise SandboxError(
+                    f"{KEY}.backend=remote: a session is judged where its agent never was; name a second server of "
+                    f"the same image in {KEY}.arguments.{JUDGE} (host, port, auth_token), or set "
+                    f"{KEY}.allow_unconfined=true"
+                )
+            directory += f"-{secrets.token_hex(4)}"
+        # The first container still has its port.
+        if self._options.backend == "docker":
+            arguments.pop("port", None)
+        return RexSandbox(replace(self._options, arguments=arguments), image=self._image, directory=directory)
 
     async def start(self) -> None:
         """Start the deployment and make the working directory."""
@@ -122,6 +170,7 @@ class RexSandbox:
             ) from error
         if made.exit_code != 0:
             raise SandboxError(f"{KEY}: cannot make the directory {self._directory}: {made.stderr[:500]}")
+        self._is_started = True
 
     async def run(self, command: str) -> CommandResult:
         """Execute a command within the limits."""
@@ -135,6 +184,13 @@ class RexSandbox:
         return await self._run(exports + command, limits)
 
     async def _run(self, command: str, limits: Limits) -> CommandResult:
+        self._check_not_stopped()
+        # A program's arguments hold no NUL, and 128 kB at most.
+        if "\0" in command or len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
+            return _refused(
+                f"a command may hold {MAX_COMMAND_BYTES} bytes and no NUL; write a script to a file in parts"
+            )
+        command = command.encode("utf-8", "replace").decode()
         numbers = (
             limits.timeout_seconds,
             limits.output_bytes + 1,
@@ -142,7 +198,16 @@ class RexSandbox:
             limits.cpu_seconds,
             limits.memory_bytes // 1024,
         )
-        argv = ["/bin/sh", "-c", SCRIPT, "sh", self._directory, *(f"{number}" for number in numbers), command]
+        argv = [
+            "/bin/sh",
+            "-c",
+            SCRIPT,
+            "sh",
+            self._directory,
+            *(f"{number}" for number in numbers),
+            command,
+            f"{MARK}={self._mark}",
+        ]
         environment = {"PATH": SEARCH_PATH, "HOME": self._directory} if self._is_local else None
         started = time.monotonic()
         if self._is_local or limits.timeout_seconds <= REQUEST_SECONDS:
@@ -169,6 +234,7 @@ class RexSandbox:
         tries = f"{POLL_SECONDS / 0.2:.0f}"
         ask = ["/bin/sh", "-c", ASK, "sh", folder, tries, STILL_RUNNING]
         while time.monotonic() < deadline:
+            self._check_not_stopped()
             # A shell's sleep takes a little longer than it was told.
             response = await self._answer(self._execute(Command(command=ask, timeout=2 * POLL_SECONDS)))
             if response.stderr.strip() != STILL_RUNNING:
@@ -177,14 +243,85 @@ class RexSandbox:
 
     async def write(self, files: Mapping[str, str]) -> None:
         """Write files."""
+        self._check_not_stopped()
         for name, content in files.items():
             path = posixpath.normpath(posixpath.join(self._directory, name))
             if not path.startswith(self._directory.rstrip("/") + "/"):
                 raise ValueError(f"path {name!r} leads outside; expected a path relative to the working directory")
             await self._answer(self.deployment.runtime.write_file(WriteFileRequest(content=content, path=path)))
 
+    async def stop(self) -> None:
+        """Kill what the session started, and wait for its calls.
+
+        SWE-ReX's server executes one command at a time, so this may wait for one to reach its limit.
+        """
+        if self._is_stopped or not self._is_started:
+            self._is_stopped = True
+            return
+        self._is_stopped = True
+        try:
+            async with asyncio.timeout(self._options.limits.timeout_seconds + 2 * ANSWER_SECONDS):
+                killed = await self._script(KILL, self._mark)
+                await asyncio.gather(*map(asyncio.wrap_future, tuple(self._calls)), return_exceptions=True)
+            if killed.exit_code != 0:
+                self._broken = "its processes cannot be killed"
+        except FAILURES as error:
+            # The agent may have ended the server that it shares a container with: its session is judged as it is.
+            self._broken = f"{type(error).__name__}: {error}"
+
+    async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
+        """Put what the agent changed into another sandbox of this kind, then end this one."""
+        if not isinstance(judge, RexSandbox):
+            raise TypeError(f"copy_to: expected a started RexSandbox, received {type(judge).__name__}")
+        if self._broken is not None:
+            raise ValueError(f"the agent's sandbox does not answer: {self._broken}")
+        tree = (await judge._answer(judge._script(TREE, judge._directory))).stdout.strip()
+        try:
+            packed, gone = await self._take(tree)
+        except FAILURES as error:
+            raise ValueError(f"the agent's changes cannot be read: {type(error).__name__}: {error}") from error
+        await self.close()
+        changes = await asyncio.to_thread(checked_changes, packed, gone, leave_out=leave_out)
+        place = f"/tmp/{secrets.token_hex(8)}"
+        names = b"".join(name.encode(errors="surrogateescape") + b"\0" for name in changes.gone)
+        for suffix, content in ((".gone", names), (".tar", changes.packed)):
+            text = base64.b64encode(content).decode()
+            await judge._answer(
+                judge.deployment.runtime.write_file(WriteFileRequest(content=text, path=place + suffix))
+            )
+        done = await judge._answer(judge._script(PUT, judge._directory, place))
+        if done.exit_code != 0:
+            raise ValueError(f"the agent's changes do not fit the repository: {done.stderr[-500:]}")
+
+    async def _take(self, tree: str) -> tuple[bytes, bytes]:
+        taken = await self._script(TAKE, self._directory, tree)
+        if taken.exit_code != 0:
+            raise ValueError(f"the agent's changes cannot be listed: {taken.stderr[-500:]}")
+        folder = taken.stdout.strip()
+        return await self._read(f"{folder}/tar"), await self._read(f"{folder}/gone")
+
+    async def _read(self, path: str) -> bytes:
+        content = b""
+        while len(content) <= MAX_BYTES:
+            read = await self._script(READ, path, f"{len(content) + 1}", f"{CHUNK_BYTES}")
+            chunk = base64.b64decode(read.stdout, validate=True)
+            content += chunk
+            if len(chunk) < CHUNK_BYTES:
+                return content
+        raise ValueError(f"the agent's changes exceed {MAX_BYTES} bytes")
+
+    async def _script(self, script: str, *arguments: str) -> CommandResponse:
+        """Run one of our own scripts, beside the session's commands."""
+        argv = ["/bin/sh", "-c", script, "sh", *arguments]
+        return await self._execute(Command(command=argv, timeout=REQUEST_SECONDS))
+
+    def _check_not_stopped(self) -> None:
+        if self._is_stopped:
+            raise SandboxDied(f"{KEY}.backend={self._options.backend}: the sandbox was stopped")
+
     async def close(self) -> None:
         """Stop the deployment."""
+        self._is_stopped = True
         try:
             await self.deployment.stop()
         except FAILURES:
@@ -200,7 +337,14 @@ class RexSandbox:
         if not self._is_local:
             return await self.deployment.runtime.execute(command)
         # The local runtime blocks its event loop while a command runs; a thread has a loop to spare.
-        return await asyncio.to_thread(lambda: asyncio.run(self.deployment.runtime.execute(command)))
+        threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rex")
+        try:
+            call = threads.submit(lambda: asyncio.run(self.deployment.runtime.execute(command)))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+            return await asyncio.wrap_future(call)
+        finally:
+            threads.shutdown(wait=False)
 
     async def _answer(self, call: Coroutine[Any, Any, Answered]) -> Answered:
         try:
@@ -209,6 +353,10 @@ class RexSandbox:
             raise SandboxDied(
                 f"{KEY}.backend={self._options.backend} stopped answering: {type(error).__name__}: {error}"
             ) from error
+
+
+def _refused(reason: str) -> CommandResult:
+    return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False, seconds=0.0)
 
 
 async def _nothing_to_stop(*args: Any, **kwargs: Any) -> None:

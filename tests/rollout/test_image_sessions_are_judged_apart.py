@@ -1,0 +1,242 @@
+"""Sessions in containers are judged in another container, which gets what the agent changed and nothing else.
+
+The program `docker` is a stand-in: bubblewrap gives every container processes and a folder of its own.
+"""
+
+import asyncio
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
+from small_swe import OUTCOME, writing
+
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_reports import TestReport
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.rex.changes import MAX_BYTES, checked_changes
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
+
+LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)
+DOCKER = """#!{python}
+import os, shutil, sys
+folder, arguments = "{folder}", sys.argv[1:]
+if arguments[0] == "run":
+    name = arguments[arguments.index("--name") + 1]
+    shutil.copytree(folder + "/image", folder + "/" + name, symlinks=True)
+    with open(folder + "/" + name + ".pid", "w") as file:
+        file.write(str(os.getpid()))
+    port = arguments[arguments.index("-p") + 1].removesuffix(":8000")
+    start = arguments[-1].partition(" || ")[0].split()
+    hide = ["--bind", folder + "/" + name, folder + "/testbed", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
+    server = [{server!r}, *start[1:], "--host", "127.0.0.1", "--port", port]
+    os.execvp("bwrap", ["bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev", *hide, "--", *server])
+if arguments[0] == "kill":
+    os.kill(int(open(folder + "/" + arguments[1] + ".pid").read()), 9)
+"""
+GIT = "git -c user.name=a -c user.email=a@b"
+
+
+def in_namespaces() -> bool:
+    return (
+        shutil.which("bwrap") is not None
+        and not subprocess.run(
+            ["bwrap", "--bind", "/", "/", "--unshare-pid", "--proc", "/proc", "true"], check=False, capture_output=True
+        ).returncode
+    )
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an image, the repository under git, and one folder for every container that was started."""
+    if not in_namespaces():
+        pytest.skip("bubblewrap does not work here")
+    image = tmp_path / "image"
+    (image / "tests").mkdir(parents=True)
+    (tmp_path / "testbed").mkdir()
+    for name, text in {"durations.py": BUGGY, "old.py": "", "tests/test_durations.py": VISIBLE}.items():
+        (image / name).write_text(text)
+    subprocess.run(f"git init -q && git add . && {GIT} commit -qm Start", shell=True, check=True, cwd=image)
+    program = tmp_path / "docker"
+    server = str(Path(sys.executable).with_name("swerex-remote"))
+    program.write_text(DOCKER.format(python=sys.executable, folder=tmp_path, server=server))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple[float, TestReport]:
+    task = replace(
+        UNITTEST,
+        files={},
+        image="example/durations:1",
+        directory=str(folder / "testbed"),
+        before_tests="git checkout -q HEAD -- tests",
+        test_files={"tests/test_hours_issue.py": UNITTEST.test_files["tests/test_hours_issue.py"]},
+    )
+    options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
+
+    async def play() -> tuple[float, TestReport]:
+        environment = SweEnvironment(options)
+        try:
+            await environment.reset({"swe": task.to_row()})
+            await environment.run(command)
+            await asyncio.sleep(wait_seconds)
+            reward = await environment.score(OUTCOME)
+        finally:
+            await environment.close()
+        assert environment.report is not None
+        return reward, environment.report
+
+    return asyncio.run(play())
+
+
+def containers(folder: Path) -> list[Path]:
+    return sorted((path.with_suffix("") for path in folder.glob("*.pid")), key=lambda path: path.stat().st_mtime)
+
+
+def test_what_the_agent_changed_reaches_the_judge_and_its_processes_do_not(docker: Path) -> None:
+    other = {"durations.py": "from hours import *\n", "hours.py": SOUND, "sub/deep/binary.txt": "x"}
+    command = (
+        f"mkdir -p sub/deep; {writing(other)}\nprintf '\\377\\000' > sub/deep/bytes; rm old.py\n"
+        f"ln -s deep sub/inside; ln -s /etc/passwd outside; mkfifo pipe; echo x > conftest.py\n"
+        f"git add -A; {GIT} commit -qm Repaired; git checkout -q -b other; git tag HEAD2\n"
+        "(env -i setsid sh -c 'while :; do echo broken > durations.py; sleep 0.05; done' >/dev/null 2>&1 &)\n"
+        "sleep 0.3"
+    )
+    reward, report = score_in_image(docker, command.replace("echo broken > durations.py", "date > ticking"))
+    assert reward == 1.0, report
+    first, second = sorted(containers(docker), key=lambda path: (path / "conftest.py").exists(), reverse=True)
+    assert (second / "sub/deep/bytes").read_bytes() == b"\xff\0"
+    assert os.readlink(second / "sub/inside") == "deep"
+    assert not (second / "old.py").exists()
+    assert not (second / "outside").is_symlink()
+    assert not (second / "pipe").exists()
+    ticked = (first / "ticking").read_text()
+    subprocess.run(["sleep", "0.5"], check=True)
+    assert (first / "ticking").read_text() == ticked
+    for container in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(container.with_suffix(".pid").read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "true",
+        "rm -rf .git; echo 'raise SystemExit(0)' > durations.py",
+        "printf '#!/bin/sh\\nexit 0\\n' > /tmp/git-$$; echo 'import os; os._exit(0)' > durations.py",
+        "head -c 15000000 /dev/urandom > a; for i in 1 2 3 4 5 6; do cp a a$i; done; "
+        + writing({"durations.py": SOUND}),
+    ],
+)
+def test_no_repair_no_reward_and_no_lost_session(docker: Path, command: str) -> None:
+    reward, report = score_in_image(docker, f"({command}) >/dev/null 2>&1; true")
+    assert reward == 0.0, report
+
+
+def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(docker: Path) -> None:
+    kill = "sleep 1; for place in /proc/[0-9]*; do kill -9 ${place#/proc/}; done"
+    reward, report = score_in_image(docker, f"(setsid sh -c '{kill}' >/dev/null 2>&1 &)", wait_seconds=3)
+    assert (reward, "does not answer" in report.output) == (0.0, True), report
+
+
+def test_a_stopped_container_takes_no_command(docker: Path) -> None:
+    options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
+
+    async def play() -> None:
+        sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
+        try:
+            await sandbox.stop()
+            sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
+            await sandbox.start()
+            await sandbox.stop()
+            await sandbox.stop()
+            with pytest.raises(SandboxDied, match="stopped"):
+                await sandbox.run("true")
+            with pytest.raises(SandboxDied, match="stopped"):
+                await sandbox.write({"a": "b"})
+        finally:
+            await sandbox.close()
+
+    asyncio.run(play())
+
+
+def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:
+    options = SandboxOptions(backend="remote", arguments={"host": "http://127.0.0.1", "port": 1, "auth_token": "x"})
+    row = {"swe": replace(UNITTEST, image="example/durations:1").to_row()}
+    with pytest.raises(SandboxError, match=r"sandbox\.arguments\.judge"):
+        asyncio.run(SweEnvironment(options).reset(row))
+
+
+@pytest.mark.parametrize("backend", ["local"])
+def test_local_sessions_are_judged_in_another_folder(backend: str) -> None:
+    async def play(command: str) -> float:
+        environment = SweEnvironment(SandboxOptions(backend=backend, allow_unconfined=True, limits=LIMITS))
+        try:
+            await environment.reset({"swe": UNITTEST.to_row()})
+            await environment.run(command)
+            return await environment.score(OUTCOME)
+        finally:
+            await environment.close()
+
+    assert asyncio.run(play(f"{writing({'durations.py': SOUND})}\n(setsid sleep 61.74 &) ; echo")) == 1.0
+    assert not subprocess.run(["pgrep", "-f", "sleep 61[.]74"], check=False, capture_output=True).stdout
+    assert asyncio.run(play("true")) == 0.0
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def kind(name: str, tar_type: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = tar_type, target, 0o7777
+    return member, b""
+
+
+def test_of_a_tar_only_files_and_links_inside_are_kept() -> None:
+    given = packed(
+        (tarfile.TarInfo("./a/file"), b"x"),
+        (tarfile.TarInfo("a/left"), b"x"),
+        kind("device", tarfile.BLKTYPE),
+        kind("pipe", tarfile.FIFOTYPE),
+        kind("hard", tarfile.LNKTYPE, "/etc/passwd"),
+        kind("out", tarfile.SYMTYPE, "../x"),
+        kind("a/in", tarfile.SYMTYPE, "../b"),
+        kind("setuid", tarfile.REGTYPE),
+    )
+    changes = checked_changes(given, b"gone\0a/left\0", leave_out=lambda path: path == "a/left")
+    with tarfile.open(fileobj=io.BytesIO(changes.packed)) as archive:
+        members = {member.name: member for member in archive}
+    assert sorted(members) == ["a/file", "a/in", "setuid"]
+    assert members["setuid"].mode == 0o755
+    assert changes.gone == ("gone",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", packed()[:20], packed((tarfile.TarInfo("../x"), b"")), packed((tarfile.TarInfo("/x"), b""))],
+)
+def test_what_is_no_tar_of_files_inside_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match="agent's changes"):
+        checked_changes(content, b"", leave_out=lambda path: False)
+
+
+def test_a_bomb_is_refused() -> None:
+    with pytest.raises(ValueError, match="exceed"):
+        checked_changes(packed((tarfile.TarInfo("zeros"), bytes(MAX_BYTES))), b"", leave_out=lambda path: False)
+    with pytest.raises(ValueError, match="inside"):
+        checked_changes(packed(), b"../x\0", leave_out=lambda path: False)

@@ -1,0 +1,1 @@
+"""What a sandbox behind SWE-ReX does by scripts of its own."""

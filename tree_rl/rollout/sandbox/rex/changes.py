@@ -1,0 +1,139 @@
+"""What an agent changed in a container: taken there as a tar, checked here, put into another container.
+
+The agent owned its container, so the tar is nothing but data: names, kinds and sizes are checked before it is used.
+"""
+
+import io
+import posixpath
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tree_rl.rollout.sandbox.confined.trees import MAX_DEPTH, stays_inside
+
+MAX_BYTES = 64 << 20
+"""Of an agent's changes, unpacked."""
+MAX_FILES = 20_000
+MARK = "TREE_RL_SANDBOX"
+"""Variable of every command of a session: what it started is found by it."""
+
+KILL = """\
+mark="MARK=$1" all= keep=" 1 $$ " pid=$$ tries=100
+case "$(tr '\\0' ' ' </proc/1/cmdline)" in *swerex*) all=1 ;; esac
+field() { while read -r key value rest; do [ "$key" != "$2" ] || { echo "$value"; return; }; done <"$1/status"; }
+while [ "$pid" -gt 1 ]; do pid=$(field "/proc/$pid" PPid:); keep="$keep$pid "; done
+while [ "$tries" -gt 0 ]; do
+  found=
+  for place in /proc/[0-9]*; do
+    pid=${place#/proc/}
+    case "$keep" in *" $pid "*) continue ;; esac
+    [ "$all" ] || tr '\\0' '\\n' 2>/dev/null <"$place/environ" | grep -qxF "$mark" || continue
+    [ "$(field "$place" State: 2>/dev/null)" != Z ] || continue
+    kill -s KILL "$pid" 2>/dev/null && found=1
+  done 2>/dev/null
+  [ "$found" ] || exit 0
+  tries=$((tries - 1)); sleep 0.05
+done
+exit 1
+""".replace("MARK=", f"{MARK}=")
+"""The session's mark. In a container that SWE-ReX's server began, everything but the server is killed; elsewhere what
+bears the mark in its environment."""
+
+TAKE = """\
+cd "$1" || exit 1
+folder=$(mktemp -d) || exit 1
+if [ "$2" ]; then
+  export GIT_INDEX_FILE="$folder/index"
+  g() { git -c safe.directory='*' -c core.fsmonitor= -c core.quotePath=false "$@"; }
+  differing() { g diff --cached --no-renames --relative --name-only -z --diff-filter="$1" "$2"; }
+  g read-tree "$2" && g add -A . && differing d "$2" >"$folder/names" && differing D "$2" >"$folder/gone" || exit 2
+  tar --null -T "$folder/names" -czf "$folder/tar" || exit 2
+else
+  : >"$folder/gone"
+  tar --exclude=./.git -czf "$folder/tar" . || exit 2
+fi
+echo "$folder"
+"""
+"""Directory, and the id of the tree at the start, empty where there is no repository; prints a folder with `tar` (what
+is new or different) and `gone` (names)."""
+READ = 'tail -c "+$2" "$1" | head -c "$3" | base64 | tr -d "\\n"'
+"""File, from which byte (1), how many."""
+PUT = """\
+cd "$1" && base64 -d <"$2.gone" | xargs -0 -r rm -f -- && base64 -d <"$2.tar" | tar -xzf - --no-same-owner
+status=$?
+rm -f "$2.gone" "$2.tar"
+exit "$status"
+"""
+"""Directory, and the beginning of the names of two files."""
+TREE = 'cd "$1" && git -c safe.directory="*" rev-parse -q --verify "HEAD^{tree}" || true'
+"""Directory; prints nothing where there is no repository."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What an agent changed, checked."""
+
+    packed: bytes
+    """tar.gz of regular files, and links that stay inside."""
+    gone: tuple[str, ...]
+    """Names of what it removed."""
+
+
+def checked_changes(packed: bytes, gone: bytes, *, leave_out: Callable[[str], bool]) -> Changes:
+    """Keep of what a container gave what may be put into another.
+
+    Args:
+        packed: tar.gz.
+        gone: names, each ended by NUL.
+        leave_out: is told a relative path; True leaves it out.
+
+    Raises:
+        ValueError: not a tar.gz, too many files or bytes, or a name that leads outside.
+    """
+    try:
+        unpacker = zlib.decompressobj(wbits=31)
+        plain = unpacker.decompress(packed, MAX_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError(f"the agent's changes cannot be read: {error}") from error
+    if len(plain) > MAX_BYTES:
+        raise ValueError(f"the agent's changes exceed {MAX_BYTES} bytes")
+    made = io.BytesIO()
+    try:
+        with (
+            tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as given,
+            tarfile.open(fileobj=made, mode="w:gz") as kept,
+        ):
+            for number, member in enumerate(given):
+                if number >= MAX_FILES:
+                    raise ValueError(f"the agent changed more than {MAX_FILES} files")
+                _keep(given, member, kept, leave_out)
+    except (tarfile.TarError, EOFError, RecursionError, OverflowError) as error:
+        raise ValueError(f"the agent's changes cannot be read: {error}") from error
+    names = [relative(name) for name in gone.decode(errors="surrogateescape").split("\0") if name]
+    return Changes(packed=made.getvalue(), gone=tuple(name for name in names if not leave_out(name)))
+
+
+def _keep(
+    given: tarfile.TarFile, member: tarfile.TarInfo, kept: tarfile.TarFile, leave_out: Callable[[str], bool]
+) -> None:
+    name = relative(member.name)
+    if name == "." or leave_out(name):
+        return
+    copy = tarfile.TarInfo(name)
+    copy.mode = stat.S_IMODE(member.mode) & 0o755 | 0o600
+    if member.isreg() and not member.issparse():
+        copy.size = member.size
+        kept.addfile(copy, given.extractfile(member))
+    elif member.issym() and stays_inside(member.linkname, depth=name.count("/")):
+        copy.type, copy.linkname = tarfile.SYMTYPE, member.linkname
+        kept.addfile(copy)
+
+
+def relative(name: str) -> str:
+    """A path below the top, without detours. Raises `ValueError` if it is none."""
+    path = posixpath.normpath(name)
+    if path.startswith(("/", "../")) or path == ".." or path.count("/") > MAX_DEPTH:
+        raise ValueError(f"the agent's changes hold the name {name[:200]!r}; expected a path inside")
+    return path
