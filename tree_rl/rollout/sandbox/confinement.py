@@ -106,7 +106,8 @@ def confined_argv(
     if means == "bubblewrap":
         # bubblewrap needs no root, and its namespace would not know another user later.
         argv += _found(as_user)
-        argv += _found(["bwrap", *jail_argv(directory, network=limits.network, readable=readable, info=info)])
+        argv += _found(["bwrap", *_closing()])
+        argv += jail_argv(directory, network=limits.network, readable=readable, info=info)
     else:
         argv += _found([*DIE_WITH_PARENT, "--"])
     if means in ("mounts", "namespaces"):
@@ -168,6 +169,15 @@ def working_means() -> tuple[Means, ...]:
     if not working:
         raise RuntimeError("no way to limit commands: expected the programs prlimit and setpriv (Debian: util-linux)")
     return tuple(working)
+
+
+@cache
+def _closing() -> tuple[str, ...]:
+    """bubblewrap's arguments against further user namespaces, where it has them and they work."""
+    closing = ("--unshare-user", "--disable-userns")
+    as_user = ["setpriv", "--clear-groups", "--reuid=65534", "--regid=65534", "--"] if os.geteuid() == 0 else []
+    view = ["--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--", "/bin/sh", "-c", ":"]
+    return closing if _works([*_found(as_user), *_found(["bwrap", *closing]), *view]) else ()
 
 
 def _works(argv: Sequence[str]) -> bool:

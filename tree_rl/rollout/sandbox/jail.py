@@ -24,6 +24,11 @@ SCRATCH_BYTES = 64 << 20
 SCRATCH_ENTRIES = 16_384
 """Files and folders in each; bubblewrap cannot limit them, so a session's look at its memory counts them."""
 
+SETTINGS_OF_IPC = (f"kernel/shmall={SCRATCH_BYTES // os.sysconf('SC_PAGE_SIZE')}", "kernel/msgmni=64")
+"""System V memory outlives its processes, so no look finds it. These count in the new namespace only."""
+SETTINGS_OF_USERS = ("user/max_user_namespaces=0",)
+"""In a user namespace of its own a process could mount memory without end. Counts in ours only where we are in one."""
+
 ENTER = """\
 #!/bin/sh
 # Runs as the first process of new namespaces: builds the view, goes into it, becomes the command.
@@ -33,6 +38,9 @@ parent=${{0%/*}}
 mount -n -a -T "$parent/mounts"
 cd "$parent/root"
 {read_only}
+for setting in {settings}; do
+  echo "${{setting#*=}}" 2>/dev/null >"/proc/sys/${{setting%%=*}}" || :
+done
 pivot_root . .
 umount -n -l .
 [ ! -e {door}/{loopback} ] || python3 -I -S {door}/{loopback}
@@ -64,7 +72,7 @@ def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = (), 
     # What holds devices is in memory too and has no size, so nobody may write to it.
     argv += ["--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"]
     for place in SCRATCH:
-        argv += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", place]
+        argv += ["--size", str(SCRATCH_BYTES), "--tmpfs", place]
     for shown in (*_settings(network), *readable):
         argv += ["--ro-bind", str(shown), str(shown)]
     argv += ["--ro-bind", str(directory.parent / "door"), DOOR]
@@ -112,8 +120,11 @@ def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequ
     (parent / "mounts").write_text("".join(f"{line} 0 0\n" for line in table))
     enter = parent / "enter"
     # A command that runs as a user of its own cannot write there anyway.
-    read_only = ":" if os.geteuid() == 0 else "mount -n -o remount,bind,ro ."
-    enter.write_text(ENTER.format(place=PLACE, read_only=read_only, door=DOOR, loopback=LOOPBACK))
+    is_root = os.geteuid() == 0
+    read_only = ":" if is_root else "mount -n -o remount,bind,ro ."
+    settings = " ".join((*SETTINGS_OF_IPC, *(() if is_root else SETTINGS_OF_USERS)))
+    text = ENTER.format(place=PLACE, read_only=read_only, settings=settings, door=DOOR, loopback=LOOPBACK)
+    enter.write_text(text)
     enter.chmod(0o755)
 
 

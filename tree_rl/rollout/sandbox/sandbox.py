@@ -174,8 +174,12 @@ class ConfinedSandbox:
                 f"{KEY}.backend=confined: a command-line agent needs bubblewrap or mount namespaces, this machine "
                 f"allows {workspace.means}"
             )
-        for name in (DOOR_PROGRAM, LOOPBACK):
-            shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
+
+        def lay_out() -> None:
+            for name in (DOOR_PROGRAM, LOOPBACK):
+                shutil.copy(AGENT_PROGRAMS / name, workspace.door / name)
+
+        await self._in_thread(lay_out)
         program = ["python3", "-I", "-B", f"{DOOR}/{DOOR_PROGRAM}", f"{DOOR}/{SOCKET}", str(port), command]
         async with socket_to(*gateway, workspace.door):
             return await self._in_thread(partial(workspace.run, quote(program), environment=variables, limits=limits))

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from tree_rl.rollout.sandbox.confined.control_group import GROUP_NOTE, TASKS_OF_CONFINEMENT, ControlGroup, parent_group
-from tree_rl.rollout.sandbox.confined.processes import children_of, descendants_of, processes_of
+from tree_rl.rollout.sandbox.confined.processes import (
+    children_of,
+    descendants_of,
+    die_first,
+    left_namespace,
+    processes_of,
+)
 from tree_rl.rollout.sandbox.confined.trees import use_of
 from tree_rl.rollout.sandbox.confined.usage import usage_of
 from tree_rl.rollout.sandbox.confinement import Limits
@@ -55,7 +61,7 @@ class SessionBounds:
         self._kills = 0
         self._has_namespace = has_namespace
         self._looking = threading.Lock()
-        self._disk_pace, self._memory_pace = Pace(), Pace()
+        self._disk_pace, self._processes_pace = Pace(), Pace()
         self._excess: float | None = None
         parent = parent_group()
         if parent is not None:
@@ -84,8 +90,8 @@ class SessionBounds:
         try:
             if self._disk_pace.is_due() and self._disk_pace.timed(self._exceeds_disk, top):
                 return "disk limit exceeded"
-            if self._group is None and self._memory_pace.is_due():
-                return self._memory_pace.timed(self._exceeds_together, running)
+            if self._processes_pace.is_due():
+                return self._processes_pace.timed(self._exceeds_together, running)
             return None
         finally:
             self._looking.release()
@@ -101,11 +107,16 @@ class SessionBounds:
         if self._user_id is not None and not self._has_namespace:
             # Those that left their parents.
             process_ids |= processes_of(self._user_id)
-        used = usage_of(
-            process_ids,
-            first_processes=[child for process_id in running for child in children_of(process_id)],
-            near_bytes=self._limits.memory_bytes,
-        )
+        first: set[int] = set()
+        if self._has_namespace:
+            first = {child for process_id in running for child in children_of(process_id)}
+        if left_namespace(process_ids - set(running), first):
+            # In a user namespace of its own a process may mount memory without end, which no look would find.
+            return "user namespaces are not allowed"
+        die_first(process_ids)
+        if self._group is not None:
+            return None
+        used = usage_of(process_ids, first_processes=first, near_bytes=self._limits.memory_bytes)
         if used.memory_bytes > self._limits.memory_bytes:
             return "memory limit exceeded"
         allowed = max((limits.processes for limits in running.values()), default=0)

@@ -74,6 +74,30 @@ def _parent_of(process_id: int) -> int:
     return int(_status(process_id).get("PPid", ["0"])[0])
 
 
+def left_namespace(process_ids: Iterable[int], first_processes: Iterable[int]) -> bool:
+    """Whether a process is in a user namespace that is neither this process's nor one of the given processes'."""
+    known = {_user_namespace(process_id) for process_id in (os.getpid(), *first_processes)}
+    return any(_user_namespace(process_id) not in (None, *known) for process_id in process_ids)
+
+
+def _user_namespace(process_id: int) -> str | None:
+    try:
+        return os.readlink(PROC / str(process_id) / "ns/user")
+    except GONE:
+        return None
+
+
+def die_first(process_ids: Iterable[int]) -> None:
+    """Make processes the kernel's first choice when memory is short, again: they may have changed it."""
+    for process_id in process_ids:
+        path = PROC / str(process_id) / "oom_score_adj"
+        try:
+            if path.read_text().strip() != "1000":
+                path.write_text("1000")
+        except (*GONE, OSError):
+            continue
+
+
 def first_of_namespace(process_id: int, parent: int) -> int | None:
     """A descriptor for the first process of a new process namespace; None if it is dead, or somebody else meanwhile."""
     try:
