@@ -47,14 +47,20 @@ def chatml() -> PreTrainedTokenizerFast:
 
 
 class Watched(SweEnvironment):
-    """Looks for what still runs when it is scored."""
+    """Looks for what still runs when it is scored. Its commands bear its mark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = f"{MARK}-{id(self)}"
+
+    async def run(self, command: str) -> Any:
+        return await super().run(f": {self.mark}; {command}")
+
+    async def run_agent(self, command: str, **options: Any) -> Any:
+        return await super().run_agent(f": {self.mark}; {command}", **options)
 
     async def score(self, outcome: Outcome) -> float:
-        assert not [line for line in command_lines() if MARK in line]
-        for thread in threading.enumerate():
-            if thread.name.startswith("mini-swe"):
-                thread.join(1)  # its work has ended; the thread itself is on its way out
-                assert not thread.is_alive()
+        assert not [line for line in command_lines() if self.mark in line]
         return await super().score(outcome)
 
 
@@ -67,7 +73,7 @@ def test_a_command_that_repairs_the_task_after_the_time_is_up_gets_no_reward(
     repair = writing(dict(task.solution_files))
 
     def attack() -> str:
-        return f"sleep {SECONDS + source.uniform(0, 0.5)}; while true; do {repair}; done; : {MARK}"
+        return f"sleep {SECONDS + source.uniform(0, 0.5)}; while true; do\n{repair}\ndone"
 
     def script(prompt: str) -> str:
         return mini_turn(attack()) if "mswea_bash_command" in prompt else shell_call(attack())
@@ -200,6 +206,10 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
     class Asked(Watched):
         async def score(self, outcome: Outcome) -> float:
             assert Slow.running == 0
+            for thread in threading.enumerate():
+                if thread.name.startswith("mini-swe"):
+                    thread.join(1)  # its work has ended; the thread itself is on its way out
+                    assert not thread.is_alive()
             return 0.5
 
     agents = {"react": ReActAgent, "mini_swe": MiniSweAgent}
