@@ -3,7 +3,7 @@
 Usage: PYTHONPATH=recipes:recipes/swe_tasks python recipes/swe_tasks/tiny_swe_model.py DIRECTORY [--seed 0]
 """
 
-from generate import REPOSITORIES, REQUEST, SYSTEM, build_tasks
+from generate import REQUEST, SYSTEM, build_tasks
 from tiny_model import MARKUP, build_model, build_tokenizer, directory_and_seed
 from transformers import PreTrainedTokenizerFast
 
@@ -38,8 +38,9 @@ CHAT_TEMPLATE = """\
 
 def build_swe_tokenizer() -> PreTrainedTokenizerFast:
     """Learn the words of the repositories and prompts; tools have a place in the chat template."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(REPOSITORIES.rglob("*.py"))]
-    texts += [SYSTEM, *(REQUEST.format(statement=task.problem_statement) for task in build_tasks())]
+    tasks = build_tasks()
+    texts = [text for task in tasks for text in (*task.files.values(), *task.solution_files.values())]
+    texts += [SYSTEM, *(REQUEST.format(statement=task.problem_statement) for task in tasks)]
     return build_tokenizer(CHAT_TEMPLATE, added=MARKUP, texts=texts)
 
 
