@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -31,6 +32,7 @@ os.makedirs("link.d", exist_ok=True); os.makedirs("tests/deep/a", exist_ok=True)
 for name in (b"l1", b"l2", b"l3"):
     if not os.path.lexists(name): os.symlink(outside, name)
 if not os.path.lexists("file"): os.symlink(outside + b"/secret", "file")
+open("started", "w").close()
 while True:
     for inside, link in ((b"tests", b"l1"), (b"tests/deep", b"l2"), (b"tests/deep/t.py", b"file"), (b"many", b"l3")):
         libc.renameat2(-100, inside, -100, link, 2)
@@ -91,8 +93,12 @@ def write_races(number: int) -> dict[str, int]:
             workspace = Workspace({"tests/deep/t.py": "x", "many/a/b/c": "x", "swap.py": SWAPS}, limits=LIMITS)
             swapping = Thread(target=workspace.run, args=(f"python3 swap.py {outside}",))
             swapping.start()
+            while workspace.read("started") is None:
+                time.sleep(0.01)
             for at in range(min(number, 25)):
                 counts["tried"] += 1
+                # The trainer meets the exchanges at every phase.
+                time.sleep(0.0007 * (at % 7))
                 try:
                     workspace.write("tests/deep/t.py", "overwritten")
                     workspace.write(f"tests/deep/a/n{at}.py", "made")
