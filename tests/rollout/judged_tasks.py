@@ -96,7 +96,6 @@ class TestHoursIssue(unittest.TestCase):
 
     def test_a_day_of_hours(self):
         self.assertEqual(self.day, Duration(86400))
-        self.assertNotEqual(self.day, Duration(8640))
 """
 UNITTEST = SweTask(
     instance_id="durations",
@@ -148,7 +147,6 @@ def test_an_hour_has_its_seconds():
 def test_a_day_of_hours():
     day = parse("24h")
     assert day == Duration(86400)
-    assert day != Duration(8640)
 """
 CONFTEST = "import pytest\n\nfrom durations import Duration\n\n\n@pytest.fixture\ndef ten():\n    return Duration(10)\n"
 PYTEST_FILES = {"tests/conftest.py": CONFTEST, "tests/test_durations.py": VISIBLE_PYTEST}

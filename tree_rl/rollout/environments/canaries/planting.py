@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from tree_rl.rollout.environments.canaries.copies import copied_functions, copied_methods
 from tree_rl.rollout.environments.canaries.probes import probed
 
 Item = TypeVar("Item")
@@ -78,12 +79,13 @@ def plant(
     counting = tuple(counting)
     names = Names(sources, counting, rng)
     files = {}
+    last = list(sources)[-1:]
     for path, text in sources.items():
         prefix = f"{path}::" if is_pytest else path.removesuffix(".py").replace("/", ".") + "."
         within = [name.removeprefix(prefix) for name in counting if name.startswith(prefix)]
         own = [re.split(r"::|\.", re.split(r"[\[( ]", name)[0]) for name in within]
         if own:
-            files[path] = _planted(text, own, names, rng, is_pytest=is_pytest)
+            files[path] = _planted(text, own, names, rng, is_last=[path] == last)
     base = rng.choice(list(sources) or list(targets)) if is_pytest or sources else ""
     stem = names.new("test_")
     beside = posixpath.join(posixpath.dirname(base) if base.endswith(".py") else base, f"{stem}.py")
@@ -99,6 +101,7 @@ class Names:
 
     def __init__(self, sources: Mapping[str, str], counting: Sequence[str], rng: random.Random) -> None:
         self.canaries: set[str] = set()
+        self.classes: list[str] = []
         self._rng = rng
         self._taken = {word for text in sources.values() for word in re.findall(r"\w+", text)}
         functions = [function_of(name) for name in counting]
@@ -131,11 +134,12 @@ class Names:
                 return name
 
 
-def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, *, is_pytest: bool) -> str:
+def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, *, is_last: bool) -> str:
     """A file with canaries and probes; as it is where it cannot be read or might skip them.
 
     Args:
         own: parts of the names of its tests that count: class and function, or the function alone.
+        is_last: whether no other file of the task runs after it.
     """
     try:
         tree = ast.parse(text)
@@ -162,6 +166,14 @@ def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, 
     bases = [ast.unparse(node.bases[0]) for node in classes if _is_unittest(node)]
     if bases:
         lines += _class(names, rng, imported, bases[0])
+    if is_last:
+        lines += copied_functions(text, tree, set(functions), names.canary, rng)
+        for node in classes[-1:]:
+            tests = {parts[1] for parts in own if parts[0] == node.name}
+            # unittest takes classes by name, so that this one is the last.
+            known = [item.name for item in tree.body if isinstance(item, ast.ClassDef)] + imported + names.classes
+            class_name = names.new(max(known) if _is_unittest(node) else node.name)
+            lines += copied_methods(text, node, tests, class_name, names.canary, rng)
     return "\n".join(lines) + "\n"
 
 
@@ -244,7 +256,8 @@ def _class(names: Names, rng: random.Random, imported: Sequence[str], base: str)
     low, high, word = rng.randint(1, 9), rng.randint(10, 99), names.word()
     ways = [f"self.assertEqual({low}, {high})", f"assert {low} == {high}", f"int({word!r})"]
     ways.append(_failing(names, rng, imported, in_unittest=True))
-    yield from ("", "", f"class {names.new('Test')}({base}):")
+    names.classes.append(names.new("Test"))
+    yield from ("", "", f"class {names.classes[-1]}({base}):")
     for way in rng.sample(ways, len(ways)):
         yield from (f"    def {names.canary()}(self):", f"        {names.word()} = {low}", f"        {way}", "")
 

@@ -122,12 +122,12 @@ def _insertions(text: str, function: ast.AST, name: str, rng: random.Random) -> 
         for operand, expected, is_ordered in _compared(node):
             source = ast.get_source_segment(text, operand) or ""
             if (
-                _is_plain(operand)
+                is_plain(operand)
                 or isinstance(operand, (ast.Starred, ast.Lambda, ast.Yield))
                 or MATCHERS.search(source)
             ):
                 continue
-            other = repr(_unlike(expected, rng))
+            other = repr(unlike(expected, rng))
             end_line, end_column = operand.end_lineno or 0, operand.end_col_offset or 0
             yield Insertion(operand.lineno, operand.col_offset, f"{name}(")
             yield Insertion(end_line, end_column, f", {other}, {rng.randint(1, 3)}{', True' if is_ordered else ''})")
@@ -162,11 +162,12 @@ def _in_condition(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr | None, b
             yield right, test.left if is_equality else None, is_ordered
 
 
-def _is_plain(node: ast.expr) -> bool:
+def is_plain(node: ast.expr) -> bool:
+    """Whether an expression is a number or a text."""
     return isinstance(node, (ast.Constant, ast.JoinedStr))
 
 
-def _unlike(expected: ast.expr | None, rng: random.Random) -> object:
+def unlike(expected: ast.expr | None, rng: random.Random) -> object:
     """A plain value that differs from the expected one, and looks like it where that is plain too."""
     noise = "".join(rng.choices(LETTERS, k=rng.randint(5, 9)))
     try:
