@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from tree_rl.rollout.gateway.backend import Backend
+from tree_rl.rollout.gateway.connections import PatientProtocol
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.server import HttpApplication
@@ -64,6 +65,7 @@ class Gateway:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._http.app(),
+            http=PatientProtocol,
             lifespan="off",
             ws="none",
             log_level="warning",

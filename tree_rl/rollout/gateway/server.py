@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -158,7 +159,9 @@ async def _body(request: Request) -> bytes:
                 elif size > MAX_BODY_BYTES + DRAINED_BYTES:
                     break
     except TimeoutError as error:
-        raise RequestError(f"the body took longer than {BODY_TIMEOUT_S:.0f} s", status=408) from error
+        raise RequestError(
+            f"the body took longer than {BODY_TIMEOUT_S:.0f} s", status=HTTPStatus.REQUEST_TIMEOUT
+        ) from error
     if size > MAX_BODY_BYTES:
         raise RequestError(f"expected a body of at most {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
     return b"".join(chunks)
@@ -194,6 +197,8 @@ async def _refusal(request: Request, error: RequestError | BackendError) -> Resp
         session.refused[error.status] += 1
     retry_after = error.retry_after if isinstance(error, BackendError) else None
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
+    if error.status == HTTPStatus.REQUEST_TIMEOUT:
+        headers["connection"] = "close"
     return JSONResponse(_protocol(request).error_body(error), status_code=error.status, headers=headers)
 
 

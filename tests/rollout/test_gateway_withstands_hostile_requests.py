@@ -1,0 +1,222 @@
+"""Hostile requests and hostile turns of the model: an error in words for the agent, and no session is lost."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from gateway_harness import SHELL, check_record, serving
+
+from tree_rl.rollout.gateway.endpoint import Endpoint
+
+HELLO = [{"role": "user", "content": "hello"}]
+DEEP = "[" * 10_000 + "]" * 10_000
+DIGITS = "9" * 5_000
+
+
+def message(content: str, role: str = "user") -> str:
+    return f'{{"messages": [{{"role": "{role}", "content": {content}}}], "max_tokens": 2}}'
+
+
+def with_field(field: str) -> str:
+    return f'{{"messages": [{{"role": "user", "content": "a"}}], "max_tokens": 2, {field}}}'
+
+
+def with_call(arguments: str, name: str = '"f"') -> str:
+    call = f'{{"id": "c", "type": "function", "function": {{"name": {name}, "arguments": {arguments}}}}}'
+    return f'{{"messages": [{{"role": "assistant", "content": "", "tool_calls": [{call}]}}], "max_tokens": 2}}'
+
+
+REFUSED = {
+    "surrogate in model": with_field(r'"model": "\ud800"'),
+    "surrogate in content": message(r'"\udfff"'),
+    "surrogate in a role": message('"a"', r"\ud800"),
+    "surrogate in a key": with_field(r'"\ud800": 1'),
+    "surrogate in stop": with_field(r'"stop": "\ud800"'),
+    "surrogate in arguments": with_call(r'{"a": "\ud800"}'),
+    "surrogate in a tool's name": with_call("{}", r'"\ud800"'),
+    "surrogate in a tool": with_field(r'"tools": [{"type": "function", "function": {"name": "\ud800"}}]'),
+    "halves in the wrong order": message(r'"\udc00\ud800"'),
+    "long integer": with_field(f'"seed": {DIGITS}'),
+    "long integer in arguments": with_call(f'{{"a": {DIGITS}}}'),
+    "long integer in a tool": with_field(
+        f'"tools": [{{"type": "function", "function": {{"name": "f", "n": {DIGITS}}}}}]'
+    ),
+    "deep content": message(DEEP),
+    "deep arguments": with_call(f'{{"a": {DEEP}}}'),
+    "deep tools": with_field(f'"tools": {DEEP}'),
+    "deep objects": '{"a":' * 10_000 + "1" + "}" * 10_000,
+    "infinite number": with_field('"temperature": 1e999'),
+    "minus infinity": with_field('"top_p": -Infinity'),
+    "many stop texts": with_field('"stop": [' + ", ".join(['"a"'] * 1000) + "]"),
+    "top_k beyond any integer": with_field(f'"top_k": {"9" * 4000}'),
+}
+ANSWERED = {
+    "NUL in content": message('"\\u0000"'),
+    "NUL in model": with_field('"model": "\\u0000"'),
+    "whole character of two halves": message(r'"\ud83d\ude00"'),
+    "long integer in arguments that are text": with_call(json.dumps(f'{{"a": {DIGITS}}}')),
+    "deep arguments that are text": with_call(json.dumps(f'{{"a": {"[" * 1000}{"]" * 1000}}}')),
+    "surrogate in arguments that are text": with_call(json.dumps(r'{"a": "\ud800"}')),
+    "model of 100,000 characters": with_field(f'"model": "{"m" * 100_000}"'),
+}
+PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
+
+
+async def post(http: httpx.AsyncClient, endpoint: Endpoint, path: str, body: str) -> httpx.Response:
+    return await http.post(endpoint.url + path, content=body, headers={"x-api-key": endpoint.token})
+
+
+def test_a_request_that_nobody_could_answer_is_refused_and_the_session_goes_on(tiny: SimpleNamespace) -> None:
+    async def run() -> Any:
+        backend = tiny.backend()
+        async with serving(backend, tiny.tokenizer) as gateway, httpx.AsyncClient(timeout=60) as http:
+            session = gateway.open_session()
+            endpoint = gateway.endpoint(session)
+            for kind, body in REFUSED.items():
+                for path in PATHS:
+                    answer = await post(http, endpoint, path, body)
+                    # Anthropic's protocol has no tool calls of this form and ignores `seed`, `stop` and unknown keys.
+                    assert answer.status_code == 400 or (path != PATHS[0] and answer.status_code == 200), (kind, path)
+                    assert path != PATHS[0] or answer.status_code == 400, kind
+                    assert answer.text.encode()
+            refused = (await post(http, endpoint, PATHS[0], REFUSED["surrogate in model"])).json()["error"]
+            assert refused["param"] == "model" and "lone surrogates" in refused["message"]
+            for kind, body in ANSWERED.items():
+                assert (await post(http, endpoint, PATHS[0], body)).status_code == 200, kind
+            record = await gateway.close_session(session)
+            assert set(record.refused) == {400}
+            check_record(backend, record)
+            return record
+
+    assert len(asyncio.run(run()).calls) >= len(ANSWERED)
+
+
+HOSTILE_TURNS = {
+    "surrogate in arguments": r'{"name": "shell", "arguments": {"command": "echo \ud800"}}',
+    "surrogate in the name": r'{"name": "\ud800", "arguments": {}}',
+    "surrogate in a key": r'{"name": "shell", "arguments": {"\udc80": 1}}',
+    "long integer": f'{{"name": "shell", "arguments": {{"command": {DIGITS}}}}}',
+    "deep": f'{{"name": "shell", "arguments": {{"command": {"[" * 300}{"]" * 300}}}}}',
+    "not a number": '{"name": "shell", "arguments": {"command": NaN}}',
+    "infinite": '{"name": "shell", "arguments": {"command": 1e999}}',
+}
+
+
+@pytest.mark.parametrize("path", PATHS[:2])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_tool_call_that_nobody_could_answer_stays_text(tiny: SimpleNamespace, path: str, is_stream: bool) -> None:
+    async def run() -> None:
+        turns = {f"ask {kind}.": f"<tool_call>\n{call}\n</tool_call>" for kind, call in HOSTILE_TURNS.items()}
+        backend = tiny.backend(turns)
+        settings = {"max_context_tokens": 8000, "max_turn_tokens": 7000}
+        async with serving(backend, tiny.tokenizer, **settings) as gateway, httpx.AsyncClient(timeout=60) as http:
+            session = gateway.open_session()
+            tool = SHELL if path == PATHS[0] else {"name": "shell", "input_schema": {"type": "object"}}
+            for kind, call in HOSTILE_TURNS.items():
+                asked = [{"role": "user", "content": f"ask {kind}."}]
+                body = {"messages": asked, "tools": [tool], "max_tokens": 7000, "stream": is_stream}
+                answer = await post(http, gateway.endpoint(session), path, json.dumps(body))
+                assert answer.status_code == 200, (kind, answer.text[:300])
+                assert json.dumps(call)[1:-1][:40] in answer.text and "tool_use" not in answer.text, kind
+            check_record(backend, await gateway.close_session(session))
+
+    asyncio.run(run())
+
+
+HEAD = "POST {path}/v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-api-key: {key}\r\n"
+BODY = json.dumps({"messages": HELLO, "max_tokens": 2})
+RAW: dict[str, str | bytes] = {
+    "negative length": HEAD + "content-length: -1\r\n\r\n" + BODY,
+    "no number": HEAD + "content-length: ten\r\n\r\n" + BODY,
+    "two lengths": HEAD + "content-length: 5\r\ncontent-length: 6\r\n\r\n" + BODY,
+    "length and chunks": HEAD + "content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "length of 30 digits": HEAD + f"content-length: {'9' * 30}\r\n\r\n" + BODY,
+    "length of 5,000 digits": HEAD + f"content-length: {DIGITS}\r\n\r\n" + BODY,
+    "too short a length": HEAD + "content-length: 5\r\n\r\n" + BODY,
+    "chunks of nonsense": HEAD + "transfer-encoding: chunked\r\n\r\nZZZ\r\n" + BODY,
+    "endless chunk size": HEAD + "transfer-encoding: chunked\r\n\r\n" + "f" * 40 + "\r\n",
+    "unknown coding": HEAD + "transfer-encoding: gzip\r\n\r\n" + BODY,
+    "NUL in a header": HEAD + "x-a: \0\r\ncontent-length: 2\r\n\r\n{}",
+    "host with an open bracket": "POST {path}/v1/nothing HTTP/1.1\r\nhost: [\r\nx-api-key: {key}\r\n\r\n",
+    "no host": "POST {path}/v1/nothing HTTP/1.1\r\n\r\n",
+    "path that is no ASCII": b"GET /\xff\xfe HTTP/1.1\r\nhost: h\r\n\r\n",
+    "path of no UTF-8": "GET {path}/%ff%ed%a0%80/v1/models HTTP/1.1\r\nhost: h\r\n\r\n",
+    "path of a megabyte": "GET /" + "a" * 1_000_000 + " HTTP/1.1\r\nhost: h\r\n\r\n",
+    "slash at the end": "POST {path}/v1/chat/completions/ HTTP/1.1\r\nhost: [\r\ncontent-length: 0\r\n\r\n",
+    "agent's name": HEAD + "x-agent-name: \xff/..\r\ncontent-length: 2\r\n\r\n{{}}",
+    "upgrade": "GET {path}/v1/models HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+    "other version": "GET / HTTP/9.9\r\n\r\n",
+    "nothing": b"\r\n\r\n\r\n",
+    "half a request line": "POST {path}/v1/ch",
+    "half a head": HEAD,
+    "half a body": HEAD + "content-length: 5000\r\n\r\n" + BODY,
+    "half a body, with a wrong key": HEAD.replace("{key}", "k") + "content-length: 5000\r\n\r\n" + BODY,
+    "half a chunk": HEAD + "transfer-encoding: chunked\r\n\r\nff\r\n{{",
+}
+
+
+async def send(endpoint: Endpoint, kind: str, *, dribbles: Sequence[bytes] = ()) -> bytes:
+    """Send raw bytes, and read until the gateway closes the connection."""
+    raw = RAW[kind]
+    address, _, path = endpoint.url.removeprefix("http://").partition("/")
+    if isinstance(raw, str):
+        raw = raw.replace("{path}", f"/{path}").replace("{key}", endpoint.token).replace("{{", "{").encode("latin-1")
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 22)
+    try:
+        writer.write(raw)
+        for byte in dribbles:
+            await asyncio.sleep(0.1)
+            writer.write(byte)
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of patience become tenths."""
+    monkeypatch.setattr("tree_rl.rollout.gateway.connections.HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("tree_rl.rollout.gateway.server.BODY_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("tree_rl.rollout.gateway.gateway.KEEP_ALIVE_S", 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_bytes_that_are_no_request_are_refused_and_every_connection_is_closed(tiny: SimpleNamespace) -> None:
+    async def run() -> None:
+        backend = tiny.backend()
+        async with serving(backend, tiny.tokenizer) as gateway, httpx.AsyncClient(timeout=60) as http:
+            session = gateway.open_session()
+            endpoint = gateway.endpoint(session)
+            answers = await asyncio.gather(*[asyncio.wait_for(send(endpoint, kind), 30) for kind in RAW])
+            for kind, answer in zip(RAW, answers, strict=True):
+                status = answer[9:10]
+                assert not answer or status in (b"3", b"4") or (kind == "upgrade" and status == b"2"), (kind, answer)
+            by_kind = dict(zip(RAW, answers, strict=True))
+            assert b" 408 " in by_kind["half a body"] and by_kind["half a request line"] == b""
+            assert (await post(http, endpoint, PATHS[0], BODY)).status_code == 200
+            record = await gateway.close_session(session)
+            assert len(record.calls) == 1 and not any(status >= 500 for status in record.refused)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", [kind for kind in RAW if kind.startswith("half")])
+def test_a_client_that_sends_byte_after_byte_gets_no_more_time(tiny: SimpleNamespace, kind: str) -> None:
+    async def run() -> None:
+        async with serving(tiny.backend(), tiny.tokenizer) as gateway:
+            endpoint = gateway.endpoint(gateway.open_session())
+            started = asyncio.get_running_loop().time()
+            await asyncio.wait_for(send(endpoint, kind, dribbles=[b"a"] * 20), 30)
+            # All the bytes take 2 s: a connection that each of them keeps open would last longer than they.
+            assert asyncio.get_running_loop().time() - started < 10
+
+    asyncio.run(run())
