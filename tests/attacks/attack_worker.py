@@ -55,6 +55,8 @@ class HostileModel:
     ) -> Generation:
         turns = self.turns[session]
         turn = turns.pop(0) if len(turns) > 1 else turns[0]
+        # No model's text holds a surrogate; the arguments of a call may, escaped.
+        turn = turn.encode("utf-8", "replace").decode()
         ids = [*self.tokenizer.encode(turn, add_special_tokens=False), self.tokenizer.eos_token_id]
         return Generation(token_ids=tuple(ids), log_probs=(-0.5,) * len(ids), finish_reason="stop")
 
