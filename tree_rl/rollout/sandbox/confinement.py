@@ -137,11 +137,13 @@ def confined_argv(
 
 def _found(argv: Sequence[str]) -> list[str]:
     """A command with its program as an absolute path; unchanged if there is none."""
-    if not argv:
-        return []
-    path = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH))
-    program = shutil.which(argv[0], path=path)
-    return [os.path.abspath(program) if program else argv[0], *argv[1:]]
+    return [_program(argv[0], os.environ.get("PATH", "")), *argv[1:]] if argv else []
+
+
+@cache
+def _program(name: str, path: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join((path, SYSTEM_PATH)))
+    return os.path.abspath(found) if found else name
 
 
 def strictest_means() -> Means:

@@ -303,11 +303,13 @@ class Workspace:
         *folders, last = parts_of(name)
         if self._stopped:
             raise SandboxDied("the workspace was stopped")
-        with (
-            self._open_top() as top,
-            folder_below(top, folders, make=True, make_for=self._user_id) as folder,
-        ):
-            write_file(folder, last, content.encode("utf-8", errors="surrogatepass"), owner=self._user_id)
+        text = content.encode("utf-8", errors="surrogatepass")
+        with self._open_top() as top:
+            try:
+                with folder_below(top, folders, make=True, make_for=self._user_id) as folder:
+                    write_file(folder, last, text, owner=self._user_id)
+            except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+                raise ValueError(f"workspace path {name!r} was changed while it was written: {error}") from error
 
     def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
         """Read a text file; None if there is no such regular file.

@@ -1,0 +1,196 @@
+"""Memory, processes and files of a whole session have limits, whichever of its commands and places holds them."""
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.sandbox.confined.control_group import ControlGroup, parent_group
+from tree_rl.rollout.sandbox.confined.usage import usage_of
+from tree_rl.rollout.sandbox.confinement import HIDING, Limits, Means, working_means
+from tree_rl.rollout.sandbox.jail import SCRATCH, SCRATCH_BYTES
+from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
+
+LIMITS = Limits(
+    timeout_seconds=60, cpu_seconds=60, memory_bytes=256 << 20, file_bytes=128 << 20, disk_bytes=64 << 20, processes=40
+)
+HOLD = "python3 -c 'import time; held = b\"x\" * {}; time.sleep(30)'"
+ROOMY = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=1 << 30, processes=40)
+
+
+@pytest.fixture(params=working_means())
+def means(request: pytest.FixtureRequest) -> Means:
+    return request.param
+
+
+def test_processes_that_are_small_alone_are_too_large_together(means: Means) -> None:
+    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+        together = " & ".join([HOLD.format(100 << 20)] * 4)
+        result = workspace.run(f"{together} & wait")
+        assert "[memory limit exceeded]" in result.output and result.exit_code == -9 and not result.timed_out
+        assert workspace.run("echo goes on").output == "goes on\n"
+
+
+def test_parallel_commands_count_together(means: Means) -> None:
+    results: list[CommandResult] = []
+    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+        hold = HOLD.format(100 << 20)
+        threads = [threading.Thread(target=lambda: results.append(workspace.run(hold))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert any("[memory limit exceeded]" in result.output for result in results)
+
+
+def test_shared_memory_counts_once(means: Means) -> None:
+    """Forked workers share what their parent read: eight of them with 60 MiB stay below 256 MiB."""
+    share = (
+        "import os, time\nheld = b'x' * (60 << 20)\nfor _ in range(8):\n if os.fork() == 0: time.sleep(1); os._exit(0)\n"
+        "for _ in range(8): os.wait()\nprint('done')"
+    )
+    with closing(Workspace({"share.py": share}, means=means, limits=LIMITS)) as workspace:
+        assert workspace.run("python3 -S share.py").output == "done\n"
+
+
+@pytest.mark.skipif(parent_group() is not None, reason="the kernel counts it where there is a control group")
+def test_nameless_files_in_memory_count(means: Means) -> None:
+    hide = (
+        "import os, time\nfor i in range(40):\n  f = os.memfd_create(str(i))\n"
+        "  for _ in range(10): os.write(f, bytes(1 << 20))\ntime.sleep(30)"
+    )
+    with closing(Workspace({"hide.py": hide}, means=means, limits=LIMITS)) as workspace:
+        assert "[memory limit exceeded]" in workspace.run("python3 -S hide.py").output
+
+
+@pytest.mark.parametrize("means", [means for means in working_means() if means in HIDING])
+def test_every_place_in_memory_has_a_size_and_counts(means: Means) -> None:
+    with closing(Workspace(means=means, limits=ROOMY)) as workspace:
+        for place in ("", "/dev", "/run", "/run/model", "/proc", "/usr", "/etc", *SCRATCH):
+            result = workspace.run(f"head -c {4 * SCRATCH_BYTES} /dev/zero > {place}/filled; stat -c %s {place}/filled")
+            assert (place in SCRATCH) == result.output.strip().isdigit() or "exceeded" in result.output, (place, result)
+        for place in SCRATCH:
+            full = f"i=0; while head -c 8000000 /dev/zero > {place}/$i; do i=$((i+1)); done 2>/dev/null; du -sk {place}"
+            assert int(workspace.run(full).output.split()[0]) * 1024 <= SCRATCH_BYTES
+    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+        fill = "".join(f"head -c 60000000 /dev/zero > {place}/filled; " for place in SCRATCH)
+        result = workspace.run(f"{fill} {HOLD.format(160 << 20)}")
+        assert "[memory limit exceeded]" in result.output
+
+
+@pytest.mark.skipif(parent_group() is not None, reason="the kernel counts it where there is a control group")
+def test_processes_of_parallel_commands_count_together(means: Means) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("a user of its own has its limit from the kernel")
+    results: list[CommandResult] = []
+    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+        command = "for i in $(seq 30); do sleep 20 & done; wait"
+        threads = [threading.Thread(target=lambda: results.append(workspace.run(command))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert any("[process limit exceeded]" in result.output for result in results)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "import os, time\nfor i in range(20000): open(f'f{i}', 'w').close()\ntime.sleep(30)",
+        "import os, time\nfor i in range(20000): os.mkdir(f'd{i}')\ntime.sleep(30)",
+        "import os, time\nfor i in range(20000): os.symlink('x', f'l{i}')\ntime.sleep(30)",
+        "import os, time\nfor i in range(300): os.mkdir('d'); os.chdir('d')\ntime.sleep(30)",
+    ],
+    ids=["files", "folders", "links", "depth"],
+)
+def test_entries_and_depth_count_against_the_disk(fill: str) -> None:
+    with closing(Workspace({"fill.py": fill}, limits=LIMITS)) as workspace:
+        result = workspace.run("python3 -S fill.py")
+        assert "[disk limit exceeded]" in result.output and result.exit_code == -9
+        # Who deletes may go on, however long it takes.
+        assert workspace.run("find . -mindepth 1 -delete; sleep 0.5; echo freed").output == "freed\n"
+        assert workspace.run("sleep 0.5; echo and goes on").output == "and goes on\n"
+
+
+def test_the_kernel_ends_commands_first_when_memory_is_short(means: Means) -> None:
+    with closing(Workspace(means=means, limits=ROOMY)) as workspace:
+        assert workspace.run("cat /proc/self/oom_score_adj; (cat /proc/self/oom_score_adj)").output == "1000\n1000\n"
+        change = "{ echo 0 > /proc/self/oom_score_adj; } 2>/dev/null; sleep 1; cat /proc/self/oom_score_adj"
+        assert workspace.run(change).output == "1000\n"
+
+
+@pytest.mark.parametrize("means", [means for means in working_means() if means != "limits"])
+def test_no_session_opens_user_namespaces(means: Means) -> None:
+    """There it could mount memory without end."""
+    with closing(Workspace(means=means, limits=ROOMY)) as workspace:
+        result = workspace.run("unshare --user --map-root-user --mount sleep 20; echo on")
+        assert "[user namespaces are not allowed]" in result.output or "unshare failed" in result.output, result
+        assert not result.timed_out
+
+
+@pytest.mark.skipif("mounts" not in working_means(), reason="needs mount namespaces")
+def test_detached_shared_memory_has_a_limit() -> None:
+    attach = (
+        "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "print(libc.shmget(0, ctypes.c_size_t(32 << 20), 0o1600) >= 0)\n"
+        "print(libc.shmget(0, ctypes.c_size_t(64 << 20), 0o1600) >= 0)"
+    )
+    before = Path("/proc/sys/kernel/shmall").read_text()
+    with closing(Workspace({"shm.py": attach}, means="mounts", limits=ROOMY)) as workspace:
+        assert workspace.run("python3 shm.py").output == "True\nFalse\n"
+    assert Path("/proc/sys/kernel/shmall").read_text() == before
+
+
+def test_usage_of_processes_that_ended_is_nothing() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    used = usage_of({child.pid}, first_processes=[child.pid], near_bytes=1)
+    assert (used.memory_bytes, used.tasks) == (0, 0)
+
+
+@pytest.mark.skipif(parent_group() is None, reason="no control group here distributes memory and pids to this process")
+def test_a_control_group_bounds_kills_and_goes(means: Means) -> None:
+    parent = parent_group()
+    assert parent is not None
+    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+        group = workspace._bounds.group
+        assert group is not None and group.is_dir()
+        assert (group / "memory.max").read_text().strip() == str(LIMITS.memory_bytes)
+        workspace.run("(setsid sleep 600 &)")
+        assert (group / "cgroup.procs").read_text() == ""
+    assert not group.exists()
+    with closing(ControlGroup(parent, memory_bytes=1 << 30)) as made:
+        assert made.kill()
+
+
+PRIVATE = """
+import os, sys
+from contextlib import closing
+from tree_rl.rollout.sandbox.confinement import working_means
+from tree_rl.rollout.sandbox.workspace import Workspace
+for means in working_means():
+    with closing(Workspace(means=means)) as workspace:
+        result = workspace.run("echo works")
+        assert (result.output, result.exit_code) == ("works\\n", 0), (means, result)
+print(*working_means())
+"""
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_what_the_probe_finds_is_what_commands_use(open_folder: Path, mode: int) -> None:
+    """bubblewrap in a folder of the trainer's PATH alone: it works for commands, or the probe says that it does not."""
+    tools = open_folder / "tools"
+    tools.mkdir()
+    for folder in ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"):
+        for program in ("bwrap", "unshare", "mount", "umount", "pivot_root", "setpriv", "prlimit", "sh"):
+            if Path(folder, program).exists() and not (tools / program).exists():
+                (tools / program).symlink_to(Path(folder, program))
+    tools.chmod(mode)
+    environment = {**os.environ, "PATH": str(tools)}
+    done = subprocess.run([sys.executable, "-c", PRIVATE], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()

@@ -1,0 +1,77 @@
+"""Whatever a session leaves, its folder goes or is passed over: no `close` raises, and the next workspace starts."""
+
+import logging
+import os
+import shutil
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.sandbox.confined.trees import remove_tree
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.ownership import PREFIX, remove_left_over_folders
+from tree_rl.rollout.sandbox.workspace import Workspace
+
+LEFT = {
+    "1,500 folders": "for i in range(1500): os.mkdir('d'); os.chdir('d')\nopen('x', 'w').close()",
+    "long names": "for i in range(40): os.mkdir('n' * 200); os.chdir('n' * 200)",
+    "locked": "os.makedirs('a/b/c'); open('a/b/c/x', 'w').close()\nfor f in ('a/b/c', 'a/b', 'a'): os.chmod(f, 0)",
+    "strange names": "for n in (b'\\xff', b'-rf', b'new\\nline', b'.removed'): os.mkdir(n); os.chmod(n, 0)",
+    "not files": "os.mkfifo('p'); os.symlink('/etc', 'd'); os.mkdir('w'); os.chmod('w', 0o111)",
+    "wide": "for i in range(3000): os.mkdir(f'd{i}'); open(f'd{i}/x', 'w').close()",
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_close_removes_whatever_a_command_left(left: str) -> None:
+    patient = Limits(timeout_seconds=60, cpu_seconds=30)
+    with closing(Workspace({"make.py": f"import os\n{LEFT[left]}"}, limits=patient)) as workspace:
+        result = workspace.run("python3 make.py")
+        assert result.exit_code == 0 or "disk limit" in result.output, result
+    assert not workspace.directory.parent.exists()
+
+
+def chattr(flag: str, path: Path) -> bool:
+    if os.geteuid() != 0 or shutil.which("chattr") is None:
+        return False
+    return subprocess.run(["chattr", flag, str(path)], capture_output=True, check=False).returncode == 0
+
+
+def test_what_cannot_be_removed_is_logged_and_passed_over(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(open_folder))
+    left = open_folder / f"{PREFIX}workspace-left"
+    held = left / "files" / "deep" / "held"
+    held.mkdir(parents=True)
+    (held / "file").write_text("x")
+    (left / "files" / "other").write_text("x")
+    if not chattr("+i", held / "file"):
+        pytest.skip("needs root and a file system with immutable files")
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert remove_left_over_folders() == []
+        assert str(left) in caplog.text
+        assert [path.name for path in left.rglob("*") if path.is_file()] == ["file"]
+        with closing(Workspace({"a": "b"})) as workspace:
+            assert workspace.run("cat a").output == "b"
+            workspace.write("stays", "x")
+            assert chattr("+i", workspace.directory / "stays")
+        # `close` told and did not raise.
+        assert str(workspace.directory.parent) in caplog.text
+    finally:
+        for path in (*open_folder.rglob("file"), *open_folder.rglob("stays")):
+            chattr("-i", path)
+        for path in tuple(open_folder.iterdir()):
+            assert remove_tree(path)
+
+
+def test_a_folder_that_is_a_link_or_gone_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    assert not remove_tree(tmp_path / "link")
+    assert remove_tree(tmp_path / "missing")
+    assert (tmp_path / "precious/file").read_text() == "x"

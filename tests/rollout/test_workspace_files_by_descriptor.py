@@ -1,0 +1,179 @@
+"""What this process writes, reads, copies and removes for a workspace stays in it, whatever its commands swap."""
+
+import contextlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tree_rl.rollout.sandbox.confined.trees import MAX_DEPTH, stays_inside
+from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.workspace import Workspace
+
+RACES = 200
+SWAP = """
+import ctypes, os, sys
+rename = ctypes.CDLL(None).renameat2
+outside = sys.argv[1]
+os.makedirs("folder", exist_ok=True)
+for name, target in (("swap", outside), ("link", outside + "/canary.txt")):
+    if not os.path.islink(name):
+        os.symlink(target, name)
+while True:
+    # Exchanges both names in one step: a folder for a link, a file for a link.
+    rename(-100, b"folder", -100, b"swap", 2)
+    try:
+        open("folder/file.txt", "a").close()
+    except OSError:
+        pass
+    rename(-100, b"folder/file.txt", -100, b"link", 2)
+    rename(-100, b"file.txt", -100, b"link", 2)
+"""
+
+
+@pytest.fixture
+def outside(open_folder: Path) -> Iterator[Path]:
+    """A folder of the trainer, with a file that anybody may read but only the trainer may change."""
+    canary = open_folder / "canary.txt"
+    canary.write_text("untouched")
+    canary.chmod(0o644)
+    yield open_folder
+    assert canary.read_text() == "untouched"
+    assert canary.stat().st_uid == os.geteuid() and stat.S_IMODE(canary.stat().st_mode) == 0o644
+    assert [path.name for path in open_folder.iterdir()] == ["canary.txt"]
+
+
+def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> None:
+    # Under `limits` a link to the folder outside leads there for this process, as a link out of a jail does.
+    limits = Limits(timeout_seconds=300, cpu_seconds=300, memory_bytes=2 << 30)
+    refused = written = 0
+    with closing(Workspace({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as workspace:
+        thread = threading.Thread(target=workspace.run, args=(f"python3 swap.py {outside}",))
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not (workspace.directory / "link").is_symlink() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for number in range(RACES):
+            for name in ("folder/file.txt", f"folder/new{number}.txt", f"folder/deep{number}/a.txt", "file.txt"):
+                try:
+                    workspace.write(name, "written by the trainer")
+                    written += 1
+                except ValueError:
+                    refused += 1
+                with contextlib.suppress(ValueError):
+                    assert workspace.read(name) != "untouched"
+        workspace.stop()
+        thread.join()
+    assert written and refused, "the race took place"
+
+
+@pytest.mark.parametrize("name", ["link", "folder/a.txt", "dangling", "dangling/a.txt"])
+def test_links_are_refused_by_name(outside: Path, name: str) -> None:
+    with closing(Workspace()) as workspace:
+        workspace.run(f"ln -s {outside}/canary.txt link; ln -s {outside} folder; ln -s {outside}/none dangling")
+        with pytest.raises(ValueError, match=r"workspace path .* link"):
+            workspace.write(name, "x")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256, "", ".", "a/../..", "/", "../" * 60 + "tmp/x"])
+def test_names_that_are_no_paths_inside_are_refused(name: str) -> None:
+    with closing(Workspace()) as workspace, pytest.raises(ValueError, match="workspace path"):
+        workspace.write(name, "x")
+
+
+def test_what_a_write_finds_in_its_way() -> None:
+    with closing(Workspace({"run.sh": "old"})) as workspace:
+        workspace.run(
+            "chmod 755 run.sh; mkdir taken; mkfifo pipe; ln run.sh twin; mkdir -p locked; chmod 0 locked run.sh"
+        )
+        workspace.write("run.sh", "new")
+        assert workspace.run("cat run.sh; cat twin 2>&1").output.startswith("new")
+        workspace.write("locked/a.txt", "inside")
+        assert workspace.read("locked/a.txt") == "inside"
+        for name in ("taken", "pipe"):
+            with pytest.raises(ValueError, match="no regular file"):
+                workspace.write(name, "x")
+        workspace.write("text", "a\ud800b")
+        assert workspace.run("wc -c < text").output.strip() == "5"
+
+
+def copied(source: Workspace, **limits: int) -> dict[str, str]:
+    """Files that a judge gets, by path; links as what they say."""
+    source.stop()
+    found = {}
+    with closing(source.fresh()) as judge:
+        source.copy_to(judge, leave_out=lambda path: path.startswith("left/"))
+        for folder, folders, files in os.walk(judge.directory):
+            for name in (*folders, *files):
+                path = Path(folder, name)
+                status = path.lstat()
+                if os.geteuid() == 0:
+                    assert status.st_uid == judge._user_id, path
+                assert not status.st_mode & 0o7000
+                kept = str(path.relative_to(judge.directory))
+                if stat.S_ISLNK(status.st_mode):
+                    found[kept] = f"-> {path.readlink()}"
+                elif stat.S_ISREG(status.st_mode):
+                    assert status.st_nlink == 1
+                    found[kept] = path.read_text()
+    return found
+
+
+def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) -> None:
+    with closing(Workspace({"src/a.py": "a", "left/b.py": "b"})) as workspace:
+        workspace.run(
+            "ln src/a.py src/twin; ln -s a.py src/near; ln -s ../src/a.py src/round; ln -s /etc/passwd far; "
+            f"ln -s {outside}/canary.txt farther; ln -s ../../../etc/passwd up; ln -s src/../../x over; ln -s . self; "
+            "mkfifo pipe; mkdir empty; echo s > src/run; chmod 4755 src/run; echo 0 > src/locked; chmod 0 src/locked; "
+            "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'"
+        )
+        assert copied(workspace) == {
+            "src/a.py": "a",
+            "src/twin": "a",
+            "src/near": "-> a.py",
+            "src/round": "-> ../src/a.py",
+            "src/run": "s\n",
+            "src/locked": "0\n",
+            "self": "-> .",
+        }
+
+
+@pytest.mark.parametrize(
+    ("target", "depth", "inside"),
+    [
+        ("a", 0, True), ("../a", 1, True), ("../../a", 1, False), ("a/../b", 3, False), ("/a", 3, False),
+        (".", 0, True), ("..", 0, False), ("./../a", 1, True), ("a/..", 1, False), ("", 1, False),
+    ],
+)  # fmt: skip
+def test_a_link_stays_inside_if_nothing_climbs_after_a_name(target: str, depth: int, inside: bool) -> None:
+    assert stays_inside(target, depth=depth) == inside
+
+
+def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -> None:
+    """`d/l -> ..` stays inside, and `x -> d/l/..` looks as if it did."""
+    with closing(Workspace()) as workspace:
+        workspace.run("mkdir d; ln -s .. d/l; ln -s d/l/.. x")
+        assert copied(workspace) == {"d/l": "-> .."}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "import os\nfor i in range(4000): open(f'f{i}', 'w').close()",
+        "import os\nfor i in range(9):\n with open(f's{i}', 'wb') as f: os.truncate(f.fileno(), 1 << 20)",
+        f"import os\nfor i in range({MAX_DEPTH + 5}): os.mkdir('d'); os.chdir('d')\nopen('x', 'w').close()",
+    ],
+    ids=["too many", "sparse", "too deep"],
+)
+def test_what_cannot_be_copied_is_a_mistake_of_the_agent(make: str) -> None:
+    limits = Limits(disk_bytes=8 << 20, timeout_seconds=60, cpu_seconds=30)
+    with closing(Workspace({"make.py": make}, limits=limits)) as workspace:
+        workspace.run("python3 make.py")
+        workspace.stop()
+        with closing(workspace.fresh()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):
+            workspace.copy_to(judge, leave_out=lambda path: False)
