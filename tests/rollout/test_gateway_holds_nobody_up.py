@@ -12,8 +12,12 @@ import httpx
 import pytest
 from gateway_harness import check_record, serving
 
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.generation import generate_answer
+from tree_rl.rollout.gateway.tokens.drift import find_drifted_siblings
 from tree_rl.rollout.gateway.tokens.recorder import LONG_TEXT, LONGEST_TOKENS
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.transcript import ModelCall
 
 LIMIT = 6000
 """Tokens of a prompt."""
@@ -101,6 +105,63 @@ def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_not(ti
     assert (answer.status_code, refused.status_code) == (200, 400)
     assert record.calls[0].prompt_ids.count(tiny.tokenizer.encode(" permission")[0]) == LIMIT - 500
     assert LIMIT < int(refused.json()["error"]["message"].split()[4]) < LIMIT + 100
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """What is decoded from now on: tokens, and whether the event loop's thread did it."""
+    found: list[tuple[int, bool]] = []
+    decode = Renderer.decode
+
+    def watched(self: Renderer, token_ids: Any) -> str:
+        found.append((len(token_ids), threading.current_thread() is threading.main_thread()))
+        return decode(self, token_ids)
+
+    monkeypatch.setattr(Renderer, "decode", watched)
+    return found
+
+
+class Written:
+    """A model that writes one answer, in slices."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.left = ids
+
+    async def generate(self, prompt_ids: Any, *, max_tokens: int, **_: Any) -> Generation:
+        ids, self.left = tuple(self.left[:max_tokens]), self.left[max_tokens:]
+        return Generation(token_ids=ids, log_probs=None, finish_reason="length" if self.left else "stop")
+
+
+@pytest.mark.parametrize("num_words", [1, 50, 500, 8000])
+@pytest.mark.parametrize("stop", ["STOP", "P", "\U0001f40d"])
+def test_a_stop_text_is_found_at_its_first_token_with_few_looks(
+    tiny: SimpleNamespace, decoded: list[tuple[int, bool]], num_words: int, stop: str
+) -> None:
+    renderer = Renderer(tiny.tokenizer, {})
+    ids = tiny.tokenizer.encode(" token" * num_words + "\U0001f40cSTOP\U0001f40d and more")
+    ids.append(tiny.tokenizer.eos_token_id)
+    texts = [tiny.tokenizer.decode(ids[:count]) for count in range(max(0, len(ids) - 40), len(ids))]
+    expected = next(len(ids) - min(40, len(ids)) + count for count, text in enumerate(texts) if stop in text)
+    decoded.clear()
+    answer = asyncio.run(
+        generate_answer(Written(ids), renderer, [1], max_tokens=20_000, stop=["never", stop], sampling={}, session="s")
+    )
+    assert answer.token_ids == tuple(ids[:expected]) and answer.stop_text == stop
+    assert stop not in answer.text and answer.text == tiny.tokenizer.decode(ids).split(stop)[0]
+    assert len(decoded) < 60
+    assert all(length < 1000 for length, is_here in decoded if is_here)
+
+
+def test_siblings_are_compared_only_where_their_text_begins_alike(
+    tiny: SimpleNamespace, decoded: list[tuple[int, bool]]
+) -> None:
+    renderer = Renderer(tiny.tokenizer, {})
+    plain = [number for number in range(len(tiny.tokenizer)) if number not in renderer.special_ids]
+    calls = [ModelCall(prompt_ids=(1,), response_ids=(first, *plain[-20:]), log_probs=None) for first in plain]
+    found = find_drifted_siblings("s", calls, renderer.decode)
+    # All 400,000 pairs would be decoded at least twice each.
+    assert len(calls) > 800 and len(decoded) < 100 * len(calls)
+    assert all(len(one.text) > 0 for one in found)
 
 
 def test_the_garbage_collector_leaves_alone_what_was_there_before_a_gateway(tiny: SimpleNamespace) -> None:

@@ -94,8 +94,8 @@ class HttpApplication:
         completion = _result(task)
         is_long = _is_long(asked, completion)
         if asked.is_stream:
-            events = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), is_long=is_long)
-            return Response(events, headers=EVENT_STREAM_HEADERS)
+            written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), is_long=is_long)
+            return Response(written, headers=EVENT_STREAM_HEADERS)
         return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), is_long=is_long)
 
     async def _count_tokens(self, request: Request) -> Response:
@@ -143,8 +143,19 @@ def _is_long(asked: ChatRequest, completion: Completion) -> bool:
 
 async def _read(request: Request, read: Callable[[Any], ChatRequest]) -> ChatRequest:
     body = await _body(request)
-    asked = await beside_the_loop(lambda: read(read_json(body)), is_long=len(body) > LARGE_BODY_BYTES)
-    return replace(asked, num_bytes=len(body))
+
+    def answer() -> ChatRequest | RequestError:
+        try:
+            return replace(read(read_json(body)), num_bytes=len(body))
+        except RequestError as error:
+            # The traceback holds the decoded body, and the event loop would take long to forget a large one.
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+
+    asked = await beside_the_loop(answer, is_long=len(body) > LARGE_BODY_BYTES)
+    if isinstance(asked, RequestError):
+        raise asked
+    return asked
 
 
 async def _body(request: Request) -> bytes:

@@ -10,6 +10,8 @@ SHOWN = 60
 MAX_INTEGER = 2**31 - 1
 """Of numbers that a model server stores in 32 bits."""
 MAX_STOP_TEXTS = 64
+MAX_ITEMS = 20_000
+"""Of a list: messages, tools. Python takes 20 ms to forget 200,000 messages."""
 
 
 class RequestError(ValueError):
@@ -98,6 +100,8 @@ class Fields:
             return ()
         if not isinstance(value, list):
             raise wrong(self.name(key), "a list", value)
+        if len(value) > MAX_ITEMS:
+            raise RequestError(f"expected at most {MAX_ITEMS} items, received {len(value)}", field=self.name(key))
         return value
 
     def objects(self, key: str, *, required: bool = False) -> list["Fields"]:

@@ -1,6 +1,6 @@
 """What a session remembers: makes prompts out of recorded tokens, and records calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -78,7 +78,9 @@ class Recorder:
         node = self._trie.extend(match, pieces, encoded)
         if node.prompt_ids is None:
             node.prompt_ids = node.path_ids()
-        ids = node.prompt_ids if self._options.on_drift == "reuse" else await self._spelled_anew(text)
+        ids = node.prompt_ids
+        if self._options.on_drift == "branch":
+            ids = await beside_the_loop(partial(self._spelled_anew, text), is_long=len(text) >= LONG_TEXT)
         self._check_length(len(ids))
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
@@ -167,21 +169,24 @@ class Recorder:
         beginning = match.rest[: LONGEST_TOKENS * limit]
         if len(beginning) < len(match.rest):
             # Five megabytes take the tokenizer three seconds. The cut may split a word, hence a tenth above the limit.
-            (ids,) = await self._encoded([beginning])
+            (ids,) = await beside_the_loop(partial(self._renderer.encode, [beginning]), is_long=True)
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))
-        pieces = self._renderer.pieces(match.rest)
-        encoded = await self._encoded(pieces)
-        self._check_length(known + sum(len(ids) for ids in encoded))
+        pieces, encoded = await beside_the_loop(
+            partial(self._spelled, match.rest), is_long=len(match.rest) >= LONG_TEXT
+        )
+        self._check_length(known + sum(map(len, encoded)))
         return pieces, encoded
 
-    async def _encoded(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:
-        return await beside_the_loop(partial(self._renderer.encode, pieces), is_long=sum(map(len, pieces)) >= LONG_TEXT)
+    def _spelled(self, text: str) -> tuple[list[str], list[tuple[int, ...]]]:
+        pieces = self._renderer.pieces(text)
+        return pieces, self._renderer.encode(pieces)
 
-    async def _spelled_anew(self, text: str) -> tuple[int, ...]:
+    def _spelled_anew(self, text: str) -> tuple[int, ...]:
+        """Ids of a whole prompt. Of its pieces only those are tokenized that the session has not had before."""
         pieces = self._renderer.pieces(text)
         new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
-        self._pieces.update(zip(new, await self._encoded(new), strict=True))
+        self._pieces.update(zip(new, self._renderer.encode(new), strict=True))
         return tuple(token for piece in pieces for token in self._pieces[piece])
 
     def _check_length(self, num_tokens: int) -> None:
