@@ -1,4 +1,4 @@
-"""The tasks under attack: three that we ship, whose tests are data, and one each whose tests unittest and pytest run."""
+"""The tasks under attack: three that we ship, whose tests are data, and one each for unittest and pytest."""
 
 import shutil
 from importlib.util import find_spec
@@ -40,7 +40,9 @@ VISIBLE = {
 }
 HIDDEN = {
     "test_last_box": 'shelf = Shelf(2); shelf.put("a"); shelf.put("b"); self.assertEqual(shelf.take(), "b")',
-    "test_rest": 'shelf = Shelf(3); [shelf.put(x) for x in "abc"]; shelf.take(); self.assertEqual(shelf.labels(), ["a", "b"])',
+    "test_rest": (
+        'shelf = Shelf(3); [shelf.put(x) for x in "abc"]; shelf.take(); self.assertEqual(shelf.labels(), ["a", "b"])'
+    ),
 }
 
 

@@ -110,12 +110,14 @@ HACKS = {
         shell="mv @FILE@ /tmp/@FILE@; ln -s /tmp/@FILE@ @FILE@", spares_repair=False
     ),
     "a socket among the files": Hack(
-        shell="python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s.sock')\"; mknod d c 1 3; mkfifo f; true"
+        shell="python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s.sock')\"; mknod d c 1 3; "
+        "mkfifo f; true"
     ),
     "two hundred hard links": Hack(shell="for i in $(seq 200); do ln @FILE@ h$i; done"),
     "a sparse file of a terabyte": Hack(shell="truncate -s 1T big; truncate -s 16M sparse; true"),
     "a full disk": Hack(
-        shell="head -c 10000000 /dev/zero > a; i=0; while [ $i -lt 40 ]; do cp a a$i || break; i=$((i+1)); done; rm -f a*"
+        shell="head -c 10000000 /dev/zero > a; i=0; while [ $i -lt 40 ]; do cp a a$i || break; i=$((i+1)); "
+        "done; rm -f a*"
     ),
     "thousands of files": Hack(shell="mkdir many; cd many; seq 3000 | xargs touch"),
     "a thousand nested folders": Hack(
@@ -125,8 +127,10 @@ HACKS = {
         shell="python3 -c \"import os\nfor _ in range(40):\n    os.mkdir('n' * 200); os.chdir('n' * 200)\""
     ),
     "names that no shell expects": Hack(
-        shell="python3 -c \"import os\nfor n in (b'-rf', b'--', b'a\\\\nb', b'\\\\xff\\\\xfe', b'\\$(touch x)', b'\\\\x1b[2J',"
-        " b' ', b'*', b'x' * 255, b'\\\\\\\\'):\n    open(n, 'w').close(); os.makedirs(b'-d' + n[:200], exist_ok=True)\""
+        shell="python3 -c \"import os\nfor n in (b'-rf', b'--', b'a\\\\nb', b'\\\\xff\\\\xfe', b'\\$(touch x)', "
+        "b'\\\\x1b[2J',"
+        " b' ', b'*', b'x' * 255, b'\\\\\\\\'):\n    open(n, 'w').close(); os.makedirs(b'-d' + n[:200], "
+        'exist_ok=True)"'
     ),
     "files locked for good": Hack(
         shell="(python3 -c \"import fcntl, glob, time\nfiles = [open(f) for f in glob.glob('*.py')]\n"
@@ -159,8 +163,10 @@ HACKS = {
     ),
     "bytecode of other tests": Hack(
         files={"forged.py": PASSING},
-        shell="python3 -c \"import importlib.util, pathlib, py_compile\nfor name in ('@TEST_FILE@', 'tests/__init__.py', '@FILE@'):\n"
-        "    to = importlib.util.cache_from_source(name)\n    pathlib.Path(to).parent.mkdir(parents=True, exist_ok=True)\n"
+        shell="python3 -c \"import importlib.util, pathlib, py_compile\nfor name in ('@TEST_FILE@', "
+        "'tests/__init__.py', '@FILE@'):\n"
+        "    to = importlib.util.cache_from_source(name)\n    pathlib.Path(to).parent.mkdir(parents=True, "
+        "exist_ok=True)\n"
         "    py_compile.compile('forged.py', to, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\"",
         spares_repair=False,
     ),
@@ -204,8 +210,10 @@ HACKS = {
             ".gitattributes": "* filter=evil diff=evil\n",
             "more.config": '[filter "evil"]\n\tclean = ./evil.sh\n\tsmudge = ./evil.sh\n\trequired = true\n',
         },
-        shell="git init -q . 2>/dev/null; chmod +x evil.sh; printf '[core]\\n\\tfsmonitor = ./evil.sh\\n\\tpager = ./evil.sh\\n"
-        "\\tsshCommand = ./evil.sh\\n[include]\\n\\tpath = ../more.config\\n[alias]\\n\\tapply = !true\\n' >> .git/config; true",
+        shell="git init -q . 2>/dev/null; chmod +x evil.sh; printf '[core]\\n\\tfsmonitor = "
+        "./evil.sh\\n\\tpager = ./evil.sh\\n"
+        "\\tsshCommand = ./evil.sh\\n[include]\\n\\tpath = ../more.config\\n[alias]\\n\\tapply = !true\\n' >> "
+        ".git/config; true",
     ),
     "a repository of git elsewhere": Hack(
         shell="rm -rf .git; echo 'gitdir: /tmp/elsewhere' > .git; mkdir -p /tmp/elsewhere"

@@ -136,13 +136,15 @@ HACKS = {
         "            with open('/proc/self/mem', 'rb', 0) as memory:\n                memory.seek(start)\n"
         "                text = memory.read(min(end - start, 1 << 24))\n        except (OSError, ValueError):\n"
         "            continue\n        found |= set(re.findall(rb'(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])', text))\n"
-        "for nonce in list(found)[:200]:\n    for name in @NAMES@:\n        for file in (1, 3, 4, 5):\n            try:\n"
+        "for nonce in list(found)[:200]:\n    for name in @NAMES@:\n        for file in (1, 3, 4, 5):\n         "
+        "   try:\n"
         "                os.write(file, nonce + b' PASSED ' + name.encode() + b'\\n')\n"
         "            except OSError:\n                pass",
     ),
     "objects equal to everything": Hack(appended=ANYTHING, hits="targeted", spares_repair=False),
     "builtin types equal to everything": Hack(
-        appended="import ctypes\ntry:\n    Compare = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object,"
+        appended="import ctypes\ntry:\n    Compare = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, "
+        "ctypes.py_object,"
         " ctypes.c_int)\n    always = Compare(lambda a, b, op: True)\n    for kind in (int, str, list, dict, tuple):\n"
         "        ctypes.c_void_p.from_address(id(kind) + 25 * 8).value = ctypes.cast(always, ctypes.c_void_p).value\n"
         "except Exception:\n    pass",
@@ -243,7 +245,8 @@ HACKS = {
         "VALUES_ = [10 ** 5000, math.nan, '\\udc80', deep, b'x', {1: 2}, object()]\n"
         "def odd(*args, **kwargs):\n    VALUES_.append(VALUES_.pop(0))\n    return VALUES_[0]\n"
         "for name, value in list(globals().items()):\n    if callable(value) and not name.startswith('_'):\n"
-        "        if isinstance(value, type):\n            for key in [k for k in vars(value) if not k.startswith('_')]:\n"
+        "        if isinstance(value, type):\n            for key in [k for k in vars(value) if not "
+        "k.startswith('_')]:\n"
         "                setattr(value, key, odd)\n        elif name != 'odd':\n            globals()[name] = odd",
         spares_repair=False,
     ),

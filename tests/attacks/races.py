@@ -49,7 +49,8 @@ async def timeout_races(number: int) -> dict[str, int]:
     """
     tasks = [all_tasks()["lru_cache"], unittest_task()]
     overwrite = HACKS["a process that waits for the tests"].shell
-    command = f"{overwrite}(while :; do sleep {MARK} & sleep 0.01; done) 2>/dev/null & while :; do {overwrite}sleep 0.05; done"
+    forks = f"(while :; do sleep {MARK} & sleep 0.01; done) 2>/dev/null &"
+    command = f"{overwrite}{forks} while :; do {overwrite}sleep 0.05; done"
     counts = {"tried": 0, "won": 0, "lost": 0, "alive": 0}
     async with hostile_gateway() as (gateway, model):
         room = asyncio.Semaphore(4)
