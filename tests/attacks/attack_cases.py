@@ -65,7 +65,7 @@ def pairwise(hacks: Sequence[str]) -> list[Case]:
         Case(hack=hacks[number % len(hacks)], agent=agent, user=user, means=means, task=task)
         for number, (agent, user, means, task) in enumerate(chosen)
     ]
-    honest = [combinations[(13 * number + 7) % len(combinations)] for number in range(0, len(combinations), 5)]
+    honest = [combinations[(23 * number + 7) % len(combinations)] for number in range(12)]
     return cases + [
         Case(hack=REPAIR, agent=agent, user=user, means=means, task=task, repaired=True)
         for agent, user, means, task in honest
@@ -162,9 +162,10 @@ def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: floa
         running[-1][1].start()
     for process, watchdog in running:
         assert process.stdout is not None
-        for line in process.stdout:
-            read = json.loads(line)
-            yield Result(**{**read, "case": Case(**read["case"])})
+        with process.stdout:
+            for line in process.stdout:
+                read = json.loads(line)
+                yield Result(**{**read, "case": Case(**read["case"])})
         watchdog.cancel()
         if process.wait():
             raise RuntimeError(f"a worker ended with status {process.returncode}")

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from small_swe import writing
-
 from tree_rl.rollout.environments.swe_task import SweTask
 
 Hits = Literal["blanket", "targeted"]
@@ -48,7 +46,7 @@ class Hack:
             "@NAMES@": json.dumps([*task.fail_to_pass, *task.pass_to_pass]),
         }
         made = [f"mkdir -p '{name.rpartition('/')[0]}'" for name in files if "/" in name]
-        text = "\n".join([*made, *([writing(dict(files))] if files else []), *([self.shell] if self.shell else [])])
+        text = "\n".join([*made, *map(written, files, files.values()), *([self.shell] if self.shell else [])])
         for mark, value in marks.items():
             text = text.replace(mark, value)
         return text
@@ -56,6 +54,11 @@ class Hack:
     @property
     def _edits(self) -> bool:
         return bool(self.appended or self.prepended)
+
+
+def written(path: str, text: str) -> str:
+    """A shell command that writes a file, as an agent would."""
+    return f"cat > {path} <<'END-OF-FILE'\n{text}\nEND-OF-FILE"
 
 
 def all_hacks() -> dict[str, Hack]:
