@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judged_tasks import score_task, with_pytest
 
 from tree_rl.rollout.environments.published_tasks import ACTIVATE, from_swe_bench, from_swe_smith
 from tree_rl.rollout.environments.swe import SweEnvironment
-from tree_rl.rollout.environments.swe_reports import TestReport, passed_tests
+from tree_rl.rollout.environments.swe_reports import TestReport, passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import SandboxError
 
@@ -60,8 +61,7 @@ def test_tasks_with_an_image_say_which_back_end_runs_them() -> None:
 
 
 def test_reports_of_pytest_are_read() -> None:
-    passed = passed_tests(REPORT, log_format="pytest", nonce="")
-    assert passed == {
+    assert passed_tests(verdicts_of(REPORT, log_format="pytest")) == {
         "tests/test_sums.py::test_zero",
         "tests/test_sums.py::test_known",
         "tests/test_sums.py::test_text[a b]",
@@ -69,20 +69,7 @@ def test_reports_of_pytest_are_read() -> None:
 
 
 def in_a_confined_copy(task: SweTask, command: str) -> TestReport:
-    """The task with its repository written as files; a plain runner that reports like pytest stands for the image's."""
-    runner = (
-        "import importlib, sys\n"
-        "sys.path.insert(0, '.')\n"
-        "for path in sys.argv[1:]:\n"
-        "    module = importlib.import_module(path[:-3].replace('/', '.'))\n"
-        "    for name in [n for n in vars(module) if n.startswith('test_')]:\n"
-        "        try:\n"
-        "            vars(module)[name]()\n"
-        "        except AssertionError:\n"
-        "            print(f'FAILED {path}::{name} - assert')\n"
-        "        else:\n"
-        "            print(f'PASSED {path}::{name}')\n"
-    )
+    """The task with its repository written as files, and pytest of this installation."""
     git = "git -c user.name=a -c user.email=a@b"
     start = f"git init -q && git add pkg tests && {git} commit -qm Sound && git tag sound"
     here = replace(
@@ -90,21 +77,11 @@ def in_a_confined_copy(task: SweTask, command: str) -> TestReport:
         image=None,
         directory=None,
         prelude="export GIT_CONFIG_NOSYSTEM=1",
-        files={**SOUND, "plain_runner.py": runner, **task.files},
+        files={**SOUND, **task.files},
         setup=f"{start} && {task.setup}" if task.setup else start,
-        test_command="python3 plain_runner.py {tests}",
+        test_command=task.test_command.replace("python ", "python3 "),
     )
-
-    async def run() -> TestReport:
-        environment = SweEnvironment()
-        try:
-            await environment.reset({"swe": here.to_row()})
-            await environment.run(command)
-            return await environment.test()
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
+    return score_task(with_pytest(here), command)[1]
 
 
 def test_the_bug_patch_of_swe_smith_is_applied_and_edited_tests_are_restored() -> None:

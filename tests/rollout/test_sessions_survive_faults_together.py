@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import MALFORMED, ReActAgent, ReActOptions
+from tree_rl.rollout.environments.cases import Case
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import BackendError, Generation
@@ -35,10 +36,9 @@ MARKED = "sleep " + MARK
 TASK = SweTask(
     instance_id="done",
     problem_statement="",
-    test_command="test -f done && echo PASSED tests::done",
-    test_targets=("tests",),
-    fail_to_pass=("tests::done",),
-    log_format="pytest",
+    fail_to_pass=("done",),
+    log_format="cases",
+    cases=(Case(name="done", program="import os\nreturn os.path.exists('done')", expected='{"value": true}'),),
     files={"README": "write the file done\n"},
 )
 COMMANDS: Mapping[str, str] = {
