@@ -18,7 +18,7 @@ from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
 LIMITS = Limits(
     timeout_seconds=60, cpu_seconds=60, memory_bytes=256 << 20, file_bytes=128 << 20, disk_bytes=64 << 20, processes=40
 )
-HOLD = "python3 -c 'import time; held = b\"x\" * {}; time.sleep(30)'"
+HOLD = "python3 -c 'import time; held = b\"x\" * {}; time.sleep(20)'"
 ROOMY = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=1 << 30, processes=40)
 
 
@@ -50,7 +50,8 @@ def test_parallel_commands_count_together(means: Means) -> None:
 def test_shared_memory_counts_once(means: Means) -> None:
     """Forked workers share what their parent read: eight of them with 60 MiB stay below 256 MiB."""
     share = (
-        "import os, time\nheld = b'x' * (60 << 20)\nfor _ in range(8):\n if os.fork() == 0: time.sleep(1); os._exit(0)\n"
+        "import os, time\nheld = b'x' * (60 << 20)\n"
+        "for _ in range(8):\n if os.fork() == 0: time.sleep(1); os._exit(0)\n"
         "for _ in range(8): os.wait()\nprint('done')"
     )
     with closing(Workspace({"share.py": share}, means=means, limits=LIMITS)) as workspace:
@@ -61,7 +62,7 @@ def test_shared_memory_counts_once(means: Means) -> None:
 def test_nameless_files_in_memory_count(means: Means) -> None:
     hide = (
         "import os, time\nfor i in range(40):\n  f = os.memfd_create(str(i))\n"
-        "  for _ in range(10): os.write(f, bytes(1 << 20))\ntime.sleep(30)"
+        "  for _ in range(10): os.write(f, bytes(1 << 20))\ntime.sleep(20)"
     )
     with closing(Workspace({"hide.py": hide}, means=means, limits=LIMITS)) as workspace:
         assert "[memory limit exceeded]" in workspace.run("python3 -S hide.py").output
@@ -100,10 +101,10 @@ def test_processes_of_parallel_commands_count_together(means: Means) -> None:
 @pytest.mark.parametrize(
     "fill",
     [
-        "import os, time\nfor i in range(20000): open(f'f{i}', 'w').close()\ntime.sleep(30)",
-        "import os, time\nfor i in range(20000): os.mkdir(f'd{i}')\ntime.sleep(30)",
-        "import os, time\nfor i in range(20000): os.symlink('x', f'l{i}')\ntime.sleep(30)",
-        "import os, time\nfor i in range(300): os.mkdir('d'); os.chdir('d')\ntime.sleep(30)",
+        "import os, time\nfor i in range(20000): open(f'f{i}', 'w').close()\ntime.sleep(20)",
+        "import os, time\nfor i in range(20000): os.mkdir(f'd{i}')\ntime.sleep(20)",
+        "import os, time\nfor i in range(20000): os.symlink('x', f'l{i}')\ntime.sleep(20)",
+        "import os, time\nfor i in range(300): os.mkdir('d'); os.chdir('d')\ntime.sleep(20)",
     ],
     ids=["files", "folders", "links", "depth"],
 )

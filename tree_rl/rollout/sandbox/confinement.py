@@ -173,6 +173,11 @@ def working_means() -> tuple[Means, ...]:
     return tuple(working)
 
 
+def forbids_user_namespaces(means: Means) -> bool:
+    """Whether commands surely cannot make user namespaces."""
+    return means == "bubblewrap" and bool(_closing())
+
+
 @cache
 def _closing() -> tuple[str, ...]:
     """bubblewrap's arguments against further user namespaces, where it has them and they work."""

@@ -34,6 +34,7 @@ from tree_rl.rollout.sandbox.confinement import (
     Limits,
     Means,
     confined_argv,
+    forbids_user_namespaces,
     strictest_means,
 )
 from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
@@ -108,6 +109,7 @@ class Workspace:
                 self.limits,
                 user_id=self._user_id,
                 has_namespace=self.means != "limits",
+                is_closed=forbids_user_namespaces(self.means),
                 folder=self._parent,
             )
             if_it_fails.callback(self._bounds.close)
@@ -243,7 +245,7 @@ class Workspace:
             if self._stopped:
                 raise SandboxDied("the workspace was stopped")
             self._repair()
-            self._bounds.allow([limits, *self._running.values()])
+            self._bounds.begin(self._top, [limits, *self._running.values()])
             running = RunningCommand(
                 argv,
                 directory=self.directory,

@@ -1,5 +1,6 @@
 """The bounds of a session: what all its commands use together, kept by the kernel or by looking."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from tree_rl.rollout.sandbox.confined.processes import (
     children_of,
     descendants_of,
     die_first,
-    left_namespace,
+    other_user_namespaces,
     processes_of,
 )
 from tree_rl.rollout.sandbox.confined.trees import use_of
@@ -20,6 +21,8 @@ from tree_rl.rollout.sandbox.confinement import Limits
 
 Looked = TypeVar("Looked")
 Found = TypeVar("Found")
+LOOKS_AT_ENDLESS = 20
+"""How often a command may be seen beside a tree that was too deep when it began: that one cannot be seen to grow."""
 LONGEST_SECONDS = 1.0
 """Between two looks."""
 
@@ -51,18 +54,25 @@ class SessionBounds:
         limits: the workspace's. A command may have more time or processes, but no session more memory.
         user_id: the user that only these commands have; None if they share this process's.
         has_namespace: whether each command has a process namespace, so that no process leaves its parents.
+        is_closed: whether the confinement forbids user namespaces, so that none has to be looked for.
         folder: where we note the control group; no command may write there.
     """
 
-    def __init__(self, limits: Limits, *, user_id: int | None, has_namespace: bool, folder: Path) -> None:
+    def __init__(
+        self, limits: Limits, *, user_id: int | None, has_namespace: bool, is_closed: bool, folder: Path
+    ) -> None:
         self._limits = limits
         self._user_id = user_id
         self._group: ControlGroup | None = None
         self._kills = 0
         self._has_namespace = has_namespace
+        self._is_closed = is_closed
         self._looking = threading.Lock()
         self._disk_pace, self._processes_pace = Pace(), Pace()
-        self._excess: float | None = None
+        self._is_full = False
+        self._allowed_bytes: float = limits.disk_bytes
+        self._looks_at_endless = 0
+        self._others: set[str] = set()
         parent = parent_group()
         if parent is not None:
             self._group = ControlGroup(parent, memory_bytes=limits.memory_bytes)
@@ -73,8 +83,19 @@ class SessionBounds:
         """The control group that commands join."""
         return None if self._group is None else self._group.path
 
-    def allow(self, running: Sequence[Limits]) -> None:
-        """Prepare for commands that run at the same time."""
+    def begin(self, top: int, running: Sequence[Limits]) -> None:
+        """Prepare for a command.
+
+        Args:
+            top: open directory of its files.
+            running: its limits, and those of commands that run already.
+        """
+        if len(running) == 1:
+            # Files that are too large stay when their command is killed; the next one may delete them.
+            self._allowed_bytes = (
+                max(use_of(top), self._limits.disk_bytes) if self._is_full else self._limits.disk_bytes
+            )
+            self._looks_at_endless = 0
         if self._group is not None:
             self._group.allow(tasks=max(limits.processes for limits in running), commands=len(running))
 
@@ -97,10 +118,19 @@ class SessionBounds:
             self._looking.release()
 
     def _exceeds_disk(self, top: int) -> bool:
-        """Whether the files are too large and do not become less: one who deletes may go on."""
+        """Whether the files are too large, and more than when the first command began: one who deletes may go on."""
         used = use_of(top)
-        before, self._excess = self._excess, used if used > self._limits.disk_bytes else None
-        return self._excess is not None and (before is None or used >= before)
+        self._is_full = used > self._limits.disk_bytes
+        self._looks_at_endless += used == math.inf
+        return self._is_full and (used > self._allowed_bytes or self._looks_at_endless > LOOKS_AT_ENDLESS)
+
+    def _opened_users(self, process_ids: set[int], first_processes: set[int]) -> bool:
+        """Whether processes stay in a user namespace of their own: there they could mount memory that no look finds.
+
+        Twice in a row, as the confinement of a command that just begins goes through namespaces too.
+        """
+        before, self._others = self._others, other_user_namespaces(process_ids, first_processes)
+        return not self._others.isdisjoint(before)
 
     def _exceeds_together(self, running: Mapping[int, Limits]) -> str | None:
         process_ids = descendants_of(running)
@@ -110,8 +140,7 @@ class SessionBounds:
         first: set[int] = set()
         if self._has_namespace:
             first = {child for process_id in running for child in children_of(process_id)}
-        if left_namespace(process_ids - set(running), first):
-            # In a user namespace of its own a process may mount memory without end, which no look would find.
+        if not self._is_closed and self._opened_users(process_ids - set(running), first):
             return "user namespaces are not allowed"
         die_first(process_ids)
         if self._group is not None:

@@ -74,10 +74,11 @@ def _parent_of(process_id: int) -> int:
     return int(_status(process_id).get("PPid", ["0"])[0])
 
 
-def left_namespace(process_ids: Iterable[int], first_processes: Iterable[int]) -> bool:
-    """Whether a process is in a user namespace that is neither this process's nor one of the given processes'."""
+def other_user_namespaces(process_ids: Iterable[int], first_processes: Iterable[int]) -> set[str]:
+    """User namespaces of processes that are neither this process's nor one of the given first processes'."""
     known = {_user_namespace(process_id) for process_id in (os.getpid(), *first_processes)}
-    return any(_user_namespace(process_id) not in (None, *known) for process_id in process_ids)
+    found = {_user_namespace(process_id) for process_id in process_ids} - known
+    return {name for name in found if name is not None}
 
 
 def _user_namespace(process_id: int) -> str | None:
