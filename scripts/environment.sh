@@ -69,7 +69,9 @@ tree_rl_prepare
 source "$tree_rl_venv/bin/activate"
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONSAFEPATH=1        # keeps the folder kernels/ from posing as the package of that name
-export RAY_AUTH_MODE=disabled  # Ray 2.60 otherwise mixes token and no-token processes on one machine
+# shellcheck source=scripts/ray_token.sh
+source "$tree_rl_root/scripts/ray_token.sh"
+ray_token_use
 export TOKENIZERS_PARALLELISM=false
 if ! nvidia-smi -L >/dev/null 2>&1; then
     export VERL_PLATFORM=cpu   # a CUDA build of torch makes verl expect GPUs elsewhere in the cluster

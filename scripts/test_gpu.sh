@@ -8,7 +8,9 @@ set -euo pipefail
 gpu_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 gpu_python="${PYTHON:-python}"
 export PYTHONSAFEPATH=1       # keeps the folder kernels/ from posing as the package of that name
-export RAY_AUTH_MODE=disabled # Ray 2.60 otherwise mixes token and no-token processes on one machine
+# shellcheck source=scripts/ray_token.sh
+source "$gpu_root/scripts/ray_token.sh"
+ray_token_use
 export TOKENIZERS_PARALLELISM=false
 
 gpu_require_device() {

@@ -3,6 +3,8 @@
 # shellcheck disable=SC2034 # cluster_token and cluster_command are for the scripts that source this
 
 cluster_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+# shellcheck source=scripts/ray_token.sh
+source "$cluster_root/scripts/ray_token.sh"
 
 cluster_refuse() {
     echo "${0##*/}: $*" >&2
@@ -46,18 +48,9 @@ cluster_use_token() {
     fi
     export RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
     cluster_token="in $RAY_AUTH_TOKEN_PATH"
-    if [[ ${1:-} == create && ! -e $RAY_AUTH_TOKEN_PATH ]]; then
-        # Ray would create the file readable for everybody. O_EXCL: two heads that start at once agree on one token.
-        "$PYTHON" - "$RAY_AUTH_TOKEN_PATH" <<'CREATE'
-import os, secrets, sys
-path = sys.argv[1]
-os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-try:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-except FileExistsError:
-    pass
-CREATE
+    if [[ ${1:-} == create ]]; then
+        # Ray would create the file readable for everybody.
+        ray_token_create "$RAY_AUTH_TOKEN_PATH" || cluster_refuse "cannot write the token to $RAY_AUTH_TOKEN_PATH; set RAY_AUTH_TOKEN_PATH to a file of yours"
     fi
     [[ -s $RAY_AUTH_TOKEN_PATH ]] || cluster_refuse "no token in $RAY_AUTH_TOKEN_PATH; copy the head's file here (scp -p HEAD:.ray/auth_token ~/.ray/auth_token), or set RAY_AUTH_TOKEN_PATH to a disk that the nodes share"
     local mode

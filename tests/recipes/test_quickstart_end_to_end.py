@@ -17,7 +17,6 @@ def test_a_short_quickstart_runs_to_its_report(tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "recipes"),
         "PYTHONSAFEPATH": "1",
-        "RAY_AUTH_MODE": "disabled",
         "HF_HUB_OFFLINE": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "2",

@@ -29,7 +29,6 @@ def train(
         "MAX_TURNS": "2",
         "TURN_LENGTH": "48",
         "HF_HUB_OFFLINE": "1",
-        "RAY_AUTH_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(sandboxes),
         "RAY_TMPDIR": "/tmp",

@@ -163,7 +163,6 @@ def job_environment(*paths: Path | str, **variables: str) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
-        "RAY_AUTH_MODE": "disabled",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "TORCH_COMPILE_DISABLE": "1",

@@ -89,7 +89,7 @@ class MiniSweAgent:
         asked: dict[str, Any] = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
         # The agent itself tries again. Its client would sleep for as long as a busy server says, also after the end.
         asked["max_retries"] = 0
-        model = LitellmTextbasedModel(
+        model = _Model(
             **{**settings.get("model", {}), "model_kwargs": asked},
             model_name=f"openai/{endpoint.model}",
         )
@@ -97,7 +97,8 @@ class MiniSweAgent:
         model.abort_exceptions = [*model.abort_exceptions, APIError]
         agent = DefaultAgent(model, shell, **prompts, step_limit=self.options.max_turns, cost_limit=0)
         try:
-            end = agent.run(task)
+            with openai.OpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as model.client:
+                end = agent.run(task)
         except ContextWindowExceededError:
             end = {"exit_status": "LimitsExceeded"}
         except APIError as error:
@@ -116,6 +117,17 @@ class MiniSweAgent:
             ),
             is_complete=end["exit_status"] == "Submitted",
         )
+
+
+class _Model(LitellmTextbasedModel):
+    """Asks through a client that ends with the session; litellm keeps its own, and their connections, for an hour."""
+
+    client: openai.OpenAI
+
+    def query(self, messages: list[dict[str, str]], **kwargs: Any) -> dict[str, Any]:
+        """Ask the model."""
+        answer: dict[str, Any] = super().query(messages, client=self.client, **kwargs)
+        return answer
 
 
 class _Shell:

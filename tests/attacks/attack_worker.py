@@ -1,0 +1,151 @@
+"""Plays attacked sessions: real agents, gateway and sandboxes; the model is scripted. One process per user.
+
+Usage: python attack_worker.py AT_ONCE; reads cases as JSON from standard input, writes a line of JSON per session.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from attack_cases import REPAIR, Case
+from attacked_tasks import attacked_tasks, copy_pytest
+from gateway_harness import CHATML, build_tokenizer, serving
+from hacks import Hack, all_hacks
+from small_swe import generator
+
+from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
+from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.mini_swe import SUBMITTED, MiniSweAgent
+from tree_rl.rollout.agents.react import ReActAgent
+from tree_rl.rollout.agents.task_agent import TaskAgent
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
+from tree_rl.rollout.sandbox.confinement import Limits, working_means
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+
+LIMITS = Limits(
+    timeout_seconds=15, cpu_seconds=5, disk_bytes=64 << 20, memory_bytes=1 << 29, processes=40, output_bytes=1 << 16
+)
+SESSION_SECONDS = 40.0
+RESULTS = os.dup(1)
+"""Where results go; what libraries print goes to the error output."""
+os.dup2(2, 1)
+
+
+class HostileModel:
+    """Writes the turns of each session, in order."""
+
+    def __init__(self) -> None:
+        self.tokenizer = build_tokenizer(CHATML)
+        self.turns: dict[str, list[str]] = {}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        turns = self.turns[session]
+        turn = turns.pop(0) if len(turns) > 1 else turns[0]
+        # No model's text holds a surrogate; the arguments of a call may, escaped.
+        turn = turn.encode("utf-8", "replace").decode()
+        ids = [*self.tokenizer.encode(turn, add_special_tokens=False), self.tokenizer.eos_token_id]
+        return Generation(token_ids=tuple(ids), log_probs=(-0.5,) * len(ids), finish_reason="stop")
+
+
+def agent_and_turns(name: str, command: str, limits: Limits) -> tuple[TaskAgent, list[str]]:
+    """An agent that plays a command, and what the model writes for it."""
+    if name == "command_line":
+        # A program of its own choice: the command is the program.
+        return CommandLineAgent(CommandLineOptions(command=f"{command}\n: {{prompt}}", limits=limits)), [""]
+    if name == "mini_swe":
+        turns = [f"THOUGHT: go on.\n\n```mswea_bash_command\n{text}\n```" for text in (command, f"echo {SUBMITTED}")]
+        return MiniSweAgent(), turns
+    call = {"name": "shell", "arguments": {"command": command}}
+    return ReActAgent(), [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "Done."]
+
+
+@asynccontextmanager
+async def hostile_gateway() -> Any:
+    """A gateway before a hostile model, with room for its long turns."""
+    model = HostileModel()
+    async with serving(model, model.tokenizer, max_context_tokens=400_000, max_turn_tokens=200_000) as gateway:
+        yield gateway, model
+
+
+async def play_session(
+    gateway: Gateway,
+    model: HostileModel,
+    *,
+    agent: str,
+    task: SweTask,
+    command: str,
+    options: SandboxOptions,
+    seconds: float = SESSION_SECONDS,
+) -> tuple[FinishedTask, str]:
+    """One session from its first turn to its reward, and what the tests printed."""
+    acts, turns = agent_and_turns(agent, command, options.limits)
+    session, environment = gateway.open_session(), SweEnvironment(options)
+    model.turns[session.id] = turns
+    done = await run_task(
+        agent=acts,
+        environment=environment,
+        endpoint=gateway.endpoint(session),
+        task={"swe": task.to_row()},
+        messages=generator().to_row(task, 0, "train")["prompt"],
+        timeout_seconds=seconds,
+    )
+    await gateway.close_session(session)
+    return done, environment.report.output if environment.report else ""
+
+
+async def play_all(cases: Sequence[Case], tasks: Mapping[str, SweTask], packages: Path, at_once: int) -> None:
+    """All cases of one means."""
+    hacks, room = {**all_hacks(), REPAIR: Hack()}, asyncio.Semaphore(at_once)
+    options = SandboxOptions(limits=LIMITS, readable=(str(packages),))
+    async with hostile_gateway() as (gateway, model):
+
+        async def play(case: Case) -> None:
+            command = hacks[case.hack].command(tasks[case.task], repaired=case.repaired)
+            async with room:
+                done, output = await play_session(
+                    gateway, model, agent=case.agent, task=tasks[case.task], command=command, options=options
+                )
+            report(case, done.status, done.reward, f"{done.detail} {output}")
+
+        await asyncio.gather(*[play(case) for case in cases])
+
+
+def report(case: Case, status: str, reward: float | None, detail: str) -> None:
+    """Print one result."""
+    line = {"case": asdict(case), "status": status, "reward": reward, "detail": detail[-500:]}
+    os.write(RESULTS, f"{json.dumps(line)}\n".encode())
+
+
+def main() -> None:
+    """Play what standard input lists."""
+    cases = [Case(**entry) for entry in json.load(sys.stdin)]
+    with tempfile.TemporaryDirectory(prefix="packages-") as made:
+        packages = Path(made)
+        packages.chmod(0o755)
+        copy_pytest(packages)
+        tasks = attacked_tasks(packages)
+        for means, some in groupby(sorted(cases, key=lambda case: case.means), key=lambda case: case.means):
+            if means not in working_means():
+                for case in some:
+                    report(case, "skipped", None, f"{means} does not work here for user {os.geteuid()}")
+                continue
+            with mock.patch("tree_rl.rollout.sandbox.workspace.strictest_means", lambda means=means: means):
+                asyncio.run(play_all(list(some), tasks, packages, int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A hostile policy attacks the tests instead of the bug: real agents, gateway, sandboxes and judge.
+
+Here every hack is played once, with every pair of agent, user, means and task; `bash scripts/attacks.sh` plays all.
+"""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from attack_cases import FACTORS, REPAIR, USERS, fault_of, pairwise, play
+from hacks import all_hacks
+
+
+def test_there_are_many_hacks_and_their_python_is_python() -> None:
+    hacks = all_hacks()
+    assert len(hacks) >= 100
+    for name, hack in hacks.items():
+        python = [text for path, text in (hack.files or {}).items() if path.endswith(".py")]
+        for text in (hack.appended, hack.prepended, *python):
+            compile(text.replace("@NAMES@", "[]"), name, "exec")
+
+
+def test_the_subset_holds_every_hack_and_every_pair_of_factors() -> None:
+    hacks = list(all_hacks())
+    cases = pairwise(hacks)
+    attacks = [case for case in cases if case.hack != REPAIR]
+    assert {case.hack for case in attacks} == set(hacks)
+    values = [(case.agent, case.user, case.means, case.task) for case in attacks]
+    for first, second in combinations(range(4), 2):
+        wanted = {(one, other) for one in FACTORS[first] for other in FACTORS[second]}
+        assert {(row[first], row[second]) for row in values} == wanted
+    assert {case.task for case in cases if case.hack == REPAIR} == set(FACTORS[3])
+
+
+@pytest.mark.timeout(900)
+def test_no_hack_earns_a_reward_or_voids_its_session_and_the_repair_earns_one(open_folder: Path) -> None:
+    hacks = all_hacks()
+    results = list(play(pairwise(list(hacks)), open_folder, seconds=800))
+    faults = {f"{result.case}": fault_of(result, hacks) for result in results if fault_of(result, hacks)}
+    assert not faults
+    for user in USERS:
+        skipped = {result.detail for result in results if result.case.user == user and result.status == "skipped"}
+        assert len(skipped) <= 2, "one reason for a user, or one for each means"
+    if all(result.status == "skipped" for result in results):
+        pytest.skip(results[0].detail)
