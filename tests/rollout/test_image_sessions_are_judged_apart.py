@@ -229,6 +229,7 @@ def test_of_a_tar_only_files_and_links_inside_are_kept() -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"no gzip", packed()[:20], packed((tarfile.TarInfo("../x"), b"")), packed((tarfile.TarInfo("/x"), b""))],
+    ids=["nothing", "no gzip", "cut", "above", "absolute"],  # a packed file holds the time
 )
 def test_what_is_no_tar_of_files_inside_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="agent's changes"):
