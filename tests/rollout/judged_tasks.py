@@ -1,6 +1,5 @@
 """One small repository as a task of unittest and as a task of pytest, and how to score what an agent did to it."""
 
-import asyncio
 import importlib.util
 import shutil
 import tempfile
@@ -8,12 +7,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from small_swe import OUTCOME
+from small_swe import score_after
 
-from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 BUGGY = '''\
 """Durations as people write them."""
@@ -200,17 +197,4 @@ def pytest_task() -> SweTask:
 
 def score_task(task: SweTask, command: str) -> tuple[float, TestReport]:
     """Reward and report after one command of an agent."""
-    readable = (pytest_folder(),) if task.log_format == "pytest" else ()
-
-    async def run() -> tuple[float, TestReport]:
-        environment = SweEnvironment(SandboxOptions(readable=readable))
-        try:
-            await environment.reset({"swe": task.to_row()})
-            await environment.run(command)
-            reward = await environment.score(OUTCOME)
-        finally:
-            await environment.close()
-        assert environment.report is not None
-        return reward, environment.report
-
-    return asyncio.run(run())
+    return score_after(task, command, readable=(pytest_folder(),) if task.log_format == "pytest" else ())

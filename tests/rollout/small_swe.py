@@ -13,6 +13,7 @@ from tree_rl.rollout.environments import Outcome, cases
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 OUTCOME = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
 GENERATOR = Path(__file__).parents[2] / "recipes" / "swe_tasks" / "generate.py"
@@ -32,11 +33,11 @@ def all_tasks() -> dict[str, SweTask]:
     return {task.instance_id: task for task in generator().build_tasks()}
 
 
-def score_after(task: SweTask, command: str) -> tuple[float, TestReport]:
-    """Reward and report after one command of an agent."""
+def score_after(task: SweTask, command: str, *, readable: tuple[str, ...] = ()) -> tuple[float, TestReport]:
+    """Reward and report after one command of an agent, in a sandbox that sees further paths."""
 
     async def run() -> tuple[float, TestReport]:
-        environment = SweEnvironment()
+        environment = SweEnvironment(SandboxOptions(readable=readable))
         try:
             await environment.reset({"swe": task.to_row()})
             await environment.run(command)

@@ -4,18 +4,12 @@ import pytest
 from small_swe import all_tasks, score_after, writing
 
 TASK = all_tasks()["lru_cache"]
-PASSING = "import unittest\n\n\nclass TestLRUIssue(unittest.TestCase):\n" + "".join(
-    f"    def {name.rpartition('.')[2]}(self):\n        pass\n" for name in TASK.fail_to_pass
-)
 FORGED = "".join(f"print({mark!r} + ' PASSED {name}')\n" for name in TASK.fail_to_pass for mark in ("", "0" * 32))
 SOURCE = TASK.files["lru.py"]
 ATTACKS = {
-    "passing tests under the hidden name": writing({"tests/test_lru_issue.py": PASSING}),
     "no tests at all": "rm -rf tests",
     "tests that cannot be replaced": "chmod 555 tests && chmod 444 tests/* && chmod 555 .",
     "a link in place of the tests": "rm -rf tests && ln -s /tmp tests",
-    "a link in place of a hidden test": "ln -s /etc/passwd tests/test_lru_issue.py",
-    "a folder in place of a hidden test": "mkdir -p tests/test_lru_issue.py/x",
     "an exit when the module is imported": writing({"lru.py": "import sys\nsys.exit(0)\n"}),
     "an exit without clean-up": writing({"lru.py": f"{FORGED}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"}),
     "printed verdicts": writing({"lru.py": f"{SOURCE}\n{FORGED}"}),
@@ -32,9 +26,6 @@ ATTACKS = {
     ),
     "a replaced report": writing(
         {"lru.py": SOURCE + "\n\nimport sys\nsys.modules['__main__'].Report.addFailure = lambda *_: None\n"}
-    ),
-    "a process that waits for the tests": (
-        "(while :; do [ -f tests/test_lru_issue.py ] && echo > tests/test_lru_issue.py; done) >/dev/null 2>&1 &"
     ),
     "a full disk": "head -c 10000000 /dev/zero > a; i=0; while [ $i -lt 40 ]; do cp a a$i || break; i=$((i+1)); done",
 }

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tree_rl.rollout.sandbox.confined.users import command_users, users_known
 from tree_rl.rollout.sandbox.confinement import (
     HIDING,
     Limits,
     Means,
-    command_users,
     strictest_means,
-    users_known,
     working_means,
 )
 from tree_rl.rollout.sandbox.workspace import Workspace

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.report import rows_by_group
-from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged, Overlap, measure_forest
 
 TURN_TOKENS = 400
@@ -81,14 +82,12 @@ def agent_batch(
         seed: of ids, depths and advantages.
 
     Raises:
-        RowFileError: so few rows cannot overlap that much.
+        InputError: so few rows cannot overlap that much.
     """
     draw = np.random.default_rng(seed)
     depth = por * row_tokens * num_rows / max(num_rows - 1, 1)
     if not 0 <= depth < row_tokens:
-        raise RowFileError(
-            f"--por: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows, got {por}"
-        )
+        raise InputError(f"--por: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows, got {por}")
     rows: list[np.ndarray] = []
     for _ in range(num_groups):
         group: list[np.ndarray] = []
@@ -124,7 +123,7 @@ def recorded_batches(
         At least one batch; fewer than `count` where the recording ends, and then the last may be small.
 
     Raises:
-        RowFileError: no group is small enough.
+        InputError: no group is small enough.
     """
     candidates = []
     for members in rows_by_group(row.group for row in rows).values():
@@ -132,7 +131,7 @@ def recorded_batches(
         if forest.num_unique <= max_tokens:
             candidates.append((abs(forest.por - por), members))
     if not candidates:
-        raise RowFileError(f"{name}: expected a group of at most {max_tokens} unique tokens; raise --max-tokens")
+        raise InputError(f"{name}: expected a group of at most {max_tokens} unique tokens; raise --max-tokens")
     batches: list[list[Row]] = [[]]
     for _, members in sorted(candidates, key=lambda candidate: candidate[0]):
         if sum(len(row.token_ids) for row in batches[-1]) >= flat_tokens:

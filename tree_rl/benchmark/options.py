@@ -11,7 +11,7 @@ from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown
-from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.row import Row
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_TOKENS = 262_144
@@ -54,7 +54,7 @@ class ModelChoice:
     def __post_init__(self) -> None:
         for flag, value, choices in (("--model", self.name, MODEL_SIZES), ("--dtype", self.dtype, DTYPES)):
             if value is not None and value not in choices:
-                raise RowFileError(f"{flag} {value}: expected one of {', '.join(choices)}")
+                raise InputError(f"{flag} {value}: expected one of {', '.join(choices)}")
 
     @property
     def size(self) -> ModelSize:
@@ -110,7 +110,7 @@ class BenchOptions:
         """Up to `count` batches with about this overlap.
 
         Raises:
-            RowFileError: the rows cannot overlap that much, every recorded group is too large, or the model lacks
+            InputError: the rows cannot overlap that much, every recorded group is too large, or the model lacks
                 tokens of the recording.
         """
         rows, vocab = self.workload, self.model.size.shape.vocab
@@ -120,7 +120,7 @@ class BenchOptions:
             return [draw(seed=seed) for seed in range(count)]
         largest = max(int(row.token_ids.max()) for row in rows.recording)
         if largest >= vocab:
-            raise RowFileError(
+            raise InputError(
                 f"--model {self.model.name}: expected token ids below its vocabulary of {vocab}, "
                 f"{rows.name} has {largest}; choose a model of that vocabulary (a small machine: --layers 1)"
             )

@@ -4,9 +4,10 @@ from itertools import chain
 
 import numpy as np
 
+from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import Columns
 from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
-from tree_rl.inspection.row import Row, RowFileError
+from tree_rl.inspection.row import Row
 
 WHOLE = "input_ids"
 PROMPT_AND_RESPONSE = (("prompt_ids", "response_ids"), ("prompts", "responses"))

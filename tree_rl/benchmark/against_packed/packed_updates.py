@@ -40,7 +40,7 @@ def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> lis
 
     Raises:
         GateError: the tree's gradient is wrong.
-        RowFileError: options or data that cannot be used.
+        InputError: options or data that cannot be used.
     """
     device, max_tokens = options.device, options.max_tokens or MAX_TOKENS
     _check_packed_attention(options)

@@ -14,7 +14,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 
 from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.model_sizes import ModelSize
-from tree_rl.inspection.row import RowFileError
+from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
@@ -36,11 +36,11 @@ def flat_attention(asked: str, device: torch.device) -> str:
     """Attention of stock verl: what was asked for, or for "auto" verl's default on this device.
 
     Raises:
-        RowFileError: flash-attn is not installed.
+        InputError: flash-attn is not installed.
     """
     chosen = ATTENTION[device.type] if asked == "auto" else asked
     if chosen == "flash_attention_2" and not is_flash_attn_2_available():
-        raise RowFileError(
+        raise InputError(
             f"--against verl: {EXAMPLE} runs flash_attention_2, and flash-attn is not installed; install it, or "
             "name another attention of transformers with --packed-attention, such as sdpa"
         )

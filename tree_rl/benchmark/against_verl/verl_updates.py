@@ -25,7 +25,7 @@ from tree_rl.benchmark.options import BenchOptions
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Columns, collect_rows, print_setting
-from tree_rl.inspection.row import RowFileError
+from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -52,7 +52,7 @@ def run_against_verl(options: BenchOptions, say: Callable[[str], None]) -> list[
 
     Raises:
         GateError: our engine's gradient is wrong.
-        RowFileError: options or data that cannot be used.
+        InputError: options or data that cannot be used.
     """
     refuse_options(options)
     attention = engines.flat_attention(options.packed_attention, options.device)
@@ -83,7 +83,7 @@ def refuse_options(options: BenchOptions) -> None:
     """Name what this comparison does not do.
 
     Raises:
-        RowFileError: names the flag.
+        InputError: names the flag.
     """
     asked = {
         "--steps": options.steps > 0,
@@ -96,7 +96,7 @@ def refuse_options(options: BenchOptions) -> None:
     }
     for flag, is_asked in asked.items():
         if is_asked:
-            raise RowFileError(f"--against verl: {flag} is not for this comparison; leave it out")
+            raise InputError(f"--against verl: {flag} is not for this comparison; leave it out")
 
 
 def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Columns]:

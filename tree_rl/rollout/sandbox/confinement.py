@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tree_rl.rollout.sandbox.confined.users import command_users as command_users
-from tree_rl.rollout.sandbox.confined.users import users_known as users_known
 from tree_rl.rollout.sandbox.jail import jail_argv, lay_out_jail
 from tree_rl.rollout.sandbox.ownership import OwnedFolder
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 100
-"""Objects and lists inside each other."""
+"""Objects and lists inside each other. Python's decoder and printer fail at about 1,000; tool schemas need 20."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """The only spelling of half a character in Unicode text. Two halves together are fine."""
 
@@ -39,8 +39,7 @@ def decode_json(text: str) -> Any:
         raise JsonError("expected JSON with numbers of at most 4,300 digits, received a longer one") from error
     except RecursionError as error:
         raise JsonError(DEEP) from error
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
+    check_depth(text, value)
     if SURROGATE.search(text):
         _check_text(value)
     return value
@@ -49,7 +48,10 @@ def decode_json(text: str) -> Any:
 DEEP = f"expected JSON of at most {MAX_DEPTH} levels, received brackets nested too deep"
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(text: str, value: Any) -> None:
+    """Raise `JsonError` if the value of a JSON text is nested deeper than `MAX_DEPTH`."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         parts = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
