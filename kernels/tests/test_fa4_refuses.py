@@ -67,6 +67,12 @@ def test_a_proven_version_serves(version: str, site: Path) -> None:
     assert package_reason() is None
 
 
+def test_a_head_size_that_a_version_fails_with_is_refused(site: Path) -> None:
+    install(site, "4.0.0b19")
+    reason = str(fa4_unavailable_reason(CUDA, torch.bfloat16, 256))
+    assert reason == "flash-attn-4 4.0.0b19 fails with a head size of 256, which 4.0.0b36 runs (constraints/fa4.txt)"
+
+
 def test_another_version_is_refused(site: Path) -> None:
     install(site, "4.0.0b40")
     reason = str(package_reason())
@@ -81,12 +87,12 @@ def test_a_package_that_is_not_there_is_named(site: Path, monkeypatch: pytest.Mo
 
 
 def test_flash_attn_2_in_the_same_place_is_refused(site: Path) -> None:
-    install(site, VERSIONS[1]).write_bytes(b"# flash-attn 2 was installed afterwards\n")
+    install(site, "4.0.0b19").write_bytes(b"# flash-attn 2 was installed afterwards\n")
     assert "is not its own file, as after an installation of flash-attn 2" in str(package_reason())
 
 
 def test_flash_attn_2_in_front_is_refused(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    install(site, VERSIONS[1])
+    install(site, "4.0.0b19")
     other = tmp_path_factory.mktemp("other")
     (other / ENTRY).parent.mkdir(parents=True)
     (other / ENTRY).write_bytes(b"")
@@ -106,6 +112,7 @@ def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monke
     # By name the module is hidden behind the function of the same name as its package.
     module = sys.modules[fa4_unavailable_reason.__module__]
     monkeypatch.setattr(module, "package_reason", lambda: None)
+    monkeypatch.setattr(module, "_version_reason", lambda head_size: None)
     monkeypatch.setattr(module, "_device_reason", lambda device: None)
     arguments: dict[str, Any] = {"device": CUDA, "dtype": torch.bfloat16, "head_size": 128}
     assert chosen_implementation(**arguments) == "fa4"

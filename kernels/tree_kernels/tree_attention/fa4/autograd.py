@@ -23,9 +23,9 @@ from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.triton_support import HOPPER
 
 PACKAGE = "flash-attn-4"
-VERSIONS = ("4.0.0b36", "4.0.0b19")
-"""Those that the GPU tests ran with: the newest, and the one that installs beside vLLM 0.24. Others may lack what we
-call."""
+VERSIONS = {"4.0.0b36": (64, 128, 256), "4.0.0b19": (64, 128)}
+"""Those that the GPU tests ran with, and the head sizes that passed: the newest, and the one that installs beside vLLM
+0.24. Others may lack what we call."""
 ENTRY = "flash_attn/cute/interface.py"
 """flash-attn 2's source distribution ships a file of this name too; whichever was installed last lies there."""
 DTYPES = (torch.bfloat16, torch.float16)
@@ -53,7 +53,7 @@ def fa4_unavailable_reason(
         return f"{PACKAGE} approximates the soft cap's tanh to 11 bits, received softcap={softcap}"
     if needs_lse:
         return f"{PACKAGE}: gradients through the log-sum-exp are unproven, received sinks or return_lse=True"
-    return package_reason() or _device_reason(device)
+    return package_reason() or _version_reason(head_size) or _device_reason(device)
 
 
 def fa4_attention_of_tree(
@@ -149,6 +149,14 @@ def package_reason() -> str | None:
             f"an installation of flash-attn 2; pip install --force-reinstall --no-deps {PACKAGE}=={package.version}"
         )
     return None
+
+
+def _version_reason(head_size: int) -> str | None:
+    version = metadata.version(PACKAGE)
+    if head_size in VERSIONS[version]:
+        return None
+    needed = next(newer for newer, sizes in VERSIONS.items() if head_size in sizes)
+    return f"{PACKAGE} {version} fails with a head size of {head_size}, which {needed} runs (constraints/fa4.txt)"
 
 
 def _imported_entry() -> Path | None:
