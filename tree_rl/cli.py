@@ -111,6 +111,10 @@ class BenchOption:
     PackedAttention = Annotated[str, typer.Option(help="Attention of packed rows: fa4, cudnn, flash, flex or sdpa.")]
     ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens, too.")]
     Checkpointing = Annotated[bool, typer.Option(help="Recompute every layer in the backward.")]
+    Liger = Annotated[
+        bool | None,
+        typer.Option(help="Liger's fused layers on both sides. Default: on a GPU where liger-kernel is installed."),
+    ]
     Trace = Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")]
     Out = Annotated[Path | None, typer.Option(help="Folder for the CSV and the figure.")]
     Commit = Annotated[
@@ -249,6 +253,7 @@ def bench_update(
     packed_attention: BenchOption.PackedAttention = "auto",
     project_all: BenchOption.ProjectAll = False,
     checkpointing: BenchOption.Checkpointing = True,
+    liger: BenchOption.Liger = None,
     trace: BenchOption.Trace = False,
     out: BenchOption.Out = None,
     commit: BenchOption.Commit = None,
@@ -274,7 +279,7 @@ def bench_update(
                 num_groups=groups,
                 trained_share=trained_share,
             ),
-            model=ModelChoice(name=model, layers=layers, dtype=dtype, checkpointing=checkpointing),
+            model=ModelChoice(name=model, layers=layers, dtype=dtype, checkpointing=checkpointing, liger=liger),
             max_tokens=max_tokens,
             repeats=repeats,
             steps=steps,

@@ -2,14 +2,22 @@
 
 import subprocess
 import sys
-from importlib import metadata
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tree_kernels import UnsupportedImplementation, chosen_implementation, tree_attention, unavailable_reason
-from tree_kernels.tree_attention.fa4.autograd import VERSION, fa4_unavailable_reason, package_reason
+from tree_kernels.tree_attention.fa4.autograd import (
+    ENTRY,
+    VERSIONS,
+    fa4_unavailable_reason,
+    package_reason,
+)
 
 CUDA = torch.device("cuda")
 
@@ -31,27 +39,69 @@ def test_what_it_cannot_do_is_named(changes: dict[str, Any], complaint: str) -> 
         raise AssertionError(fa4_unavailable_reason(**arguments))
 
 
-@pytest.mark.parametrize(
-    ("installed", "complaint"), [(None, "is not installed"), ("4.0.0b40", f"=={VERSION} is needed, found 4.0.0b40")]
-)
-def test_only_the_pinned_version_is_used(
-    installed: str | None, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(name: str) -> str:
-        assert name == "flash-attn-4"
-        if installed is None:
-            raise metadata.PackageNotFoundError(name)
-        return installed
-
-    monkeypatch.setattr(metadata, "version", version)
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages in front of all others; flash-attn-4 may be installed or not."""
+    monkeypatch.syspath_prepend(str(tmp_path))
     package_reason.cache_clear()
+    yield tmp_path
+    package_reason.cache_clear()
+
+
+def install(site: Path, version: str) -> Path:
+    """What an installer leaves of flash-attn-4, as far as it is looked at."""
+    entry = site / ENTRY
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(b"# the kernels' door\n")
+    about = site / f"flash_attn_4-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flash-attn-4\nVersion: {version}\n")
+    digest = urlsafe_b64encode(sha256(entry.read_bytes()).digest()).rstrip(b"=").decode()
+    (about / "RECORD").write_text(f"{ENTRY},sha256={digest},{entry.stat().st_size}\n")
+    return entry
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_proven_version_serves(version: str, site: Path) -> None:
+    install(site, version)
+    assert package_reason() is None
+
+
+def test_a_head_size_that_a_version_fails_with_is_refused(site: Path) -> None:
+    install(site, "4.0.0b19")
+    reason = str(fa4_unavailable_reason(CUDA, torch.bfloat16, 256))
+    assert reason == "flash-attn-4 4.0.0b19 fails with a head size of 256, which 4.0.0b36 runs (constraints/fa4.txt)"
+
+
+def test_another_version_is_refused(site: Path) -> None:
+    install(site, "4.0.0b40")
+    reason = str(package_reason())
+    assert "4.0.0b36 or 4.0.0b19 is needed, found 4.0.0b40" in reason and "tree_rl[fa4]" in reason
+    assert unavailable_reason("fa4", device=CUDA, dtype=torch.bfloat16, head_size=128) == reason
+    assert chosen_implementation(device=CUDA, dtype=torch.bfloat16, head_size=128) != "fa4"
+
+
+def test_a_package_that_is_not_there_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(site)])
+    assert str(package_reason()).startswith("flash-attn-4 is not installed")
+
+
+def test_flash_attn_2_in_the_same_place_is_refused(site: Path) -> None:
+    install(site, "4.0.0b19").write_bytes(b"# flash-attn 2 was installed afterwards\n")
+    assert "is not its own file, as after an installation of flash-attn 2" in str(package_reason())
+
+
+def test_flash_attn_2_in_front_is_refused(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    install(site, "4.0.0b19")
+    other = tmp_path_factory.mktemp("other")
+    (other / ENTRY).parent.mkdir(parents=True)
+    (other / ENTRY).write_bytes(b"")
+    (other / "flash_attn" / "__init__.py").write_bytes(b"raise AssertionError('nothing is imported to find out')")
+    sys.path.insert(0, str(other))
     try:
-        reason = str(package_reason())
-        assert complaint in reason and "tree_rl[fa4]" in reason
-        assert unavailable_reason("fa4", device=CUDA, dtype=torch.bfloat16, head_size=128) == reason
-        assert chosen_implementation(device=CUDA, dtype=torch.bfloat16, head_size=128) != "fa4"
+        assert f"hidden by another package: {other}" in str(package_reason())
     finally:
-        package_reason.cache_clear()
+        sys.path.remove(str(other))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +112,7 @@ def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monke
     # By name the module is hidden behind the function of the same name as its package.
     module = sys.modules[fa4_unavailable_reason.__module__]
     monkeypatch.setattr(module, "package_reason", lambda: None)
+    monkeypatch.setattr(module, "_version_reason", lambda head_size: None)
     monkeypatch.setattr(module, "_device_reason", lambda device: None)
     arguments: dict[str, Any] = {"device": CUDA, "dtype": torch.bfloat16, "head_size": 128}
     assert chosen_implementation(**arguments) == "fa4"

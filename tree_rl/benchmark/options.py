@@ -12,6 +12,7 @@ from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown
 from tree_rl.inspection.row import Row
+from tree_rl.models.fused_layers import has_liger
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_TOKENS = 262_144
@@ -50,6 +51,8 @@ class ModelChoice:
     """Key of `DTYPES`; None is bfloat16 on a GPU and float32 on a CPU."""
     checkpointing: bool
     """Recompute every layer in the backward."""
+    liger: bool | None = None
+    """Run Liger's fused layers; None runs them on a GPU where they are installed."""
 
     def __post_init__(self) -> None:
         for flag, value, choices in (("--model", self.name, MODEL_SIZES), ("--dtype", self.dtype, DTYPES)):
@@ -106,6 +109,11 @@ class BenchOptions:
         """Type of parameters and activations."""
         return DTYPES[self.model.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")]
 
+    @property
+    def has_fused_layers(self) -> bool:
+        """Whether both sides run Liger's layers."""
+        return self.device.type == "cuda" and has_liger() if self.model.liger is None else self.model.liger
+
     def batches(self, por: float, *, count: int) -> list[Batch]:
         """Up to `count` batches with about this overlap.
 
@@ -138,6 +146,7 @@ class BenchOptions:
             "layers": str(self.model.size.shape.layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "checkpointing": "every layer" if self.model.checkpointing else "none",
+            "layer_kernels": "liger" if self.has_fused_layers else "transformers",
         }
 
     def csv(self, kind: str) -> Path | None:

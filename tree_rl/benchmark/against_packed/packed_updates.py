@@ -53,6 +53,7 @@ def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> lis
         tree_impl=options.tree_attention,
         packed_impl=options.packed_attention,
         checkpointing=options.model.checkpointing,
+        liger=options.has_fused_layers,
     )
     planners = {
         TREE: tree_planner(max_tokens, device),

@@ -15,6 +15,7 @@ from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.recurrent.delta_net import tree_functions
 from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
 from tree_rl.models.routers.trace import RouterHooks
@@ -40,6 +41,7 @@ def build_model(
     tree_impl: str = "auto",
     packed_impl: str = "auto",
     checkpointing: bool = True,
+    liger: bool = False,
 ) -> Any:
     """A model with random weights, always the same, in train mode.
 
@@ -50,12 +52,15 @@ def build_model(
         tree_impl: implementation of `tree_kernels.tree_attention`.
         packed_impl: implementation of `packed_attention`.
         checkpointing: recompute every layer in the backward.
+        liger: Liger's fused layers.
     """
     torch.manual_seed(0)
     config = CONFIGS[size.family](**size.config())
     attention = register_packed_attention(packed_impl)
     with device:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    if liger:
+        use_liger_layers(model)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))

@@ -57,7 +57,13 @@ def save_random_model(size: ModelSize, folder: Path, device: torch.device, dtype
 
 
 def build_engine(
-    path: Path, *, tree: TreeConfig | None, dtype: torch.dtype, attention: str, checkpointing: bool = True
+    path: Path,
+    *,
+    tree: TreeConfig | None,
+    dtype: torch.dtype,
+    attention: str,
+    checkpointing: bool = True,
+    liger: bool = False,
 ) -> Any:
     """An engine with its optimizer: stock verl's without `tree`.
 
@@ -67,6 +73,7 @@ def build_engine(
         dtype: float32 or bfloat16, in which layers compute; parameters are float32, verl's default.
         attention: of transformers, for rows.
         checkpointing: recompute layers in the backward, as the script does.
+        liger: Liger's fused layers, which the script leaves out.
     """
     join_process_group()
     settings: dict[str, Any] = {
@@ -81,6 +88,7 @@ def build_engine(
         model_type="language_model",
         use_remove_padding=True,
         enable_gradient_checkpointing=checkpointing,
+        use_liger=liger,
         override_config={"attn_implementation": attention},
     )
     engine = engine_class(

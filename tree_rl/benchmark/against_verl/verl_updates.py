@@ -110,6 +110,7 @@ def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Col
     gc.collect()
     config = TreeConfig(max_tokens=options.max_tokens, attention=options.tree_attention, self_check=False)
     settings: dict[str, Any] = {"dtype": options.dtype, "attention": attention, "checkpointing": checkpointing}
+    settings["liger"] = options.has_fused_layers
     sides = {
         name: Side(engine=engines.build_engine(path, tree=tree, **settings), max_tokens=options.max_tokens)
         for name, tree in ((TREE, config), (STOCK, None))

@@ -12,6 +12,7 @@ import torch
 
 from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
+from tree_kernels.tree_attention.fa4.autograd import PACKAGE, package_reason
 from tree_rl.verl_plugin.checks.fresh_process import (
     PROBE_SECONDS,
     REGISTERED,
@@ -61,6 +62,7 @@ def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     yield _find_devices()
     for impl in IMPLEMENTATIONS:
         yield _find_kernel(impl)
+    yield _find_hopper_kernel()
     yield _find_tree_error()
     yield _find_plugin("plugin in a fresh process", examine_here)
     if start_ray:
@@ -97,6 +99,13 @@ def _find_kernel(impl: str) -> Finding:
     return Finding(
         subject=f"tree attention, {impl}", status=Status.ABSENT if reason else Status.OK, detail=detail.splitlines()[0]
     )
+
+
+def _find_hopper_kernel() -> Finding:
+    """What `attention: auto` takes on a Hopper GPU in bf16, whatever this machine has."""
+    reason = package_reason()
+    detail = f"triton, since {reason}" if reason else f"fa4 ({PACKAGE} {version(PACKAGE)})"
+    return Finding(subject="tree attention on Hopper GPUs", status=Status.OK, detail=detail)
 
 
 def _find_tree_error() -> Finding:

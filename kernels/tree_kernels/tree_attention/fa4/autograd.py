@@ -6,7 +6,11 @@ Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key hea
 """
 
 import functools
+import hashlib
+from base64 import urlsafe_b64encode
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +23,11 @@ from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.triton_support import HOPPER
 
 PACKAGE = "flash-attn-4"
-VERSION = "4.0.0b36"
+VERSIONS = {"4.0.0b36": (64, 128, 256), "4.0.0b19": (64, 128)}
+"""Those that the GPU tests ran with, and the head sizes that passed: the newest, and the one that installs beside vLLM
+0.24. Others may lack what we call."""
+ENTRY = "flash_attn/cute/interface.py"
+"""flash-attn 2's source distribution ships a file of this name too; whichever was installed last lies there."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -45,7 +53,7 @@ def fa4_unavailable_reason(
         return f"{PACKAGE} approximates the soft cap's tanh to 11 bits, received softcap={softcap}"
     if needs_lse:
         return f"{PACKAGE}: gradients through the log-sum-exp are unproven, received sinks or return_lse=True"
-    return package_reason() or _device_reason(device)
+    return package_reason() or _version_reason(head_size) or _device_reason(device)
 
 
 def fa4_attention_of_tree(
@@ -127,13 +135,46 @@ def _materialised(t: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def package_reason() -> str | None:
     """Why the installed packages do not serve, or None if they do."""
+    remedy = 'pip install -c constraints/gpu.txt "tree_rl[fa4]"'
     try:
-        version = metadata.version(PACKAGE)
+        package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
-        return f'{PACKAGE} is not installed; pip install -c constraints/fa4.txt "tree_rl[fa4]"'
-    if version != VERSION:
-        return f'{PACKAGE}=={VERSION} is needed, found {version}; pip install -c constraints/fa4.txt "tree_rl[fa4]"'
+        return f"{PACKAGE} is not installed; {remedy}"
+    if package.version not in VERSIONS:
+        return f"{PACKAGE}=={' or '.join(VERSIONS)} is needed, found {package.version}; {remedy}"
+    found = _imported_entry()
+    if found is None or _record_hash(found.read_bytes()) != _recorded(package):
+        return (
+            f"{PACKAGE} {package.version} is hidden by another package: {found or ENTRY} is not its own file, as after "
+            f"an installation of flash-attn 2; pip install --force-reinstall --no-deps {PACKAGE}=={package.version}"
+        )
     return None
+
+
+def _version_reason(head_size: int) -> str | None:
+    version = metadata.version(PACKAGE)
+    if head_size in VERSIONS[version]:
+        return None
+    needed = next(newer for newer, sizes in VERSIONS.items() if head_size in sizes)
+    return f"{PACKAGE} {version} fails with a head size of {head_size}, which {needed} runs (constraints/fa4.txt)"
+
+
+def _imported_entry() -> Path | None:
+    """The file that `import flash_attn.cute.interface` would load, without importing anything."""
+    parent = find_spec("flash_attn")
+    folders = parent.submodule_search_locations if parent is not None else None
+    places = [Path(folder).parent / ENTRY for folder in folders or ()]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _recorded(package: metadata.Distribution) -> str | None:
+    """The hash that the package's installer noted for its entry."""
+    return next((file.hash.value for file in package.files or () if str(file) == ENTRY and file.hash), None)
+
+
+def _record_hash(content: bytes) -> str:
+    """SHA-256 as a wheel's RECORD writes it."""
+    return urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 @functools.cache
