@@ -195,7 +195,7 @@ def test_a_dead_sandbox_ends_the_session_and_no_sibling(chatml: PreTrainedTokeni
     backend = ScriptedModel(chatml, repair_for_mini)
     agents = [(MiniSweAgent(), all_tasks()[name]) for name in TEN[:3]]
     dead, *others = play(backend, agents, environment=Dying)
-    assert dead.result == ("sandbox_died", None) and "was stopped" in dead.done.detail
+    assert dead.result == ("sandbox_died", 0.0) and "was stopped" in dead.done.detail
     assert [session.result for session in others] == [("completed", 1.0)] * 2
 
 

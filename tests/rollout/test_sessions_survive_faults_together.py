@@ -56,7 +56,7 @@ KINDS = (*COMMANDS, "invalid json", *SERVER_FAULTS)
 ENDS = defaultdict(
     lambda: ("completed", 1.0),
     {
-        "dead sandbox": ("sandbox_died", None),
+        "dead sandbox": ("sandbox_died", 0.0),
         "500 for ever": ("agent_failed", 0.0),
         "hanging model": ("timed_out", 0.0),
     },

@@ -309,5 +309,5 @@ def test_the_environment_is_closed_whatever_happens(tokenizer: PreTrainedTokeniz
             Failing.closed += 1
 
     played = run(tokenizer, {PROMPT: shell("true")}, environment=Failing())
-    assert (played.done.status, played.done.reward, Failing.closed) == ("environment_failed", None, 1)
+    assert (played.done.status, played.done.reward, Failing.closed) == ("agent_failed", 0.0, 1)
     assert "tool broke" in played.done.detail

@@ -93,6 +93,7 @@ OVERRIDDEN: dict[type, str] = {
     """,
     sft_trainer.SFTWorker: "TrainingWorker.train_batch(data)",
     sft_trainer.TreeSFTTrainer: """
+        SFTTrainer._build_dataset()
         SFTTrainer._build_engine()
         SFTTrainer._build_dataloader()
     """,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from checkpointed_run import Trainer, build_engines, set_weights
 
+from tree_rl.verl_plugin.resume import checkpoint_commit
 from tree_rl.verl_plugin.resume.checkpoint_commit import TRACKER
 from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, STATE
 from tree_rl.verl_plugin.resume.update_ledger import LEDGER
@@ -287,7 +288,7 @@ def killed_after(calls: int, patch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    for place, name in ((os, "fsync"), (Path, "replace"), (Path, "rename"), (shutil, "rmtree")):
+    for place, name in ((os, "fsync"), (Path, "replace"), (Path, "rename"), (checkpoint_commit, "remove_tree")):
         patch.setattr(place, name, counted(getattr(place, name)))
     return left
 
@@ -306,6 +307,66 @@ def test_two_damaged_checkpoints_are_two_lines(root: Path, engines: Any, caplog:
     (root / "global_step_4" / RECORD).write_text("")
     assert_state_of(resumed(root, engines), 2)
     assert sum("is damaged" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_checkpoints_behind_links_are_resumed_and_written_beside(root: Path, engines: Any, tmp_path: Path) -> None:
+    """Users move checkpoints to another disk, and the whole folder too."""
+    elsewhere = tmp_path / "disk"
+    root.rename(elsewhere)
+    root.symlink_to(elsewhere)
+    (elsewhere / "global_step_6").rename(tmp_path / "kept")
+    (elsewhere / "global_step_6").symlink_to(tmp_path / "kept")
+    again = resumed(root, engines)
+    assert_state_of(again, LAST)
+    again.batches = iter(again.train_dataloader)
+    (elsewhere / "global_step_7").symlink_to(tmp_path / "kept")
+    before = {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*") if path.is_file()}
+    again.train(7)
+    again._save_checkpoint()
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert_state_of(resumed(root, engines), 7)
+
+
+def copy_of_another(root: Path, name: str) -> None:
+    shutil.copy(root / "global_step_4" / name, root / "global_step_6" / name)
+
+
+MIXED: dict[str, Callable[[Path], Any]] = {
+    "record of another step": lambda root: copy_of_another(root, RECORD),
+    "weights of another step": lambda root: copy_of_another(root, "actor/model_world_size_1_rank_0.pt"),
+    "state of another step": lambda root: copy_of_another(root, STATE),
+    "ledger of another step": lambda root: copy_of_another(root, LEDGER),
+    "half deleted": lambda root: shutil.rmtree(root / "global_step_6" / "critic"),
+    "critic and actor exchanged": lambda root: (
+        (root / "global_step_6/actor").rename(root / "x"),
+        (root / "global_step_6/critic").rename(root / "global_step_6/actor"),
+        (root / "x").rename(root / "global_step_6/critic"),
+    ),
+    "another live job writes it": lambda root: (root / "global_step_6" / RECORD).write_text('{"is_whole": false}'),
+    "a dangling link": lambda root: (
+        shutil.rmtree(root / "global_step_6"),
+        (root / "global_step_6").symlink_to("nowhere"),
+    ),
+    "a link to itself": lambda root: (
+        shutil.rmtree(root / "global_step_6"),
+        (root / "global_step_6").symlink_to("global_step_6"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
+def test_what_was_mixed_with_something_else_is_not_resumed(
+    root: Path, engines: Any, mix: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    mix(root)
+    assert_state_of(resumed(root, engines), 4)
+    assert any("global_step_6" in record.getMessage() for record in caplog.records)
+
+
+def test_the_clock_decides_nothing(root: Path, engines: Any) -> None:
+    for seconds, path in enumerate(sorted(root.rglob("*"), reverse=True)):
+        os.utime(path, (seconds, seconds))
+    assert_state_of(resumed(root, engines), LAST)
 
 
 def test_without_a_whole_checkpoint_nothing_trains(root: Path, engines: Any) -> None:

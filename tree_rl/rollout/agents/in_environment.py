@@ -17,14 +17,17 @@ from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
+from tree_rl.rollout.sandbox.to_the_end import to_the_end
 
 logger = logging.getLogger(__name__)
 
 AGENT_END_S = 10.0
 """Time that an agent has to end once it is cancelled and the model and its tools refuse it."""
 Status = Literal["completed", "limit", "timed_out", "agent_failed", "sandbox_died", "environment_failed"]
-SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed")
-"""Ends after which the environment still tells what was reached."""
+SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed", "sandbox_died")
+"""Ends of sessions with a reward. A sandbox that dies after the start gives 0.0: its agent may have killed it."""
+MISJUDGED = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
+"""What `score` raises over what an agent left, on purpose or not. No reward would hide the session."""
 NOTHING_DONE = Outcome(answer="", turns=0, malformed_calls=0, is_complete=False)
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
 AGENTS: Mapping[str, str] = {
@@ -48,8 +51,8 @@ class FinishedTask:
 
     status: Status
     """completed: the agent ended by itself. limit: a limit of turns, calls or context ended it. timed_out: it took too
-    long. agent_failed: it raised or crashed. sandbox_died: the sandbox stopped answering. environment_failed: the
-    environment did not start, broke, or could not score."""
+    long. agent_failed: it raised or crashed. sandbox_died: the sandbox had started and stopped answering.
+    environment_failed: the environment did not start, or its machine failed."""
     reward: float | None
     """None if nobody can score the session."""
     outcome: Outcome
@@ -77,16 +80,20 @@ async def run_task(
     """
     worked = _Worked(status="environment_failed", outcome=NOTHING_DONE, detail="")
     reward: float | None = None
+    is_reset = False
     try:
         await environment.reset(task)
+        is_reset = True
         worked = await _work(agent, environment, endpoint, messages, timeout_seconds)
         reward = await _score(environment, worked)
     except SandboxDied as error:
         worked = replace(worked, status="sandbox_died", detail=str(error))
+        # Its commands, or tests of what it wrote, may have killed it.
+        reward = 0.0 if is_reset else None
     except (SandboxError, OSError, ValueError, KeyError, RuntimeError) as error:
         worked = replace(worked, status="environment_failed", detail=f"{type(error).__name__}: {error}")
     finally:
-        await _close(environment)
+        await to_the_end(_close(environment))
     # The detail may quote what the model wrote.
     detail = worked.detail.encode("utf-8", "backslashreplace").decode()
     return FinishedTask(status=worked.status, reward=reward, outcome=worked.outcome, detail=detail)
@@ -110,7 +117,7 @@ async def _work(
 ) -> _Worked:
     """Let the agent work, until it ends or its time is up, and stop whatever it started.
 
-    Raises what the sandbox or the machine is to blame for: `SandboxDied`, `SandboxError`, `OSError`.
+    Raises `SandboxDied` and `SandboxError`. Where the machine fails, scoring fails too.
     """
     working = asyncio.create_task(agent.run(messages, environment=environment, endpoint=endpoint))
     try:
@@ -118,7 +125,7 @@ async def _work(
         timed_out = not working.done()
     finally:
         # Also where this task itself is cancelled.
-        await _stop(working, environment, endpoint)
+        await to_the_end(_stop(working, environment, endpoint))
     if timed_out:
         detail = f"the agent took longer than {timeout_seconds:g} s"
         return _Worked(status="timed_out", outcome=NOTHING_DONE, detail=detail)
@@ -126,9 +133,7 @@ async def _work(
     if error is None:
         outcome = working.result()
         return _Worked(status="completed" if outcome.is_complete else "limit", outcome=outcome, detail="")
-    if isinstance(error, SandboxDied | SandboxError) or (
-        isinstance(error, OSError) and not isinstance(error, TimeoutError)
-    ):
+    if isinstance(error, SandboxDied | SandboxError):
         raise error
     if isinstance(error, AgentError):
         return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=str(error))
@@ -162,11 +167,12 @@ async def _stop(working: asyncio.Task[Outcome], environment: Environment, endpoi
 async def _score(environment: Environment, worked: _Worked) -> float:
     try:
         reward = await environment.score(worked.outcome)
-    except ValueError as error:
-        logger.warning("what an agent left cannot be judged and gets reward 0.0: %s", ascii(str(error)))
+        if not math.isfinite(reward):
+            raise ValueError(f"{type(environment).__name__}.score() returned {reward}: expected a finite number")
+    except MISJUDGED as error:
+        kind = type(error).__name__
+        logger.warning("what an agent left cannot be judged and gets reward 0.0: %s: %s", kind, ascii(str(error)))
         return 0.0
-    if not math.isfinite(reward):
-        raise RuntimeError(f"{type(environment).__name__}.score() returned {reward}: expected a finite number")
     return reward
 
 

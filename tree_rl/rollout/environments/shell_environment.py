@@ -110,9 +110,9 @@ class ShellEnvironment:
         self._judge = judge
 
     async def score(self, outcome: Outcome) -> float:
-        """Run the task's `check`. Raises `KeyError` if there is none."""
+        """Run the task's `check`. Raises `RuntimeError` if there is none."""
         if "check" not in self.task:
-            raise KeyError(
+            raise RuntimeError(
                 "extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code"
             )
         judge = await self.judge_workspace()

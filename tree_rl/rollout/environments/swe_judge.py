@@ -18,7 +18,7 @@ from tree_rl.rollout.environments.cases import RUNNER_NAME as CASE_RUNNER
 from tree_rl.rollout.environments.cases import passed_cases, programs_for_child
 from tree_rl.rollout.environments.swe_reports import TestReport, judge, passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxError, quote
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, quote
 from tree_rl.rollout.sandbox.workspace import CommandResult
 
 UNITTEST_RUNNER = "unittest_runner.py"
@@ -52,15 +52,11 @@ async def judge_session(task: SweTask, agents: Sandbox, judges: Sandbox) -> Test
         judges: of `agents.fresh()`, not started; closed at the end.
 
     Raises:
-        SandboxDied, SandboxError: the judge's own sandbox fails.
+        SandboxError: the judge's own sandbox fails before anything of the agent is in it.
+        SandboxDied: it fails later.
     """
     try:
-        await judges.start()
-        leave_out = left_out(task)
-        # Without a setup the rest are the agent's, which may have deleted some.
-        await lay_out(task, judges, None if task.setup else leave_out)
-        if task.image is not None:
-            leave_out = left_out(task, (await judges.run("ls -A")).output.splitlines())
+        leave_out = await _start(task, judges)
         try:
             await agents.copy_to(judges, leave_out=leave_out)
         except ValueError as error:
@@ -71,6 +67,20 @@ async def judge_session(task: SweTask, agents: Sandbox, judges: Sandbox) -> Test
             return judge(task, (), f"the tests could not be written: {error}")
     finally:
         await judges.close()
+
+
+async def _start(task: SweTask, judges: Sandbox) -> Callable[[str], bool]:
+    """Start the judge's sandbox and lay out the task; returns which of the agent's files stay behind."""
+    leave_out = left_out(task)
+    try:
+        await judges.start()
+        # Without a setup the rest are the agent's, which may have deleted some.
+        await lay_out(task, judges, None if task.setup else leave_out)
+        if task.image is None:
+            return leave_out
+        return left_out(task, (await judges.run("ls -A")).output.splitlines())
+    except SandboxDied as error:
+        raise SandboxError(f"the judge's sandbox died before the agent's files came: {error}") from error
 
 
 async def lay_out(task: SweTask, sandbox: Sandbox, wanted: Callable[[str], bool] | None = None) -> None:

@@ -6,4 +6,4 @@ class SandboxError(RuntimeError):
 
 
 class SandboxDied(RuntimeError):  # noqa: N818
-    """A sandbox stopped answering. The session ends; the agent is not at fault."""
+    """A sandbox that had started stopped answering. The session ends with reward 0: its commands may have killed it."""

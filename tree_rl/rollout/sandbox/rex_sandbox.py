@@ -36,6 +36,7 @@ from tree_rl.rollout.sandbox.sandbox import (
     SandboxOptions,
     quote,
 )
+from tree_rl.rollout.sandbox.to_the_end import to_the_end
 from tree_rl.rollout.sandbox.workspace import SEARCH_PATH, CommandResult
 
 Answered = TypeVar("Answered")
@@ -321,6 +322,9 @@ class RexSandbox:
 
     async def close(self) -> None:
         """Stop the deployment."""
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
         self._is_stopped = True
         try:
             await self.deployment.stop()

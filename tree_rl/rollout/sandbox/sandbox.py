@@ -19,6 +19,7 @@ from tree_rl.rollout.sandbox.door.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.errors import SandboxDied as SandboxDied
 from tree_rl.rollout.sandbox.errors import SandboxError as SandboxError
 from tree_rl.rollout.sandbox.jail import DOOR, LOOPBACK
+from tree_rl.rollout.sandbox.to_the_end import to_the_end
 from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace, command_threads
 
 Done = TypeVar("Done")
@@ -121,7 +122,7 @@ class Sandbox(Protocol):
         """
 
     async def close(self) -> None:
-        """Throw it away; idempotent, also after a failed start."""
+        """Throw it away; idempotent, also after a failed start. A cancellation of the caller waits until it is done."""
 
 
 class ConfinedSandbox:
@@ -148,7 +149,10 @@ class ConfinedSandbox:
             # Here, so that `close` finds it although the caller was cancelled.
             self._workspace = Workspace(limits=self._limits, readable=self._readable)
 
-        await self._in_thread(make)
+        try:
+            await self._in_thread(make)
+        except SandboxDied as error:
+            raise SandboxError(f"{KEY}.backend=confined did not start: {error}") from error
 
     async def run(self, command: str) -> CommandResult:
         """Execute a command."""
@@ -214,6 +218,9 @@ class ConfinedSandbox:
 
     async def close(self) -> None:
         """Stop, and remove the directory."""
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
         await self.stop()
         if self._workspace is not None:
             await self._in_thread(self._workspace.close, counts=False)

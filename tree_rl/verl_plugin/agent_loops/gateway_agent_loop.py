@@ -111,7 +111,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
                 f"agent {options.agent} took longer than {CONFIG_KEY}.session_timeout_s={options.session_timeout_s}"
             )
         else:
-            error = run.exception()
+            cancelled = RuntimeError(f"agent {options.agent} cancelled itself")
+            error = cancelled if run.cancelled() else run.exception()
         if error is None:
             return run.result()
         if options.failed_reward is None:

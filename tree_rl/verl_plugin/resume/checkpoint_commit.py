@@ -5,11 +5,11 @@ A checkpoint is whole once it has a record of its files, written after all of th
 
 import logging
 import re
-import shutil
 import time
 from collections.abc import Container, Mapping
 from pathlib import Path
 
+from tree_rl.rollout.sandbox.confined.trees import remove_tree
 from tree_rl.verl_plugin.resume.checkpoint_record import (
     DamagedCheckpointError,
     Record,
@@ -93,8 +93,8 @@ def _delete(path: Path) -> None:
     """Delete a folder, a file or a link; what cannot be deleted is logged and stays."""
     try:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             path.unlink()
-    except (OSError, RecursionError) as error:
+    except OSError as error:
         logger.warning("%s cannot be removed: %s", path, error)

@@ -1,0 +1,143 @@
+"""Sessions cancelled at any moment, also twice: no process, folder, user, thread, descriptor or task stays."""
+
+import asyncio
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_swe import all_tasks, writing
+from test_agents_play_small_tasks import command_lines
+
+from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.environments import Outcome
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.sandbox.sandbox import ConfinedSandbox, SandboxOptions
+from tree_rl.rollout.sandbox.to_the_end import to_the_end
+
+SESSIONS = int(os.environ.get("TREE_RL_CANCELLATIONS", "24"))
+"""TREE_RL_CANCELLATIONS=100 runs the full number."""
+AT_ONCE = 8
+LONGEST_SECONDS = 2.5
+"""An undisturbed session takes about as long here."""
+MARK = "61.73"
+TASK = all_tasks()["lru_cache"]
+REPAIR = writing(dict(TASK.solution_files))
+
+
+class Repairing:
+    """An agent that leaves a process, repairs the task, and ends."""
+
+    async def run(self, messages: Any, *, environment: Any, endpoint: Endpoint) -> Outcome:
+        await asyncio.gather(environment.run(f"(setsid sleep {MARK} &) ; sleep 0.2"), environment.run(REPAIR))
+        return Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
+
+
+async def session() -> FinishedTask:
+    return await run_task(
+        agent=Repairing(),
+        environment=SweEnvironment(SandboxOptions()),
+        endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
+        task={"swe": TASK.to_row()},
+        messages=[],
+        timeout_seconds=60,
+    )
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
+
+
+def users_held() -> int:
+    return Path("/proc/net/unix").read_text().count("@tree-rl-command-user-")
+
+
+def left() -> tuple[int, int, int]:
+    """Threads of sandboxes, descriptors, and tasks beside this one."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("sandbox")]
+    return len(threads), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()) - 1
+
+
+def grown(before: tuple[int, int, int]) -> bool:
+    return any(now > then for now, then in zip(left(), before, strict=True))
+
+
+async def cancelled_at_random(source: random.Random) -> None:
+    running = asyncio.create_task(session())
+    for _ in range(source.choice((1, 1, 2, 3))):
+        # Half of them in the short phases: the start, or what follows the first cancellation.
+        await asyncio.sleep(source.uniform(0, source.choice((0.1, LONGEST_SECONDS))))
+        running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled() or running.result().reward == 1.0
+
+
+def test_sessions_cancelled_at_random_moments_leave_nothing(folder: Path) -> None:
+    users = users_held()
+
+    async def storm() -> None:
+        done = await session()
+        assert (done.status, done.reward) == ("completed", 1.0), done
+        before = left()
+        for number in range(0, SESSIONS, AT_ONCE):
+            sources = [random.Random(number + index) for index in range(min(AT_ONCE, SESSIONS - number))]
+            await asyncio.gather(*map(cancelled_at_random, sources))
+            assert not list(folder.iterdir())
+        deadline = time.monotonic() + 10
+        while grown(before) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        assert not grown(before), (before, left())
+        assert [done.reward for done in await asyncio.gather(session(), session())] == [1.0, 1.0]
+
+    asyncio.run(storm())
+    assert not [line for line in command_lines() if MARK in line]
+    assert not list(folder.iterdir())
+    assert users_held() <= users
+
+
+async def cancelled_after(work: Coroutine[Any, Any, Any], times: int) -> bool:
+    running = asyncio.create_task(work)
+    for _ in range(times):
+        await asyncio.sleep(0.01)
+        running.cancel()
+    await asyncio.wait({running})
+    return running.cancelled()
+
+
+def test_a_cancelled_clean_up_goes_to_its_end(folder: Path) -> None:
+    async def close() -> None:
+        sandbox = ConfinedSandbox(SandboxOptions().limits)
+        await sandbox.start()
+        (place,) = folder.glob("tree-rl-owned-*/files")
+        for number in range(3000):
+            (place / f"{number}").mkdir()
+        running = asyncio.create_task(sandbox.close())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0.001)
+        await asyncio.wait({running})
+        assert not list(folder.iterdir())
+
+    asyncio.run(close())
+
+
+def test_work_that_goes_to_its_end_is_cancelled_then() -> None:
+    ended = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.2)
+        ended.append(True)
+
+    assert asyncio.run(cancelled_after(to_the_end(work()), times=3)) and ended == [True]
