@@ -185,7 +185,7 @@ def test_a_checkpoint_that_a_kill_left_half_removed_is_gone(tmp_path: Path, monk
     for step in (2, 4):
         save(tmp_path, step)
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda path: None)
+        patch.setattr("tree_rl.verl_plugin.resume.checkpoint_commit.remove_tree", lambda path: None)
         remove_old_checkpoints(tmp_path, keep=1)
     assert chosen(tmp_path) == 4 and not (tmp_path / "global_step_2").exists()
     assert len(list(tmp_path.glob(".removed-*"))) == 1

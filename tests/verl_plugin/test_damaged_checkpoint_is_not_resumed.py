@@ -336,6 +336,10 @@ MIXED: dict[str, Callable[[Path], Any]] = {
     "weights of another step": lambda root: copy_of_another(root, "actor/model_world_size_1_rank_0.pt"),
     "state of another step": lambda root: copy_of_another(root, STATE),
     "ledger of another step": lambda root: copy_of_another(root, LEDGER),
+    "a whole step under the name of another": lambda root: (
+        shutil.rmtree(root / "global_step_6"),
+        shutil.copytree(root / "global_step_4", root / "global_step_6"),
+    ),
     "half deleted": lambda root: shutil.rmtree(root / "global_step_6" / "critic"),
     "critic and actor exchanged": lambda root: (
         (root / "global_step_6/actor").rename(root / "x"),

@@ -54,7 +54,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_record(folder: Path, record: Record) -> None:
     """Put the record of a checkpoint in place, by an atomic rename."""
     files = {name: {"bytes": mark.size_bytes, "sha256": mark.sha256} for name, mark in sorted(record.files.items())}
-    entries = {"version": VERSION, "is_whole": record.is_whole, "files": files, "sha256_of_files": _digest(files)}
+    entries = {"version": VERSION, "folder": folder.name, "is_whole": record.is_whole}
+    entries |= {"files": files, "sha256_of_files": _digest(files)}
     write_atomically(folder / RECORD, json.dumps(entries, indent=1).encode())
 
 
@@ -78,12 +79,12 @@ def read_record(folder: Path) -> Record | None:
     except OSError as error:
         raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        return _parse(json.loads(content))
+        return _parse(json.loads(content), folder.name)
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
 
 
-def _parse(entries: Any) -> Record:
+def _parse(entries: Any, folder: str) -> Record:
     """The record that JSON holds; a ValueError says what is wrong."""
     if not isinstance(entries, dict) or not isinstance(entries.get("is_whole"), bool):
         raise ValueError("expected an object with `is_whole`")
@@ -94,6 +95,10 @@ def _parse(entries: Any) -> Record:
         raise ValueError(f"version {version!r:.40}, expected {VERSION}; another version of tree_rl wrote it")
     if not isinstance(files, dict) or not files:
         raise ValueError("expected an object `files`")
+    if version == VERSION and entries.get("folder") != folder:
+        raise ValueError(
+            f"it belongs to {entries.get('folder')!r:.100}, not to {folder!r}, whose step verl would go on with"
+        )
     if version == VERSION and entries.get("sha256_of_files") != _digest(files):
         raise ValueError("the list of files has changed since it was written")
     return Record(is_whole=True, files={_checked_name(name): _mark(name, entry) for name, entry in files.items()})
