@@ -36,3 +36,41 @@ def test_sound_code_passes_and_canaries_fail(tmp_path: Path) -> None:
         said = verdicts(folder, planted.targets)
         assert planted.doubt(said) is None, said
         assert sound <= passed_tests(said), said
+
+
+MIXED = """\
+import unittest
+
+
+class Checks:
+    def test_order_of_parts(self):
+        self.assertEqual(self.parts(3661), [1, 1, 1])
+
+    def test_value_of_nothing(self):
+        self.assertEqual(self.parts(0), [0, 0, 0])
+
+
+class TestParts(Checks, unittest.TestCase):
+    from durations import parts
+
+    parts = staticmethod(parts)
+
+    def test_large_value(self):
+        self.assertEqual(self.parts(3600), [1, 0, 0])
+"""
+
+
+def test_classes_that_are_mixed_in_take_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "durations.py").write_text(SOUND)
+    (tmp_path / "tests/test_mixed.py").write_text(MIXED)
+    sound = passed_tests(verdicts(tmp_path, ("tests.test_mixed",)))
+    assert len(sound) == 3
+    planted = plant(
+        {"tests/test_mixed.py": MIXED}, targets=["tests.test_mixed"], counting=sorted(sound), is_pytest=False
+    )
+    for path, text in planted.files.items():
+        (tmp_path / path).write_text(text)
+    said = verdicts(tmp_path, planted.targets)
+    assert planted.doubt(said) is None, said
+    assert sound <= passed_tests(said), said

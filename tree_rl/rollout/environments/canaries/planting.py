@@ -163,7 +163,7 @@ def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, 
         for line in _sample(rng, _gaps(lines, tree.body), IN_FUNCTIONS):
             lines[line] = f"def {names.canary(rng.choice(functions))}(): {_failing(names, rng, imported)}"
         lines += _functions(names, rng, imported, functions)
-    bases = [ast.unparse(node.bases[0]) for node in classes if _is_unittest(node)]
+    bases = [base for node in classes for base in _unittest_bases(node)]
     if bases:
         lines += _class(names, rng, imported, bases[0])
     if is_last:
@@ -200,8 +200,13 @@ def _holds(text: str, node: ast.ClassDef, own: list[list[str]]) -> bool:
     )
 
 
+def _unittest_bases(node: ast.ClassDef) -> list[str]:
+    """The bases that make its methods tests: others may be plain classes that are mixed in."""
+    return [base for base in map(ast.unparse, node.bases) if base in UNITTEST_BASES]
+
+
 def _is_unittest(node: ast.ClassDef) -> bool:
-    return any(ast.unparse(base) in UNITTEST_BASES for base in node.bases)
+    return bool(_unittest_bases(node))
 
 
 def _gaps(lines: Sequence[str], body: Sequence[ast.stmt]) -> list[int]:

@@ -19,7 +19,7 @@ ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNIVERSAL = re.compile(r"\b(ANY|ALWAYS_EQ|anything)\b")
 """Known objects that equal everything; a test that uses them is left as it is."""
-MATCHERS = re.compile(r"\b\w*(Any|Match|Like|Regex|Wildcard|Ignore|InstanceOf|IsA|Contain)\w*\b")
+MATCHERS = re.compile(r"\b\w*(Any|Match|Like|Regex|Wildcard|Ignore|InstanceOf|Is[A-Z]|Has[A-Z]|Contain)\w*\b")
 """Names of objects that may equal what they do not look like."""
 PROBE = """
 
