@@ -225,22 +225,19 @@ def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any, d
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 @pytest.mark.parametrize("name", ["data.pt", RECORD, "actor/model_world_size_1_rank_0.pt", "actor", "."])
-def test_what_may_not_be_read_is_named(root: Path, engines: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    for path in [root, *root.rglob("*")]:
+def test_what_may_not_be_read_is_named(
+    saved: Path, open_folder: Path, engines: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = open_folder / "run"
+    shutil.copytree(saved, root)
+    for path in [open_folder, root, *root.rglob("*")]:
         os.chown(path, 65534, 65534)
-    place = root / f"global_step_{LAST}" / name
-    place.chmod(0)
-    opened = [parent for parent in root.parents if parent.stat().st_mode & 0o005 != 0o005]
-    modes = [parent.stat().st_mode for parent in opened]
-    for parent in opened:
-        parent.chmod(0o755)
+    (root / f"global_step_{LAST}" / name).chmod(0)
     os.seteuid(65534)
     try:
         assert_state_of(resumed(root, engines), 4)
     finally:
         os.seteuid(0)
-        for parent, mode in zip(opened, modes, strict=True):
-            parent.chmod(mode)
     (named,) = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
     assert str(root / f"global_step_{LAST}") in named and "Permission denied" in named
 
