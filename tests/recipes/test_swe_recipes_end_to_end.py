@@ -59,6 +59,9 @@ def train(
         assert figures["tree/self_check_error"] < 1e-4
         assert figures["training/rollout_probs_diff_max"] < 1e-4
         assert figures["actor/grad_norm"] > 0
+        ends = {name: value for name, value in figures.items() if name.startswith("tree/session/ended_")}
+        assert len(ends) == 5 and abs(sum(ends.values()) - 1) < 1e-6, "every session ended once"
+        assert figures["tree/session/drift_branches"] == 0
     return steps
 
 

@@ -1,74 +1,18 @@
 """Which recorded tokens a prompt begins with, case by case, without server or model."""
 
-import asyncio
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from dictated_answers import Scene, said, user
 from gateway_harness import CHATML, MARKUP, SPECIAL, build_tokenizer, misspell
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as decoding
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.tokens.recorder import Recorder
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 USER, OPEN, CLOSE = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role="user", content=text)
-
-
-def said(text: str, reasoning: str | None = None) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text, reasoning=reasoning)
-
-
-class Scene:
-    """A recorder whose answers are dictated."""
-
-    def __init__(self, tokenizer: Any, **options: Any) -> None:
-        self.tokenizer = tokenizer
-        self.renderer = Renderer(tokenizer, {})
-        settings = GatewayOptions(max_context_tokens=4000, max_turn_tokens=400, **options)
-        self.recorder = Recorder("s", renderer=self.renderer, options=settings)
-
-    def prompt(self, *messages: ChatMessage) -> Any:
-        return asyncio.run(self.recorder.prompt(ChatRequest(model="m", messages=messages)))
-
-    def answer(
-        self, messages: Sequence[ChatMessage], turn: str | Sequence[int], *, stop: str | None = None
-    ) -> ChatMessage:
-        ids = tuple(self.encode(turn) if isinstance(turn, str) else turn)
-        text = self.tokenizer.decode(ids)
-        text_ids: tuple[int, ...] | None = ids
-        if stop is not None:
-            text = text[: text.index(stop)]
-            text_ids = ids[: self.renderer.tokens_within(ids, text)]
-            text_ids = text_ids if self.tokenizer.decode(text_ids) == text else None
-        recorded = self.recorder.record(
-            self.prompt(*messages),
-            Answer(
-                token_ids=ids if stop is not None else (*ids, self.tokenizer.eos_token_id),
-                log_probs=None,
-                finish_reason="stop",
-                stop_text=stop,
-                text=text,
-                text_ids=text_ids,
-                min_version=None,
-                max_version=None,
-            ),
-            agent="main",
-        )
-        return asyncio.run(recorded)
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.fixture

@@ -63,8 +63,8 @@ def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> 
     recorder = session._recorder
     make = recorder.prompt
 
-    async def prompt(asked: Any) -> Any:
-        made = await make(asked)
+    async def prompt(asked: Any, *, agent: str) -> Any:
+        made = await make(asked, agent=agent)
         if scene.options.on_drift == "reuse":
             assert made.ids == ids_on_the_way(made.node)
         else:

@@ -1,7 +1,7 @@
 """Reasoning that clients drop comes back, and only behind the same history."""
 
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, key_after
+from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored, key_after
 
 
 def user(text: str) -> ChatMessage:
@@ -23,7 +23,8 @@ def test_a_message_has_another_key_behind_another_history() -> None:
     messages = [ChatMessage(role=role, content="so") for role in ("user", "assistant", "user", "assistant")]
     known = keys(messages)
     assert len(set(known)) == 4
-    assert OwnTurns().restore(messages) == (tuple(messages), known[-1])
+    nothing = Restored(messages=tuple(messages), key=known[-1], own_calls=(), guessed=(), edited=())
+    assert OwnTurns().restore(messages) == nothing
     assert keys([*messages, user("so")])[:4] == known
     changed = keys([messages[0], said("no"), *messages[2:]])
     assert [one == other for one, other in zip(changed, known, strict=True)] == [True, False, False, False]
@@ -45,28 +46,99 @@ def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
 
 def test_a_message_that_comes_back_is_kept_once() -> None:
     turns = OwnTurns()
-    first, _ = turns.restore([user("".join("so"))])
-    again, _ = turns.restore([user("".join("so")), said("a")])
+    first = turns.restore([user("".join("so"))]).messages
+    again = turns.restore([user("".join("so")), said("a")]).messages
     assert again[0] is first[0]
     tool, other = (ChatMessage(role="tool", content="so", tool_call_id=name) for name in "ab")
-    assert turns.restore([tool])[0] == (tool,)
-    assert turns.restore([other])[0] == (other,)
+    assert turns.restore([tool]).messages == (tool,)
+    assert turns.restore([other]).messages == (other,)
+
+
+class Talk:
+    """Own turns of one session, added in order."""
+
+    def __init__(self) -> None:
+        self.turns = OwnTurns()
+        self.calls = 0
+
+    def answer(self, behind: list[ChatMessage], message: ChatMessage, *, agent: str = "main") -> ChatMessage:
+        self.turns.add(self.turns.restore(behind, agent=agent), message, agent=agent, call=self.calls)
+        self.calls += 1
+        return message
+
+    def thoughts(self, messages: list[ChatMessage], *, agent: str = "main") -> list[str | None]:
+        restored = self.turns.restore(messages, agent=agent).messages
+        return [message.reasoning for message in restored if message.role == "assistant"]
 
 
 def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found() -> None:
-    turns, asked = OwnTurns(), [user("q")]
-    turns.add(turns.restore(asked)[1], said("a", "first"))
+    talk, asked = Talk(), [user("q")]
+    talk.answer(asked, said("a", "first"))
     longer = [*asked, said("a"), user("r")]
-    assert turns.restore(longer)[0][1].reasoning == "first"
-    turns.add(turns.restore(asked)[1], said("a", "second"))
-    assert turns.restore(longer)[0][1].reasoning == "second"
-    assert turns.restore([*asked, said("a", "first")])[0][1].reasoning == "first"
-    assert turns.restore([*asked, said("a", "third")])[0][1].reasoning == "third"
+    assert talk.thoughts(longer) == ["first"]
+    talk.answer(asked, said("a", "second"))
+    assert talk.thoughts(longer) == ["second"]
+    assert talk.turns.restore(longer).guessed == (1,)
+    assert talk.thoughts([*asked, said("a", "first")]) == ["first"]
+    assert talk.turns.restore([*asked, said("a", "first")]).guessed == ()
+    assert talk.thoughts([*asked, said("a", "third")]) == ["third"]
 
 
 def test_an_answer_that_the_agent_made_up_first_is_found_once_the_model_gives_it() -> None:
-    turns, asked = OwnTurns(), [user("q")]
+    talk, asked = Talk(), [user("q")]
     longer = [*asked, said("a"), user("r")]
-    assert turns.restore(longer)[0] == tuple(longer)
-    turns.add(turns.restore(asked)[1], said("a", "why"))
-    assert turns.restore(longer)[0][1].reasoning == "why"
+    assert talk.turns.restore(longer).messages == tuple(longer)
+    talk.answer(asked, said("a", "why"))
+    assert talk.thoughts(longer) == ["why"]
+
+
+def test_white_space_around_reasoning_that_a_client_trims_makes_no_other_turn() -> None:
+    talk, asked = Talk(), [user("q")]
+    talk.answer(asked, said("a", "  because\n so "))
+    assert talk.thoughts([*asked, said("a", "because\n so")]) == ["  because\n so "]
+    assert talk.thoughts([*asked, said("a", "because so")]) == ["because so"]
+
+
+def calling(reasoning: str | None, *ids: str) -> ChatMessage:
+    calls = tuple(CalledTool(id=id_, name="shell", arguments={"command": "ls"}) for id_ in ids)
+    return ChatMessage(role="assistant", reasoning=reasoning, tool_calls=calls)
+
+
+def test_siblings_are_told_apart_by_the_ids_of_their_tool_calls() -> None:
+    talk, asked = Talk(), [user("q")]
+    for number, thought in enumerate(("first", "second", "third")):
+        talk.answer(asked, calling(thought, f"call_{number}"))
+    for number, thought in enumerate(("first", "second", "third")):
+        sent = [*asked, calling(None, f"call_{number}"), ChatMessage(role="tool", tool_call_id=f"call_{number}")]
+        assert talk.thoughts(sent) == [thought]
+        assert talk.turns.restore(sent).guessed == ()
+
+
+def test_siblings_are_told_apart_by_what_they_led_to() -> None:
+    talk, asked = Talk(), [user("q")]
+    talk.answer(asked, said("a", "first"))
+    second = talk.answer([*asked, said("a", "first"), user("r")], said("left", "on the left"))
+    talk.answer(asked, said("a", "other"))
+    talk.answer([*asked, said("a", "other"), user("r")], said("right", "on the right"))
+    sent = [*asked, said("a"), user("r"), said("left"), user("s")]
+    assert talk.thoughts(sent) == ["first", second.reasoning]
+    assert talk.thoughts([*sent[:3], said("right"), user("s")]) == ["other", "on the right"]
+    assert talk.turns.restore(sent).guessed == ()
+
+
+def test_siblings_are_told_apart_by_their_agents() -> None:
+    talk, asked = Talk(), [user("q")]
+    for agent in ("scout", "critic", "writer"):
+        talk.answer(asked, said("a", f"thought of the {agent}"), agent=agent)
+    for agent in ("scout", "critic", "writer"):
+        sent = [*asked, said("a"), user("r")]
+        assert talk.thoughts(sent, agent=agent) == [f"thought of the {agent}"]
+        assert talk.turns.restore(sent, agent=agent).guessed == ()
+    assert talk.turns.restore(sent, agent="stranger").guessed == (2,)
+
+
+def test_an_edited_turn_is_named() -> None:
+    talk, asked = Talk(), [user("q")]
+    talk.answer(asked, said("a", "why"))
+    restored = talk.turns.restore([*asked, said("b"), user("r")])
+    assert (restored.own_calls, restored.edited) == ((), (0,))

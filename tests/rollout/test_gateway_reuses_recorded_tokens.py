@@ -61,8 +61,8 @@ def test_prompts_say_what_the_template_says_in_recorded_tokens(tiny: SimpleNames
     texts: dict[tuple[int, ...], str] = {}
     make_prompt = session._recorder.prompt
 
-    async def noting(request: ChatRequest) -> Prompt:
-        prompt = await make_prompt(request)
+    async def noting(request: ChatRequest, *, agent: str) -> Prompt:
+        prompt = await make_prompt(request, agent=agent)
         texts[prompt.ids] = prompt.text
         return prompt
 

@@ -135,7 +135,7 @@ class Session:
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                prompt = await self._recorder.prompt(request)
+                prompt = await self._recorder.prompt(request, agent=agent)
                 if request.count == 1:
                     choices = [await self._choice(prompt, agent, 0)]
                 else:

@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.seeds import derived_seed
+from tree_rl.rollout.gateway.tokens.drift import LEFT_CAUSES
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import CONFIG_KEY, GatewayAgentOptions, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
@@ -68,6 +69,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             "refused_calls": sum(record.refused.values()),
             "drift_avoided": record.drift.num_avoided,
             "drift_branches": len(record.drift.siblings),
+            "drift_guessed": len(record.drift.guessed),
+            **{f"drift_{cause}": record.drift.num_left(cause) for cause in LEFT_CAUSES},
             "failed": float(result.status in ("failed", "timed_out")),
             **result.figures,
         }

@@ -30,9 +30,15 @@ from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantage
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.trainer.prepared_config import NEEDS_SUM_PI_SQUARED, prepare_config
-from tree_rl.verl_plugin.trainer.queue_rows import fetch_row_tokens, put_with_padding, real_rows, reward_components
+from tree_rl.verl_plugin.trainer.queue_rows import (
+    fetch_row_tokens,
+    fetch_session_figures,
+    put_with_padding,
+    real_rows,
+    reward_components,
+)
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, staleness_metrics, update_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, session_metrics, staleness_metrics, update_metrics
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker
 
@@ -202,3 +208,4 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> None:
         real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        metrics.update(session_metrics(fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)))

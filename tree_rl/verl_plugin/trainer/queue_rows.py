@@ -22,6 +22,24 @@ def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
     return {key: ids.numpy() for key, ids in zip(batch.keys, columns["input_ids"].unbind(), strict=True)}
 
 
+def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[dict[str, float]]:
+    """What agents and gateway report of each session: the numbers among its `reward_extra_info`.
+
+    Args:
+        batch: real rows.
+        final_rows: int [S], the row of each session that is read.
+    """
+    keys = [batch.keys[row] for row in final_rows]
+    columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    if "extra_fields" not in columns:
+        return []
+    reports = [extra.get("reward_extra_info") or {} for extra in columns["extra_fields"].tolist()]
+    return [
+        {name: float(value) for name, value in report.items() if isinstance(value, bool | int | float | np.number)}
+        for report in reports
+    ]
+
+
 def reward_components(
     extra_fields: list[dict[str, Any]], algorithm: DictConfig, keys: list[str]
 ) -> dict[str, np.ndarray]:

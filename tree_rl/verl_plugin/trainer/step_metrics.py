@@ -77,6 +77,15 @@ def staleness_metrics(
     return metrics
 
 
+def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`tree/session/*`: mean over the sessions that report a figure, such as `drift_branches` or `ended_limit`."""
+    names = sorted({name for session in figures for name in session})
+    return {
+        f"tree/session/{name}": float(np.mean([session[name] for session in figures if name in session]))
+        for name in names
+    }
+
+
 def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
     """Turn the engine's `tree/*` entries, one per rank, into numbers and add `tree/realised_saving`; in place."""
     for key in [key for key in metrics if key.startswith("tree/")]:

@@ -5,7 +5,7 @@ the model keeps the generated ids, however the template spells it.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -33,9 +33,9 @@ class GeneratedTurn:
     """All generated ids, the end token and a stop text included."""
     is_whole: bool
     """Whether the node's ids spell `raw_text`; not so where a stop text begins within a token."""
-    in_template: Callable[[], tuple[str, str]]
-    """The turn as the template writes it at the end of a conversation, and what closes it there. Costs a rendering, so
-    it is called only where a text differs from `raw_text`."""
+    forms: Callable[[], Iterable[tuple[str, str]]]
+    """The turn as the template writes it, at the end of a conversation and further up, and what closes it there. Costs
+    renderings, so it is called only where a text differs from `raw_text`."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -91,6 +91,8 @@ class _Step:
     num_turns: int
     """Turns of the model up to the node, itself included."""
     before: "_Step | None"
+    is_opening: bool = False
+    """A prompt's end without the empty reasoning that the template opens answers with: only a turn may follow."""
 
 
 class ContextTrie:
@@ -113,12 +115,17 @@ class ContextTrie:
         while stack:
             step = stack.pop()
             # Of equals the first one stays: the latest child.
-            if step.num_turns > best.num_turns or (step.num_turns == best.num_turns and step.end > best.end):
+            is_longer = step.num_turns == best.num_turns and step.end > best.end
+            if not step.is_opening and (step.num_turns > best.num_turns or is_longer):
                 best = step
             for child in step.node.children:
+                if step.is_opening and child.turn is None:
+                    continue
                 end = self._end_of_match(child, text, step.end)
                 if end is not None:
                     stack.append(_Step(child, end, step.num_turns + (child.turn is not None), step))
+                elif (end := self._end_of_opening(child, text, step.end)) is not None:
+                    stack.append(_Step(child, end, step.num_turns, step, is_opening=True))
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
         return Match(
@@ -155,14 +162,24 @@ class ContextTrie:
         ends_here = node.is_open or end == len(text) or text.startswith(self._renderer.specials, end)
         return end if ends_here else None
 
+    def _end_of_opening(self, node: Node, text: str, position: int) -> int | None:
+        """Where a prompt's end ends if the text lacks its empty reasoning, as templates write earlier turns."""
+        empty = self._renderer.empty_reasoning
+        if node.turn is not None or not empty or not node.text.endswith(empty):
+            return None
+        opening = node.text.removesuffix(empty)
+        return position + len(opening) if text.startswith(opening, position) else None
+
     def _end_of_turn(self, turn: GeneratedTurn, text: str, position: int) -> int | None:
         """Where a turn ends that stands in a text as the model wrote it, or as the template writes it."""
         if not turn.is_whole:
             return None
         if text.startswith(turn.raw_text + self._renderer.end_text, position):
             return position + len(turn.raw_text)
-        written, closing = turn.in_template()
-        return position + len(written) if text.startswith(written + closing, position) else None
+        for written, closing in turn.forms():
+            if text.startswith(written + closing, position):
+                return position + len(written)
+        return None
 
     def _cut_turn(self, node: Node, rest: str) -> tuple[str, tuple[int, ...]] | None:
         """The longest beginning of a turn behind `node` that a text spells as the model did."""

@@ -7,7 +7,7 @@ another context.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
 DriftKind = Literal["retokenized", "rewritten"]
+LeftCause = Literal["reasoning_dropped", "rewritten", "edited"]
+LEFT_CAUSES: tuple[LeftCause, ...] = get_args(LeftCause)
 WINDOW_TOKENS = 64
 """Two spellings of one text must agree again within so many tokens."""
 
@@ -50,6 +52,18 @@ class DriftedSiblings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftTurn:
+    """A turn that came back and that the prompt does not continue: a branch."""
+
+    session: str
+    call: int
+    """The call that generated the turn."""
+    cause: LeftCause
+    """reasoning_dropped: the template leaves the turn's reasoning out. rewritten: it writes the turn, or something in
+    front of it, otherwise. edited: the client changed its text or its tool calls."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DriftReport:
     """The drift of a session."""
 
@@ -57,11 +71,19 @@ class DriftReport:
     """Turns that would have drifted. Each is reported once, where it first came back."""
     siblings: tuple[DriftedSiblings, ...]
     """Branches of the session's token trie that only drift causes."""
+    left: tuple[LeftTurn, ...] = ()
+    """Turns that came back and yet begin a branch. Each is reported once."""
+    guessed: tuple[int, ...] = ()
+    """Calls whose turns were taken for the latest of several that read alike but have other reasoning."""
 
     @property
     def num_avoided(self) -> int:
         """Number of turns whose ids were kept although their text has other ids."""
         return sum(turn.was_reused for turn in self.returned)
+
+    def num_left(self, cause: LeftCause) -> int:
+        """Number of turns that came back and were not continued for this cause."""
+        return sum(turn.cause == cause for turn in self.left)
 
 
 def first_difference(

@@ -1,47 +1,127 @@
 """A session's own turns, found again when a client sends them back.
 
-Clients change the form of what they received: they add fields, space arguments otherwise, write null as "" and drop the
-reasoning. A message's key ignores all of that.
+Clients change the form of what they received: they add fields, space arguments otherwise, write null as "", trim and
+drop the reasoning. A message's key ignores all of that.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnTurn:
+    """A generated turn."""
+
+    message: ChatMessage
+    history: tuple[ChatMessage, ...]
+    """The messages of its prompt, with their reasoning."""
+    agent: str
+    """Who asked for it."""
+    call: int
+    """Index of the recorded call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """A request's messages as the session knows them."""
+
+    messages: tuple[ChatMessage, ...]
+    """With the reasoning that clients drop."""
+    key: bytes
+    """Of the last message; empty without messages."""
+    own_calls: tuple[int, ...]
+    """Calls that generated turns among them, in order."""
+    guessed: tuple[int, ...]
+    """Those of `own_calls` that were taken for the latest of several turns that read alike."""
+    edited: tuple[int, ...]
+    """Calls whose turns stand here with other text or other tool calls."""
 
 
 class OwnTurns:
     """The generated turns of a session."""
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, list[ChatMessage]] = {}
+        self._by_key: dict[bytes, list[OwnTurn]] = {}
+        self._of_call: dict[int, OwnTurn] = {}
+        self._behind: dict[bytes, OwnTurn] = {}
+        """The latest turn behind each history."""
         self._sent: dict[bytes, ChatMessage] = {}
 
-    def restore(self, messages: Sequence[ChatMessage]) -> tuple[tuple[ChatMessage, ...], bytes]:
+    def restore(self, messages: Sequence[ChatMessage], *, agent: str = "main") -> Restored:
         """Put back the reasoning that own turns lost on their way through the client.
 
-        Returns the messages, and the key of the last one.
+        Of turns that read alike, the one with the client's tool-call ids is meant, else the one that leads to a later
+        turn of the conversation, else the latest of the same agent.
         """
-        key = b""
-        restored = []
+        key, keys = b"", []
         for message in messages:
             key = key_after(key, message)
-            if message.role == "assistant":
-                restored.append(self._own(key, message))
-            else:
+            keys.append(key)
+        restored = list(messages)
+        calls: list[int] = []
+        guessed: list[int] = []
+        edited: list[int] = []
+        leads_on: OwnTurn | None = None
+        # Backwards: a turn knows the history that it was generated behind.
+        for index in reversed(range(len(messages))):
+            message = messages[index]
+            if message.role != "assistant":
                 # Clients send every message with every call. One copy of it is kept.
-                known = self._sent.setdefault(key, message)
-                restored.append(known if known == message else message)
-        return tuple(restored), key
+                known = self._sent.setdefault(keys[index], message)
+                restored[index] = known if known == message else message
+                continue
+            expected = None if leads_on is None else leads_on.history[index]
+            own, is_guess = self._own(keys[index], message, expected, agent)
+            if own is None:
+                replaced = self._behind.get(keys[index - 1] if index else b"")
+                edited += [] if replaced is None else [replaced.call]
+                continue
+            leads_on = own
+            restored[index] = own.message
+            calls.append(own.call)
+            guessed += [own.call] if is_guess else []
+        return Restored(
+            messages=tuple(restored),
+            key=key,
+            own_calls=tuple(reversed(calls)),
+            guessed=tuple(reversed(guessed)),
+            edited=tuple(reversed(edited)),
+        )
 
-    def add(self, key: bytes, message: ChatMessage) -> None:
-        """Add a turn behind the message with this key."""
-        self._by_key.setdefault(key_after(key, message), []).append(message)
+    def add(self, behind: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
+        """Add a turn that was generated behind these messages."""
+        turn = OwnTurn(message=message, history=behind.messages, agent=agent, call=call)
+        self._by_key.setdefault(key_after(behind.key, message), []).append(turn)
+        self._of_call[call] = self._behind[behind.key] = turn
 
-    def _own(self, key: bytes, message: ChatMessage) -> ChatMessage:
-        alike = [own for own in self._by_key.get(key, []) if message.reasoning in (None, "", own.reasoning)]
-        return alike[-1] if alike else message
+    def of_call(self, call: int) -> OwnTurn:
+        """The turn that a recorded call generated."""
+        return self._of_call[call]
+
+    def _own(
+        self, key: bytes, message: ChatMessage, expected: ChatMessage | None, agent: str
+    ) -> tuple[OwnTurn | None, bool]:
+        """The turn that a message is, and whether another one would have fitted as well."""
+        sent = (message.reasoning or "").strip()
+        alike = [own for own in self._by_key.get(key, []) if sent in ("", (own.message.reasoning or "").strip())]
+        if len(alike) < 2:
+            return (alike[0] if alike else None), False
+        sent_ids = [call.id for call in message.tool_calls]
+        certain = (
+            [own for own in alike if sent_ids and [call.id for call in own.message.tool_calls] == sent_ids]
+            or [own for own in alike if own.message is expected]
+            or [own for own in alike if sent]
+        )
+        if certain:
+            return certain[-1], False
+        same_agent = [own for own in alike if own.agent == agent] or alike
+        # Turns that say and think the same differ in their tokens alone.
+        is_guess = len({own.message.reasoning for own in same_agent}) > 1
+        return same_agent[-1], is_guess
 
 
 def key_after(before: bytes, message: ChatMessage) -> bytes:

@@ -1,5 +1,6 @@
 """What a session remembers: makes prompts out of recorded tokens, and records calls."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,9 +13,16 @@ from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
-from tree_rl.rollout.gateway.tokens.drift import DriftReport, ReturnedTurn, find_drifted_siblings, first_difference
-from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns
-from tree_rl.rollout.gateway.tokens.reasoning import opens_reasoning
+from tree_rl.rollout.gateway.tokens.drift import (
+    DriftReport,
+    LeftCause,
+    LeftTurn,
+    ReturnedTurn,
+    find_drifted_siblings,
+    first_difference,
+)
+from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
+from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, opens_reasoning
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
@@ -25,6 +33,8 @@ MANY_MESSAGES = 500
 """Requests with more messages are, too."""
 LONG_TEXT = 10_000
 """Longer texts, in characters, are tokenized in a thread. The tokenizer takes 6 ms for so many."""
+FOLLOWER = "what-follows-a-turn"
+"""Stands for the next message where a turn is rendered further up in a conversation."""
 LONGEST_TOKENS = 6
 """Characters per token. Of a text that must be too long at this rate, only the beginning is tokenized at first."""
 
@@ -34,10 +44,8 @@ class Prompt:
     """What the model is given for a request."""
 
     request: ChatRequest
-    messages: tuple[ChatMessage, ...]
-    """With the reasoning that clients drop."""
-    key: bytes
-    """Of the request's last message, in `OwnTurns`."""
+    restored: Restored
+    """Its messages, with the reasoning that clients drop."""
     text: str
     """As the template writes it."""
     ids: tuple[int, ...]
@@ -57,23 +65,31 @@ class Recorder:
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[Node, str] = {}
         """Turns that came back, as the prompt that first brought each one writes it."""
+        self._left: dict[int, LeftTurn] = {}
+        """Turns that a prompt did not continue, by their call."""
+        self._guessed: set[int] = set()
 
     def drift_report(self) -> DriftReport:
         """What drift there was so far."""
         siblings = find_drifted_siblings(self._session, self.calls, self._renderer.decode)
         returned = [self._drift_of(node, written) for node, written in self._returned.items()]
-        return DriftReport(returned=tuple(turn for turn in returned if turn is not None), siblings=siblings)
+        return DriftReport(
+            returned=tuple(turn for turn in returned if turn is not None),
+            siblings=siblings,
+            left=tuple(self._left.values()),
+            guessed=tuple(sorted(self._guessed)),
+        )
 
-    async def prompt(self, request: ChatRequest) -> Prompt:
-        """Make the prompt of a request.
+    async def prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
+        """Make the prompt of a request of an agent.
 
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
         # A thread changes nothing here but memories that any order of calls leaves alike.
         is_large = request.num_bytes > LARGE_REQUEST or len(request.messages) > MANY_MESSAGES
-        match_of = partial(self._matched, request)
-        messages, key, text, match = await beside_the_loop(match_of, is_long=is_large or self._trie.is_slow)
+        match_of = partial(self._matched, request, agent)
+        restored, text, match = await beside_the_loop(match_of, is_long=is_large or self._trie.is_slow)
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
         if node.prompt_ids is None:
@@ -84,13 +100,28 @@ class Recorder:
         self._check_length(len(ids))
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
-        return Prompt(request=request, messages=messages, key=key, text=text, ids=ids, node=node)
+        self._note_left_turns(restored, text, match)
+        return Prompt(request=request, restored=restored, text=text, ids=ids, node=node)
 
-    def _matched(self, request: ChatRequest) -> tuple[tuple[ChatMessage, ...], bytes, str, Match]:
-        """A request's messages with the reasoning that clients drop, their key, their text, and its recorded tokens."""
-        messages, key = self._own.restore(request.messages)
-        text = self._renderer.render(messages, tools=request.tools, is_prompt=True)
-        return messages, key, text, self._trie.match(text)
+    def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, str, Match]:
+        """A request's messages with the reasoning that clients drop, their text, and its recorded tokens."""
+        restored = self._own.restore(request.messages, agent=agent)
+        text = self._renderer.render(restored.messages, tools=request.tools, is_prompt=True)
+        return restored, text, self._trie.match(text)
+
+    def _note_left_turns(self, restored: Restored, text: str, match: Match) -> None:
+        """Remember turns that this prompt brings back without continuing them, and why."""
+        self._guessed.update(restored.guessed)
+        for call in restored.edited:
+            self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="edited"))
+        continued = {node.turn.call for node, _ in match.turns if node.turn is not None}
+        left = next((call for call in restored.own_calls if call not in continued), None)
+        if left is None or left in self._left:
+            return
+        reasoning = (self._own.of_call(left).message.reasoning or "").strip()
+        is_kept = not reasoning or re.search(re.escape(reasoning) + rf"\s*{THINK_END}", text)
+        cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
+        self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
 
     async def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
         """Record an answer, and return the message for the agent. Calls are recorded in the order of their answers."""
@@ -100,7 +131,7 @@ class Recorder:
                 prompt_ids=prompt.ids,
                 response_ids=answer.token_ids,
                 log_probs=answer.log_probs,
-                turn=sum(message.role == "assistant" for message in prompt.messages),
+                turn=sum(message.role == "assistant" for message in prompt.restored.messages),
                 agent=agent,
                 min_version=answer.min_version,
                 max_version=answer.max_version,
@@ -121,30 +152,40 @@ class Recorder:
             raw_text=answer.text,
             response_ids=answer.token_ids,
             is_whole=answer.text_ids is not None,
-            in_template=cache(partial(self._in_template, prompt.messages, message, prompt.request.tools, answer.text)),
+            forms=cache(partial(self._forms, prompt.restored.messages, message, prompt.request.tools)),
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
-        self._own.add(prompt.key, message)
+        self._own.add(prompt.restored, message, agent=agent, call=index)
         return message
 
-    def _in_template(
-        self,
-        messages: tuple[ChatMessage, ...],
-        message: ChatMessage,
-        tools: tuple[Mapping[str, Any], ...],
-        raw_text: str,
-    ) -> tuple[str, str]:
-        """A turn as the template writes it behind its prompt, and what closes it there."""
-        end_text = self._renderer.end_text
+    def _forms(
+        self, messages: tuple[ChatMessage, ...], message: ChatMessage, tools: tuple[Mapping[str, Any], ...]
+    ) -> tuple[tuple[str, str], ...]:
+        """A turn as the template writes it behind its prompt, and what closes it there: last, and further up.
+
+        Templates open the last turn with an empty reasoning, and leave it out as soon as another message follows.
+        Reasoning that is not empty, once left out, makes another context.
+        """
+        is_silent = not (message.reasoning or "").strip()
+        followers = [ChatMessage(role="user", content=FOLLOWER)] if is_silent else []
+        if is_silent and message.tool_calls:
+            followers.append(ChatMessage(role="tool", content=FOLLOWER, tool_call_id=message.tool_calls[0].id))
         try:
-            before = self._renderer.render(messages, tools=tools, is_prompt=True)
-            whole = self._renderer.render((*messages, message), tools=tools, is_prompt=False)
+            opened = self._renderer.render(messages, tools=tools, is_prompt=True)
         except RequestError:
-            return raw_text, end_text
-        if not whole.startswith(before):
-            return raw_text, end_text
-        text, closing, _ = whole[len(before) :].rpartition(end_text)
-        return (text, closing) if closing else (whole[len(before) :], "")
+            return ()
+        forms = []
+        for behind in ((), *((follower,) for follower in followers)):
+            try:
+                whole = self._renderer.render((*messages, message, *behind), tools=tools, is_prompt=False)
+            except RequestError:
+                continue
+            before = opened if whole.startswith(opened) else opened.removesuffix(self._renderer.empty_reasoning)
+            if not whole.startswith(before):
+                continue
+            written, closing, _ = whole[len(before) :].partition(FOLLOWER)[0].rpartition(self._renderer.end_text)
+            forms.append((written, closing) if closing else (whole[len(before) :], ""))
+        return tuple(dict.fromkeys(forms))
 
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
         turn, prompt = node.turn, node.parent

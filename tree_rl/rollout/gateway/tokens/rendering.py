@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
-from tree_rl.rollout.gateway.tokens.reasoning import with_reasoning
+from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, split_reasoning, with_reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,6 +57,9 @@ class Renderer:
         self._templates: dict[str, ChatTemplate] = {}
         self._inline_reasoning = False
         self._probe_template(template_options)
+        self.empty_reasoning = self._find_empty_reasoning()
+        """What the template opens every answer with, if it closes the reasoning at once and leaves it out of earlier
+        turns; else empty."""
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
         """Write a conversation as the template does.
@@ -144,6 +147,17 @@ class Renderer:
         if written != expected:
             raise ValueError(f"chat template: expected what transformers renders, {expected!r}, received {written!r}")
         self._inline_reasoning = PROBE not in written
+
+    def _find_empty_reasoning(self) -> str:
+        asked, answered = ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content=PROBE)
+        opened = self.render([asked], tools=(), is_prompt=True)
+        try:
+            earlier = self.render([asked, answered, asked], tools=(), is_prompt=False)
+        except RequestError:
+            return ""
+        header = earlier.partition(PROBE)[0]
+        added = opened.removeprefix(header) if opened.startswith(header) else ""
+        return added if THINK_END in added and not split_reasoning(added)[0] else ""
 
     def _check_pieces(self) -> None:
         whole = f"{self.end_text}\nuser: a  b\n\n{self.end_text} c{self.end_text}"
