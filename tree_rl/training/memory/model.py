@@ -12,6 +12,8 @@ from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.tree.cost import ModelShape
 
 FLOAT32 = 4
+CHUNK_TENSORS, TRITON_CHUNK_TENSORS = 4.0, 1.5
+"""Float32 tensors of the size of a chunk of logits that the head's backward holds, by torch alone and by Triton."""
 IN_FLIGHT = 2
 """Offloaded layers whose inputs are on the device at a time: the one that runs and the one that is on its way."""
 INDEX_BYTES = 40
@@ -44,9 +46,9 @@ class MemoryModel:
     head_norms: bool = False
     """Whether queries and keys have a norm of their own."""
     logits_bytes: float = 0.0
-    """Of logits, and what is computed from them, that the head holds at a time, at most."""
-    chunk_tensors: int = 4
-    """Float32 tensors of the size of a chunk of logits that the head's backward holds."""
+    """Of float32 logits that the head holds at a time, at most: one chunk."""
+    chunk_tensors: float = CHUNK_TENSORS
+    """Tensors of that size that its backward holds."""
     offloads: bool = True
     """Whether host memory is other memory than the device's."""
     tiles: bool = True
@@ -125,7 +127,8 @@ class MemoryModel:
         hidden, vocabulary = self.shape.hidden, self.shape.vocab
         logits = min(self.logits_bytes, FLOAT32 * reads * vocabulary) * self.chunk_tensors
         gradient = FLOAT32 * hidden + (self.boundary if self.value_bytes < FLOAT32 else 0)
-        return self.last_norm * tokens + (self.boundary + gradient) * reads + logits
+        of_weight = self.value_bytes * hidden * vocabulary
+        return self.last_norm * tokens + (self.boundary + gradient) * reads + logits + of_weight
 
     def head_waits(self, tokens: int, head_tokens: int | None = None) -> float:
         """What waits for the backward of the head and of the norm before it."""
@@ -158,7 +161,8 @@ class MemoryModel:
             # What layers save is part of the graph.
             mlp, attention = mlp - tokens * self._mlp_saves, attention - tokens * self._attention_saves
         saved = self._attention_saves * tokens + self.keys_and_values * past
-        return self._scaled((saved if self.checkpointing else 0.0) + max(mlp, attention, 0.0))
+        of_weight = self.boundary * self.shape.intermediate / max(self.shape.active_experts, 1)
+        return self._scaled((saved if self.checkpointing else 0.0) + max(mlp, attention, 0.0)) + of_weight
 
     def bytes_of(self, tokens: int) -> float:
         """Predicted peak of a plain whole forest of so many tokens, all of which the head reads."""

@@ -1,0 +1,42 @@
+"""The memory model of a module that is built: what its layers save, and in which dtype."""
+
+import math
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tree_kernels.edge_log_probs import chosen_implementation
+from tree_kernels.edge_log_probs.api import default_chunk_rows
+from tree_rl.models.edge_head import EdgeHead
+from tree_rl.training.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
+from tree_rl.tree.cost import ModelShape
+
+
+def read_memory_model(module: nn.Module, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> MemoryModel:
+    """What a module's forward and backward keep alive.
+
+    Args:
+        module: a transformers model, prepared and wrapped or not.
+        shape: its sizes.
+        dtype: of the forward.
+        device: where it runs.
+    """
+    modules = list(module.modules())
+    layers = [layer for layer in modules if isinstance(layer, GradientCheckpointingLayer)]
+    runs_triton = chosen_implementation(device=device, dtype=dtype) == "triton"
+    is_chunked = any(isinstance(head, EdgeHead) for head in modules)
+    chunk = FLOAT32 * shape.vocab * default_chunk_rows(device, shape.vocab) if is_chunked else math.inf
+    return MemoryModel(
+        shape=shape,
+        value_bytes=dtype.itemsize,
+        checkpointing=bool(layers) and all(layer.gradient_checkpointing for layer in layers),
+        # Liger exchanges a built layer's methods, its name among them, and leaves its class.
+        fused=any("Liger" in layer._get_name() for layer in modules),
+        head_norms=any(name.endswith("q_norm") for name, _ in module.named_modules()),
+        logits_bytes=chunk,
+        chunk_tensors=TRITON_CHUNK_TENSORS if runs_triton else CHUNK_TENSORS,
+        # On a CPU both would be the same memory.
+        offloads=device.type == "cuda",
+        tiles=False,
+    )
