@@ -1,6 +1,6 @@
 """Layer inputs that wait in host memory change no bit of any gradient; nothing else leaves, and all memory is freed."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ STAY = MemoryMeasures()
 class Recorded(offloaded_inputs._Copy):
     """Counts copies that leave and return, by shape."""
 
-    left: list[torch.Size] = []
-    returned: list[torch.Size] = []
+    left: ClassVar[list[torch.Size]] = []
+    returned: ClassVar[list[torch.Size]] = []
 
     def __init__(self, slab: Any, *, source: torch.Tensor, target: torch.Tensor) -> None:
         is_leaving = target.untyped_storage().data_ptr() == slab._bytes.untyped_storage().data_ptr()
@@ -33,13 +33,13 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     return Recorded
 
 
-@pytest.mark.parametrize("max_tokens", [None, 40, 7], ids=["whole", "partitions_of_40", "partitions_of_7"])
+@pytest.mark.parametrize("max_tokens", [None, 20], ids=["whole", "partitions"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bit_of_a_gradient_changes(kind: str, max_tokens: int | None, copies: type[Recorded]) -> None:
     model = build(kind)
     stay = gradients(model, STAY, max_tokens=max_tokens)
     assert not copies.left
-    for layers in (1, LAYERS - 1, LAYERS):
+    for layers in (1, LAYERS):
         copies.left.clear()
         copies.returned.clear()
         leave = gradients(model, MemoryMeasures(offloaded_layers=layers), max_tokens=max_tokens)
@@ -128,6 +128,7 @@ def test_inputs_of_a_run_that_lost_its_memory_are_refused() -> None:
         model(ids, use_cache=False)
     with pytest.raises(RuntimeError, match="another micro-batch"):
         lost.backward()
+    host_slab.host_slab(ids.device).release()
     with (
         pytest.raises(RuntimeError, match="expected at most"),
         OffloadedInputs(model, layers=2, live_tokens=4).of_forward(),

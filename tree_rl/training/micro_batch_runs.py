@@ -92,7 +92,9 @@ class WholeBatchRun:
         trace = None if routing is None else routing.open()
         offloaded = _offloaded_inputs(context, call, batch)
         with context.autocast(), offloaded.of_forward():
-            inputs = TreeInputs.from_forest(batch.forest, context.device, router_trace=trace)
+            inputs = TreeInputs.from_forest(
+                batch.forest, context.device, router_trace=trace, tile_tokens=batch.measures.tile_tokens
+            )
             outputs = _outputs(context, call, batch.rows, batch.forest, inputs)
             value = torch.tensor(1.0, device=context.device)
             metrics: list[Metrics] = []
@@ -156,6 +158,7 @@ class PartitionedBatchRun:
             routing=routing,
             offload=self._offload or batch.measures.relays_on_host,
             inputs=_offloaded_inputs(context, call, batch),
+            tile_tokens=batch.measures.tile_tokens,
         )
         loss = None if call.loss is None else weigh(call.loss, batch)
         if call.trains:

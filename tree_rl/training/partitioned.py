@@ -54,6 +54,7 @@ class PartitionedRun:
         routing: ForestRouting | None = None,
         offload: bool = False,
         inputs: OffloadedInputs | None = None,
+        tile_tokens: int | None = None,
     ) -> None:
         """Bind a model to a forest.
 
@@ -65,12 +66,14 @@ class PartitionedRun:
             routing: what the routers do on the forest; None leaves them alone.
             offload: keep keys and values that wait for children in host memory.
             inputs: where layer inputs wait for the backward; None keeps them on the device.
+            tile_tokens: of the dense layers' MLPs; None runs them over all tokens at once.
         """
         self.model = model
         self.forest = forest
         self.plan = plan
         self.readout = readout
         self.routing = routing
+        self.tile_tokens = tile_tokens
         self.store = HostStore(readout.device) if offload else None
         self._offloaded = nullcontext if inputs is None else inputs.of_forward
         self.count = TokenCount()
@@ -133,6 +136,7 @@ class PartitionedRun:
             past_length=partition.past_length,
             router_trace=trace,
             relay=relay.layers,
+            tile_tokens=self.tile_tokens,
         )
         outputs, anchor = self.readout.read(self.model, inputs, number)
         relay.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
