@@ -6,6 +6,7 @@ Legend: N unique tokens, n tokens of a partition, E slots that the rows' loss re
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.host_store import HostStore
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import Readout
+from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
@@ -51,6 +53,8 @@ class PartitionedRun:
         *,
         routing: ForestRouting | None = None,
         offload: bool = False,
+        inputs: OffloadedInputs | None = None,
+        tile_tokens: int | None = None,
     ) -> None:
         """Bind a model to a forest.
 
@@ -61,13 +65,17 @@ class PartitionedRun:
             readout: what the loss reads.
             routing: what the routers do on the forest; None leaves them alone.
             offload: keep keys and values that wait for children in host memory.
+            inputs: where layer inputs wait for the backward; None keeps them on the device.
+            tile_tokens: of the dense layers' MLPs; None runs them over all tokens at once.
         """
         self.model = model
         self.forest = forest
         self.plan = plan
         self.readout = readout
         self.routing = routing
+        self.tile_tokens = tile_tokens
         self.store = HostStore(readout.device) if offload else None
+        self._offloaded = nullcontext if inputs is None else inputs.of_forward
         self.count = TokenCount()
 
     def infer(self, *, preview: bool = False) -> Iterator[str]:
@@ -99,7 +107,8 @@ class PartitionedRun:
             partition = self.plan.partitions[number]
             if kind == "forward":
                 yield FORWARD
-                relay, outputs, anchor = self._forward(number, {p: pair[0] for p, pair in live.items()})
+                with self._offloaded():
+                    relay, outputs, anchor = self._forward(number, {p: pair[0] for p, pair in live.items()})
                 self.readout.store(number, outputs)
                 surrogate = self.readout.surrogate(number, outputs, slot_gradients(self.readout.values)) + anchor
                 live[number] = (relay, surrogate * scale)
@@ -127,6 +136,7 @@ class PartitionedRun:
             past_length=partition.past_length,
             router_trace=trace,
             relay=relay.layers,
+            tile_tokens=self.tile_tokens,
         )
         outputs, anchor = self.readout.read(self.model, inputs, number)
         relay.close(self._index(relayed_tokens(partition)) if partition.cuts else None)

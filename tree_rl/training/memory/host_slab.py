@@ -5,6 +5,7 @@ CUDA. Registering costs seconds, so the memory grows when a run needs more and n
 """
 
 import mmap
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -75,5 +76,6 @@ def _pages(num_bytes: int) -> torch.Tensor:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the host has no {num_bytes / 2**30:.1f} GiB for layer inputs: {error}") from error
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,10 +1,11 @@
 """From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import Budget
 from tree_rl.training.planning.plan_memory import PlanMemory
@@ -38,6 +39,8 @@ class MicroBatch:
     """Tokens that run: the forest's, or all of the rows' when they run flat."""
     plan: PartitionPlan | None = None
     """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
+    measures: MemoryMeasures = field(default_factory=MemoryMeasures)
+    """What its forest does to need less GPU memory."""
 
     @property
     def num_partitions(self) -> int:
