@@ -10,21 +10,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import KEEP_ALL, MemoryModel, Peak
+from tree_rl.training.memory.model import MemoryModel, Peak
 from tree_rl.training.memory.partitions import PartitionedPeak
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import PartitionPlan
+from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
 OPERATIONS_PER_SECOND = 4e14
 """Of a GPU at work; only its ratio to the next figure matters."""
 HOST_BYTES_PER_SECOND = 4e10
 """To pinned host memory and back."""
+DEVICE_BYTES_PER_SECOND = 3e12
+WEIGHT_SUM_BYTES = 10
+"""Read and written to add one weight's gradient of a tile to the float32 sum of tiles. Under checkpointing tiles cost
+nothing else: the layer stops running again in front of its MLP."""
 PARTITION_TOKENS = 512
 """One more forward and backward costs as much as so many tokens."""
 RELAY_TRIPS = 4
 """Copies of a relayed token's keys and values that the device waits for: they leave, come for a child, leave again as
 its past and come for its backward."""
 TILE_TOKENS = (8192, 2048)
+SLACK = 1.05
+"""No budget counts as less than so many times the least that any way needs: the last few per cent cost the most."""
 CAPACITY_BITS = 4
 PATIENCE = 8
 """So many capacities in a row, each smaller than the one before, that lower no peak end the search."""
@@ -41,10 +47,6 @@ class ByteBudget:
     """Bytes on the device, weights, gradients and optimizer state apart."""
     host: float = 0.0
     """Bytes in host memory, of what waits there."""
-
-    def holds(self, peak: Peak) -> bool:
-        """Whether a run of this peak fits."""
-        return peak.device <= self.device and peak.host <= self.host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,6 +68,12 @@ class Choice:
     def order(self) -> tuple[float, float, float]:
         """Cheapest first; of equally cheap ones the one that leaves most where it is."""
         return self.seconds, self.peak.host, self.peak.device
+
+    @property
+    def kind(self) -> tuple[bool, bool, bool, bool]:
+        """Whether it cuts, offloads, tiles, and puts relays on the host."""
+        measures = self.measures
+        return self.plan is not None, measures.offloaded_layers > 0, bool(measures.tile_tokens), measures.relays_on_host
 
     @property
     def name(self) -> str:
@@ -94,7 +102,7 @@ class Chooser:
         return ByteBudget(device=self.model.bytes_of(tokens), host=self.host_bytes)
 
     def choose(self, forest: Forest, budget: ByteBudget, plans: Plans, *, head_share: float = 1.0) -> Choice:
-        """The cheapest way within the budget, or the one of the least predicted peak where none fits.
+        """The cheapest way within the budget; where none fits, the cheapest of about the least predicted peak.
 
         Args:
             forest: N unique tokens.
@@ -102,29 +110,26 @@ class Chooser:
             plans: makes partitions.
             head_share: share of its tokens that the head reads.
         """
-        best: Choice | None = None
-        least: Choice | None = None
-        refused: Choice | None = None
+        fitting: list[Choice] = []
+        refused: list[Choice] = []
         lowest, in_vain = math.inf, 0
         for least_seconds, choices in self._in_groups(forest, plans, head_share):
-            if best is not None and best.seconds < least_seconds:
+            within = _cheapest(fitting, budget.device)
+            if within is not None and within.seconds < least_seconds and budget.device >= SLACK * _least(fitting):
                 break
             found = choices()
-            lower = min(choice.peak.device for choice in found)
-            lowest, in_vain = (lower, 0) if lower < lowest else (lowest, in_vain + 1)
-            if in_vain > PATIENCE:
-                break
-            for choice in found:
-                if choice.peak.host > budget.host:
-                    fits_device = choice.peak.device <= budget.device
-                    refused = choice if fits_device and _is_before(choice, refused) else refused
-                    continue
-                best = choice if budget.holds(choice.peak) and _is_before(choice, best) else best
-                least = choice if least is None or choice.peak.device < least.peak.device else least
-        assert least is not None
-        chosen = least if best is None else best
-        is_refused = refused is not None and (best is None or _is_before(refused, best))
-        return replace(chosen, needs_host=refused.peak.host) if refused is not None and is_refused else chosen
+            if found[0].plan is not None:
+                lower = _least(found)
+                lowest, in_vain = (lower, 0) if lower < lowest else (lowest, in_vain + 1)
+                if in_vain > PATIENCE:
+                    break
+            fitting += [choice for choice in found if choice.peak.host <= budget.host]
+            refused += [choice for choice in found if choice.peak.host > budget.host]
+        limit = max(budget.device, SLACK * _least(fitting))
+        chosen, beyond = _cheapest(fitting, limit), _cheapest(refused, limit)
+        assert chosen is not None
+        is_refused = beyond is not None and beyond.order < chosen.order
+        return replace(chosen, needs_host=beyond.peak.host) if beyond is not None and is_refused else chosen
 
     def _in_groups(
         self, forest: Forest, plans: Plans, head_share: float
@@ -172,7 +177,10 @@ class Chooser:
                     yield MemoryMeasures(offloaded_layers=offloaded, tile_tokens=tile, relays_on_host=on_host)
 
     def _tiles(self, tokens: int) -> list[int | None]:
-        return [None, *(tile for tile in TILE_TOKENS if self.model.tiles and tile < tokens)]
+        return [
+            None,
+            *(tile for tile in TILE_TOKENS if self.model.tiles and self.model.checkpointing and tile < tokens),
+        ]
 
     @property
     def _moves_inputs(self) -> bool:
@@ -191,18 +199,29 @@ class Chooser:
         return PARTITION_TOKENS * self.model.shape.cost.per_token / OPERATIONS_PER_SECOND
 
     def _measure_seconds(self, tokens: int, seconds: float, measures: MemoryMeasures) -> float:
-        """What offloading and tiles cost: copies that take longer than a layer's forward, and one more MLP forward."""
+        """What offloading and tiles cost: copies that take longer than a layer's forward, and sums of gradients."""
         shape = self.model.shape
         copying = self.model.boundary * tokens / HOST_BYTES_PER_SECOND
         computing = seconds / (3 * shape.layers)
         more = 2 * measures.offloaded_layers * max(copying - computing, 0.0)
         if measures.tile_tokens is not None:
-            more += 6.0 * shape.hidden * shape.intermediate * shape.layers * tokens / OPERATIONS_PER_SECOND
+            added = WEIGHT_SUM_BYTES * 3 * shape.hidden * shape.intermediate * shape.layers
+            more += -(-tokens // measures.tile_tokens) * added / DEVICE_BYTES_PER_SECOND
         return more
 
 
-def _is_before(choice: Choice, other: Choice | None) -> bool:
-    return other is None or choice.order < other.order
+def quick_plan(forest: Forest, capacity: int) -> PartitionPlan:
+    """Partitions without the solver: a choice compares many capacities."""
+    return plan_partitions(forest, capacity, solver="heuristic")
+
+
+def _cheapest(choices: list[Choice], device_bytes: float) -> Choice | None:
+    within = [choice for choice in choices if choice.peak.device <= device_bytes]
+    return min(within, key=lambda choice: choice.order, default=None)
+
+
+def _least(choices: list[Choice]) -> float:
+    return min((choice.peak.device for choice in choices), default=math.inf)
 
 
 def capacities(tokens: int) -> list[int]:

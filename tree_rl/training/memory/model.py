@@ -91,7 +91,7 @@ class MemoryModel:
         if self.checkpointing:
             return self.shape.layers * self.boundary
         own_input = self.boundary if self._keeps_norm_input else 0.0
-        return self.shape.layers * (self._scaled(self._attention_saves + self._mlp_saves) + own_input)
+        return self.shape.layers * (self._scaled(self._attention_saves() + self._mlp_saves) + own_input)
 
     @property
     def last_norm(self) -> float:
@@ -147,22 +147,24 @@ class MemoryModel:
             past: P.
             tile_tokens: of a tile of the MLP; None: all at once.
         """
-        gradient = self.boundary
+        gradient, is_tiled = self.boundary, tile_tokens is not None
+        kept = self._attention_saves(is_tiled)
+        weights = self._largest_weight
         if tile_tokens is None:
             mlp = tokens * (self._mlp_saves + self._mlp_gradients + gradient)
         else:
-            weights = 3 * FLOAT32 * self.shape.hidden * self.shape.intermediate
-            of_tile = min(tile_tokens, tokens) * (4 * self._width_bytes + self._mlp_gradients + self.boundary)
-            mlp = tokens * (self._mlp_input + 2 * gradient) + of_tile + weights
+            # Norms run in tiles, too; sums over tiles are float32.
+            mlp = tokens * (self._mlp_input(is_tiled) + 2 * gradient)
+            mlp += min(tile_tokens, tokens) * (self._mlp_saves + self._mlp_gradients)
+            weights = 3 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
         keys = max(FLOAT32, self.value_bytes) * 2 * self._key_width
         keys += self.keys_and_values if self.value_bytes < FLOAT32 else 0
         attention = tokens * (gradient + 2 * self.value_bytes * self._query_width) + (tokens + past) * keys
+        saved = kept * tokens + self.keys_and_values * past
         if not self.checkpointing:
             # What layers save is part of the graph.
-            mlp, attention = mlp - tokens * self._mlp_saves, attention - tokens * self._attention_saves
-        saved = self._attention_saves * tokens + self.keys_and_values * past
-        of_weight = self.boundary * self.shape.intermediate / max(self.shape.active_experts, 1)
-        return self._scaled((saved if self.checkpointing else 0.0) + max(mlp, attention, 0.0)) + of_weight
+            mlp, attention, saved = mlp - tokens * self._mlp_saves, attention - tokens * kept, 0.0
+        return self._scaled(saved + max(mlp, attention, 0.0)) + weights
 
     def bytes_of(self, tokens: int) -> float:
         """Predicted peak of a plain whole forest of so many tokens, all of which the head reads."""
@@ -194,37 +196,42 @@ class MemoryModel:
         """A norm that computes in its input's dtype, or fused, saves its input; another saves a float32 copy."""
         return self.fused or self.value_bytes >= FLOAT32
 
-    def _norm(self, width: int) -> float:
+    def _norm(self, width: int, is_tiled: bool = False) -> float:
         """What a norm saves beside its input: the normalised values, and its output, which the next product saves."""
-        if self.fused:
+        if self.fused or is_tiled:
             return self.value_bytes * width
         copy = 0 if self._keeps_norm_input else FLOAT32
         return (copy + 2 * self.value_bytes) * width
 
-    @cached_property
-    def _attention_saves(self) -> float:
+    def _attention_saves(self, is_tiled: bool = False) -> float:
         """The first norm; queries, keys and values; the output with its log-sum-exp."""
         e, query, key = self.value_bytes, self._query_width, self._key_width
         projected = e * (query + key)
         if self.head_norms:
             own_input = e * (query + key) if self._keeps_norm_input else 0
             projected = own_input + self._norm(query + key)
-        return self._norm(self.shape.hidden) + projected + e * key + e * query + FLOAT32 * self.shape.heads
+        outputs = e * key + e * query + FLOAT32 * self.shape.heads
+        return self._norm(self.shape.hidden, is_tiled) + projected + outputs
 
     @cached_property
     def _width_bytes(self) -> float:
         return self.value_bytes * self.shape.intermediate
 
     @cached_property
-    def _mlp_input(self) -> float:
+    def _largest_weight(self) -> float:
+        """Bytes of the gradient of one weight, before it is added to the others."""
+        return self.boundary * self.shape.intermediate / max(self.shape.active_experts, 1)
+
+    def _mlp_input(self, is_tiled: bool = False) -> float:
         """The second norm and the hidden states that it reads."""
-        return self._norm(self.shape.hidden) + (self.boundary if self._keeps_norm_input else 0)
+        own_input = self.boundary if self._keeps_norm_input or is_tiled else 0
+        return self._norm(self.shape.hidden, is_tiled) + own_input
 
     @cached_property
     def _mlp_saves(self) -> float:
         """The second norm; gate, activated gate, up and product, of which Liger computes one again."""
         of_experts = 2 * self.shape.active_experts * self.boundary
-        return self._mlp_input + of_experts + (3 if self.fused else 4) * self._width_bytes
+        return self._mlp_input() + of_experts + (3 if self.fused else 4) * self._width_bytes
 
     @cached_property
     def _mlp_gradients(self) -> float:

@@ -1,6 +1,8 @@
 """The memory model of a module that is built: what its layers save, and in which dtype."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,19 +11,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tree_kernels.edge_log_probs import chosen_implementation
 from tree_kernels.edge_log_probs.api import default_chunk_rows
 from tree_rl.models.edge_head import EdgeHead
+from tree_rl.models.tiled_mlp import tileable_layers
 from tree_rl.training.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
 from tree_rl.tree.cost import ModelShape
 
 
-def read_memory_model(module: nn.Module, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> MemoryModel:
-    """What a module's forward and backward keep alive.
+def read_memory_model(
+    module: nn.Module, shape: ModelShape | None = None, *, dtype: torch.dtype, device: torch.device
+) -> MemoryModel | None:
+    """What a module's forward and backward keep alive; None if its config does not tell its sizes.
 
     Args:
         module: a transformers model, prepared and wrapped or not.
-        shape: its sizes.
+        shape: its sizes; None reads them from its config.
         dtype: of the forward.
         device: where it runs.
     """
+    shape = _shape_of(module) if shape is None else shape
+    if shape is None:
+        return None
     modules = list(module.modules())
     layers = [layer for layer in modules if isinstance(layer, GradientCheckpointingLayer)]
     runs_triton = chosen_implementation(device=device, dtype=dtype) == "triton"
@@ -38,5 +46,16 @@ def read_memory_model(module: nn.Module, shape: ModelShape, *, dtype: torch.dtyp
         chunk_tensors=TRITON_CHUNK_TENSORS if runs_triton else CHUNK_TENSORS,
         # On a CPU both would be the same memory.
         offloads=device.type == "cuda",
-        tiles=False,
+        tiles=bool(tileable_layers(module)) and shape.active_experts == 0,
     )
+
+
+def _shape_of(module: nn.Module) -> ModelShape | None:
+    config: Any = getattr(module, "config", None)
+    if config is None:
+        return None
+    try:
+        shape = ModelShape.from_config(config.get_text_config().to_dict())
+    except ValueError:
+        return None
+    return shape if module.get_output_embeddings() is not None else replace(shape, vocab=1)
