@@ -31,7 +31,7 @@ class LiveBytes(TorchDispatchMode):
         """Run one operation and count what it made."""
         made = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 self._count(tensor.untyped_storage())
         return made
 

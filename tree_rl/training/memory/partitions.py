@@ -1,7 +1,8 @@
 """Predicted peak of a forest in partitions: what is alive at each op of its plan.
 
-A partition that waits for its children keeps its graph, its past and what children read; once one of them has reported
-also the gradients that they sent. Legend: n tokens of a partition, P tokens of its past, r relayed tokens.
+One stack holds the keys and values of the path, another the sums of their gradients. A partition that waits for its
+children keeps its graph; where children hang from several cuts, also its own keys and values and sums of gradients.
+Legend: n tokens of a partition, P tokens of its past, r relayed tokens.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import FLOAT32, MemoryModel, Peak
+from tree_rl.training.memory.model import MemoryModel, Peak
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 
@@ -23,8 +24,8 @@ class PartitionSize:
     """P."""
     relayed: int
     """r, tokens on any path to a cut."""
-    longest_path: int
-    """Tokens on the longest of these paths."""
+    cuts: int
+    """Tokens that children hang from."""
     head_tokens: int
     """Tokens that the head reads."""
 
@@ -36,7 +37,7 @@ class PartitionSize:
             tokens=partition.num_tokens,
             past=partition.past_length,
             relayed=len(np.unique(np.concatenate(paths))) if paths else 0,
-            longest_path=max(map(len, paths), default=0),
+            cuts=len(paths),
             head_tokens=round(head_share * partition.num_tokens),
         )
 
@@ -45,12 +46,10 @@ class PartitionSize:
 class _Alive:
     """Bytes of one partition between its forward and its backward."""
 
-    graph: Peak
-    """Inputs of its layers, or all that they save."""
-    more: Peak
-    """What the head's backward reads, its past, and what children read."""
+    waiting: Peak
+    """Its graph, what the head's backward reads, and its own keys and values."""
     reported: float
-    """Gradients from children, from the first report on."""
+    """Sums of gradients from children, from the first report on."""
 
 
 class PartitionedPeak:
@@ -66,57 +65,65 @@ class PartitionedPeak:
         """
         self._model, self._plan = model, plan
         self._sizes = [PartitionSize.of(partition, head_share) for partition in plan.partitions]
+        self._longest_past = max((size.past for size in self._sizes), default=0)
 
     def under(self, measures: MemoryMeasures) -> Peak:
         """Walk the ops."""
-        parents = [partition.parent for partition in self._plan.partitions]
+        stack, sums = self._model.relayed * self._longest_past, self._model.relayed_gradients * self._longest_past
+        sums_on_device = 0.0 if measures.relays_on_host else sums
         alive = [self._alive(size, measures) for size in self._sizes]
         device = host = most_device = most_host = 0.0
         reported: set[int] = set()
         for kind, number in self._plan.ops:
-            own, size, parent = alive[number], self._sizes[number], parents[number]
+            own, size, parent = alive[number], self._sizes[number], self._plan.partitions[number].parent
             if kind == "forward":
-                most_device = max(most_device, device + self._forward(size, own))
-                device += own.graph.device + own.more.device
-                host += own.graph.host + own.more.host
+                most_device = max(most_device, device + self._forward(size, measures))
+                device, host = device + own.waiting.device, host + own.waiting.host
                 most_host = max(most_host, host)
                 continue
-            device -= own.graph.device + own.more.device + (own.reported if number in reported else 0.0)
-            host -= own.graph.host + own.more.host
-            most_device = max(most_device, device + self._backward(size, own, measures))
+            device -= own.waiting.device + (own.reported if number in reported else 0.0)
+            host -= own.waiting.host
+            backward = device + self._backward(size, measures)
+            if sums_on_device and size.past:
+                # Made by the first backward with a past, layer by layer: while inputs of layers are freed.
+                first_layer = device + sums_on_device + self._backward(size, measures, has_graph=False)
+                backward, device, sums_on_device = max(backward, first_layer), device + sums_on_device, 0.0
+            most_device = max(most_device, backward)
             if parent >= 0 and parent not in reported:
                 reported.add(parent)
                 device += alive[parent].reported
-        return Peak(device=most_device, host=most_host)
+        if measures.relays_on_host:
+            return Peak(device=most_device, host=most_host + stack + sums)
+        return Peak(device=most_device + stack, host=most_host)
 
     def _alive(self, size: PartitionSize, measures: MemoryMeasures) -> _Alive:
         model = self._model
-        relays = model.relayed * (size.relayed + size.past)
-        on_host = relays if measures.relays_on_host and size.relayed else 0.0
+        graph = model.waiting(size.tokens, measures)
         head = model.head_waits(size.tokens, size.head_tokens) + model.inputs * size.tokens
+        own = model.relayed * size.relayed if size.cuts > 1 else 0.0
+        on_host = own if measures.relays_on_host else 0.0
+        # Without checkpoints attention saves the past side by side with the partition's own keys and values.
+        saved_past = 0.0 if model.checkpointing else model.relayed * size.past
         return _Alive(
-            graph=model.waiting(size.tokens, measures),
-            more=Peak(device=head + relays - on_host, host=on_host),
-            reported=self._passed(size) + model.relayed_gradients * size.relayed,
+            waiting=Peak(device=graph.device + head + own - on_host + saved_past, host=graph.host + on_host),
+            reported=model.relayed_gradients * size.relayed if size.cuts > 1 else 0.0,
         )
 
-    def _forward(self, size: PartitionSize, own: _Alive) -> float:
-        """Layers keep keys and values of all tokens until the forward's end, when those of relayed ones are copied."""
+    def _forward(self, size: PartitionSize, measures: MemoryMeasures) -> float:
+        """Layers keep keys and values of all tokens until the forward's end."""
         model = self._model
-        kept = own.graph.device + model.inputs * size.tokens + model.relayed * (size.past + size.tokens)
-        return kept + max(model.layer_forward(size.tokens), model.relayed * size.relayed)
+        kept = model.waiting(size.tokens, measures).device + (model.inputs + model.relayed) * size.tokens
+        past = model.keys_and_values * size.past * (2 if measures.relays_on_host else 1)
+        return kept + model.layer_forward(size.tokens) + past
 
-    def _backward(self, size: PartitionSize, own: _Alive, measures: MemoryMeasures) -> float:
-        """At its start, in its last layer, in its first one, and when the gradients of its past go up."""
+    def _backward(self, size: PartitionSize, measures: MemoryMeasures, *, has_graph: bool = True) -> float:
+        """At its start: in the head, or in the last layer; at its end without what waited for it."""
         model = self._model
-        entering = (model.relayed if model.value_bytes < FLOAT32 else model.relayed_gradients) * size.relayed
-        kept = model.relayed * size.past + entering + self._passed(size) + model.inputs * size.tokens
+        graph = model.waiting(size.tokens, measures).device if has_graph else model.boundary * size.tokens
+        # Gradients of relayed keys and values, and where they are spread over all tokens: of all layers at once.
+        entering = model.relayed * (size.relayed + size.tokens) if size.cuts else 0.0
         layer = model.layer_backward(size.tokens, size.past, tile_tokens=measures.tile_tokens)
-        in_last = own.graph.device + max(layer, model.head(size.tokens, size.head_tokens))
-        in_first = model.relayed * size.past + layer + model.boundary * size.tokens
-        upward = (model.relayed_gradients + model.keys_and_values) * size.past
-        return kept + max(in_last, in_first, upward)
-
-    def _passed(self, size: PartitionSize) -> float:
-        """Gradients of the past of children, which go on to the parent."""
-        return self._model.relayed_gradients * (size.past + size.longest_path) if size.relayed else 0.0
+        if measures.relays_on_host:
+            layer += model.keys_and_values * size.past
+        head = model.head(size.tokens, size.head_tokens)
+        return graph + model.inputs * size.tokens + entering + max(layer, head)

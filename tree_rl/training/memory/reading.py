@@ -10,6 +10,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tree_kernels.edge_log_probs import chosen_implementation
 from tree_kernels.edge_log_probs.api import default_chunk_rows
+from tree_kernels.tree_attention import chosen_implementation as tree_attention_implementation
+from tree_kernels.tree_attention.portable.blocked import BLOCK_TOKENS, DEFAULT_BLOCK_TOKENS
 from tree_rl.models.edge_head import EdgeHead
 from tree_rl.models.tiled_mlp import tileable_layers
 from tree_rl.training.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
@@ -44,10 +46,16 @@ def read_memory_model(
         head_norms=any(name.endswith("q_norm") for name, _ in module.named_modules()),
         logits_bytes=chunk,
         chunk_tensors=TRITON_CHUNK_TENSORS if runs_triton else CHUNK_TENSORS,
+        attention_block=_attention_block(shape, dtype=dtype, device=device),
         # On a CPU both would be the same memory.
         offloads=device.type == "cuda",
         tiles=bool(tileable_layers(module)) and shape.active_experts == 0,
     )
+
+
+def _attention_block(shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> int:
+    attention = tree_attention_implementation(device=device, dtype=dtype, head_size=shape.head_dim)
+    return BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS) if attention == "sdpa" else 0
 
 
 def _shape_of(module: nn.Module) -> ModelShape | None:
