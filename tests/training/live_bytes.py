@@ -1,4 +1,4 @@
-"""Bytes of tensors that are alive, counted as they come and go; on a CPU, where no allocator keeps a peak."""
+"""Bytes of tensors that are alive, counted storage by storage as operations make them."""
 
 import weakref
 from collections.abc import Callable
@@ -8,41 +8,45 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tree_rl.training.memory.host_slab import HostSlab
+
 
 class LiveBytes(TorchDispatchMode):
-    """Counts storages that operations under it make; those that were there before count nothing."""
+    """Counts storages that are made while it is active; host memory of a slab does not count."""
 
-    def __init__(self, existing: list[torch.Tensor]) -> None:
-        """Start at 0.
-
-        Args:
-            existing: tensors that are alive already, such as parameters.
-        """
+    def __init__(self, slab: HostSlab | None = None) -> None:
         super().__init__()
-        self._seen = weakref.WeakSet[Any]()
-        for tensor in existing:
-            self._seen.add(tensor.untyped_storage())
-        self.now = 0
-        self.peak = 0
+        self.alive = self.peak = 0
+        self._slab = slab
+        self._known: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run one operation and count what it made."""
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
-                self._count(tensor.untyped_storage())
-        return made
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                if id(storage) not in given and id(storage) not in self._known and not self._is_host(storage):
+                    self._count(storage)
+        return result
+
+    def _is_host(self, storage: torch.UntypedStorage) -> bool:
+        return self._slab is not None and storage.data_ptr() == self._slab._bytes.untyped_storage().data_ptr()
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._seen:
-            return
-        self._seen.add(storage)
-        size = storage.nbytes()
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, size)
+        size, key = storage.nbytes(), id(storage)
 
-    def _free(self, size: int) -> None:
-        self.now -= size
+        def gone(_: object) -> None:
+            del self._known[key]
+            self.alive -= size
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+
+
+def peak_bytes(run: Callable[[], object], slab: HostSlab | None = None) -> int:
+    """Most bytes alive at a time of what `run` makes."""
+    with LiveBytes(slab) as counted:
+        run()
+    return counted.peak

@@ -4,9 +4,11 @@ torch's own pinned allocator rounds up to powers of two; here exactly the bytes 
 CUDA. Registering costs seconds, so the memory grows when a run needs more and never shrinks.
 """
 
+import math
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
@@ -14,15 +16,19 @@ SUCCESS = 0
 
 
 class HostSlab:
-    """Bytes in host memory and the stream that copies to and from them; ordinary memory beside a CPU."""
+    """Bytes in host memory; beside a CPU they are not pinned."""
 
     def __init__(self, device: torch.device) -> None:
-        """Own nothing yet; open a copy stream where `device` is a GPU."""
+        """Own nothing yet."""
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.owner: object = None
         """Who reserved last; the bytes of earlier owners are void."""
         self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    @cached_property
+    def stream(self) -> "torch.cuda.Stream | None":
+        """For copies to and from it; None beside a CPU."""
+        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     @property
     def num_bytes(self) -> int:
@@ -39,17 +45,18 @@ class HostSlab:
         if num_bytes > self.num_bytes:
             self.release()
             self._bytes = _pages(num_bytes)
-            if self.stream is not None:
+            if self.device.type == "cuda":
                 self._register()
 
-    def view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the shape and dtype of `like` from `offset` bytes on."""
-        return self._bytes[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+    def view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor from `offset` bytes on."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return self._bytes[offset : offset + num_bytes].view(dtype).view(*shape)
 
     def release(self) -> None:
         """Give the memory back."""
-        if self.stream is not None and self.num_bytes:
-            self.stream.synchronize()
+        if self.device.type == "cuda" and self.num_bytes:
+            torch.cuda.synchronize(self.device)
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())))
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -59,14 +66,14 @@ class HostSlab:
         if code != SUCCESS:
             wanted, self._bytes = self.num_bytes, torch.empty(0, dtype=torch.uint8)
             raise MemoryError(
-                f"CUDA cannot pin {wanted / 2**30:.1f} GiB of host memory for layer inputs (cudaHostRegister: error "
+                f"CUDA cannot pin {wanted / 2**30:.1f} GiB of host memory (cudaHostRegister: error "
                 f"{code}); lower tree.max_tokens, or give the process more host memory"
             )
 
 
 @cache
-def host_slab(device: torch.device) -> HostSlab:
-    """The slab of a device, shared by all models of the process: one call runs at a time."""
+def host_slab(device: torch.device, content: str = "layer inputs") -> HostSlab:
+    """The slab for one kind of content, shared by all models of the process: they run one after the other."""
     return HostSlab(device)
 
 
@@ -75,7 +82,7 @@ def _pages(num_bytes: int) -> torch.Tensor:
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"the host has no {num_bytes / 2**30:.1f} GiB for layer inputs: {error}") from error
+        raise MemoryError(f"the host has no {num_bytes / 2**30:.1f} GiB left: {error}") from error
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -133,7 +133,7 @@ class _ForwardInputs:
             return saved
         slab = self._run.slab(saved)
         offset = self._run.room(self, saved.nbytes)
-        host = slab.view(offset, saved)
+        host = slab.view(offset, saved.shape, saved.dtype)
         self._waiting[number] = (offset, host)
         self._leaving = _Copy(slab, source=saved, target=host)
         return _Offloaded(inputs=self, number=number)
