@@ -22,6 +22,7 @@ from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
 from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
 from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors
+from tree_rl.models.tiled_mlp import use_tiled_mlp
 
 PREFIX = "tree_rl_over_"
 BY = "_by_"
@@ -66,6 +67,7 @@ def use_tree_attention(
     use_tree_linear_attention(model, impl=delta_rule_impl)
     use_tree_short_convolution(model)
     use_tree_state_space(model)
+    use_tiled_mlp(model)
     return flat
 
 

@@ -4,7 +4,7 @@ boundaries"): named tensors of each layer, such as the keys and values of attent
 Legend: n tokens of the partition, P tokens of its past, S cuts, H key-value or value heads, D head size, L layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +34,13 @@ class LayerRelay:
     It is opaque on purpose: FSDP2 copies a list or dict that it is handed, and loses what is written into the copy.
     """
 
-    def __init__(self, past: Sequence[LayerTensors] = (), cuts: tuple[int, ...] = ()) -> None:
+    def __init__(self, past: Callable[[int], LayerTensors] | None = None, cuts: tuple[int, ...] = ()) -> None:
         """Take the past of each layer.
 
         Args:
-            past: per layer, keys and values [P, H, D], or the state [H, K, V] and the context [taps - 1, channels] at
-                the cut that the partition hangs from; empty for a partition of roots.
+            past: gives a layer's keys and values [P, H, D], or the state [H, K, V] and the context
+                [taps - 1, channels] at the cut that the partition hangs from; asked again when a layer is recomputed.
+                None for a partition of roots.
             cuts: tokens of the partition after which children hang; a recurrent layer leaves its state there.
         """
         self.cuts = cuts
@@ -48,7 +49,7 @@ class LayerRelay:
 
     def past(self, layer: int) -> LayerTensors:
         """Past tensors of a layer; empty in a partition of roots."""
-        return self._past[layer] if self._past else {}
+        return {} if self._past is None else self._past(layer)
 
     def capture(self, layer: int, *, at_cuts: bool = False, **tensors: torch.Tensor | None) -> None:
         """Keep a layer's tensors with their graph.

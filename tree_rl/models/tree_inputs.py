@@ -8,6 +8,7 @@ import torch
 
 from tree_kernels.host_copy import to_device_together
 from tree_kernels.layout import TreeLayout
+from tree_rl.models import tiled_mlp
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.relay import LayerRelay
 from tree_rl.models.routers.trace import KEYWORD, RouterTrace
@@ -36,13 +37,27 @@ class TreeInputs:
     """Carried to the routers of a model with `RouterHooks`; None leaves them alone."""
     relay: LayerRelay | None = None
     """Carried to every layer of a partition; None for a whole forest."""
+    tile_tokens: int | None = None
+    """Tokens of a tile of each dense layer's MLP; None runs it over all tokens at once."""
 
     @classmethod
     def from_forest(
-        cls, forest: Forest, device: torch.device | str = "cpu", *, router_trace: RouterTrace | None = None
+        cls,
+        forest: Forest,
+        device: torch.device | str = "cpu",
+        *,
+        router_trace: RouterTrace | None = None,
+        tile_tokens: int | None = None,
     ) -> "TreeInputs":
-        """Move a forest to `device`."""
-        return cls.of_plan(forest.input_ids, forest.position, forest.subtree_end, device, router_trace=router_trace)
+        """Move a forest to `device`; the other arguments are fields."""
+        return cls.of_plan(
+            forest.input_ids,
+            forest.position,
+            forest.subtree_end,
+            device,
+            router_trace=router_trace,
+            tile_tokens=tile_tokens,
+        )
 
     @classmethod
     def of_plan(
@@ -55,6 +70,7 @@ class TreeInputs:
         past_length: int = 0,
         router_trace: RouterTrace | None = None,
         relay: LayerRelay | None = None,
+        tile_tokens: int | None = None,
     ) -> "TreeInputs":
         """Move a planned forest or partition to `device`; a plan needs no check.
 
@@ -66,6 +82,7 @@ class TreeInputs:
             past_length: P, ancestors in front of a partition.
             router_trace: see the field.
             relay: see the field.
+            tile_tokens: see the field.
         """
         end = subtree_end.astype(np.int32, copy=False)
         arrays: list[np.ndarray] = [
@@ -83,12 +100,14 @@ class TreeInputs:
             layout=TreeLayout(end_on_device, local, past_length, share, end),
             router_trace=router_trace,
             relay=relay,
+            tile_tokens=tile_tokens,
         )
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
         routers = {} if self.router_trace is None else {KEYWORD: self.router_trace}
         relay = {} if self.relay is None else {"kv_relay": self.relay}
+        tiles = {} if self.tile_tokens is None else {tiled_mlp.KEYWORD: self.tile_tokens}
         return {
             "input_ids": self.input_ids_1N,
             "position_ids": self.position_ids_1N,
@@ -97,4 +116,5 @@ class TreeInputs:
             "use_cache": False,
             **routers,
             **relay,
+            **tiles,
         }

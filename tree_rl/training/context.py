@@ -13,6 +13,8 @@ from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
+from tree_rl.training.memory.model import MemoryModel
+from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.rows import Rows
 from tree_rl.tree.cost import ModelShape
@@ -34,6 +36,9 @@ class StepContext:
     """The ranks that run in lock-step; None is the default group, where there is one."""
     model_shape: ModelShape | None = None
     """Sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree."""
+    memory: MemoryModel | None = None
+    """What a forward and backward keep alive, by which groups beyond the budget run; None runs them in partitions of
+    the budget's size."""
     compute_dtype: torch.dtype = torch.float32
     """Dtype of the forward, which decides how exact the self-check can be."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -66,6 +71,7 @@ class StepContext:
             module=module,
             device=first.device,
             data_parallel=group,
+            memory=read_memory_model(module, dtype=first.dtype, device=first.device) if first.is_cuda else None,
             compute_dtype=first.dtype,
             leaks_when_packed=hasattr(module, "config") and leaks_when_packed(module),
         )

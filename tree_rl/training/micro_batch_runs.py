@@ -17,6 +17,7 @@ from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
 from tree_rl.training.loss.path_weighting import weigh
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.loss.rows_loss import Metrics, RowsLoss
+from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
@@ -89,8 +90,11 @@ class WholeBatchRun:
         assert batch.forest is not None
         routing = self._routers.open(call, batch, context.device)
         trace = None if routing is None else routing.open()
-        with context.autocast():
-            inputs = TreeInputs.from_forest(batch.forest, context.device, router_trace=trace)
+        offloaded = _offloaded_inputs(context, call, batch)
+        with context.autocast(), offloaded.of_forward():
+            inputs = TreeInputs.from_forest(
+                batch.forest, context.device, router_trace=trace, tile_tokens=batch.measures.tile_tokens
+            )
             outputs = _outputs(context, call, batch.rows, batch.forest, inputs)
             value = torch.tensor(1.0, device=context.device)
             metrics: list[Metrics] = []
@@ -147,7 +151,14 @@ class PartitionedBatchRun:
         readout = _readout(context, call, batch)
         routing = self._routers.open(call, batch, context.device)
         self.run = PartitionedRun(
-            context.forward, batch.forest, batch.plan, readout, routing=routing, offload=self._offload
+            context.forward,
+            batch.forest,
+            batch.plan,
+            readout,
+            routing=routing,
+            offload=self._offload or batch.measures.relays_on_host,
+            inputs=_offloaded_inputs(context, call, batch),
+            tile_tokens=batch.measures.tile_tokens,
         )
         loss = None if call.loss is None else weigh(call.loss, batch)
         if call.trains:
@@ -167,6 +178,13 @@ class PartitionedBatchRun:
         self.result = MicroBatchResult(
             outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK
         )
+
+
+def _offloaded_inputs(context: StepContext, call: StepCall, batch: MicroBatch) -> OffloadedInputs:
+    """Where layer inputs wait for the backward."""
+    live_tokens = batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens
+    layers = batch.measures.offloaded_layers if call.trains else 0
+    return OffloadedInputs(context.module, layers=layers, live_tokens=live_tokens)
 
 
 def run_forest(context: StepContext, call: StepCall, members: Sequence[int], forest: Forest) -> EdgeOutputs:

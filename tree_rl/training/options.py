@@ -43,9 +43,9 @@ class TreeOptions:
     self_check: bool = True
     """Before the first batch, compare one group as a tree with its rows through the host's own forward."""
 
-    offload: bool = False
-    """Keep what waits for other partitions in pinned host memory: slower, for trees whose longest path of partitions
-    does not fit the GPU."""
+    offload: bool | str = AUTO
+    """Whether inputs of layers, and what waits for other partitions, may lie in pinned host memory. `auto`: where a
+    group beyond `max_tokens` then runs faster. True: what waits for other partitions always does. False: nothing."""
 
     def __post_init__(self) -> None:
         choices_of = {
@@ -58,6 +58,8 @@ class TreeOptions:
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
+        if self.offload not in (AUTO, True, False):
+            raise ValueError(f"tree.offload={self.offload!r}: expected one of auto, true, false")
         coef = self.router_aux_loss_coef
         if coef is not None and (self.mode == "flat" or not coef >= 0):
             raise ValueError(

@@ -6,6 +6,7 @@ Legend: N unique tokens, n tokens of a partition, E slots that the rows' loss re
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ from tree_kernels.host_copy import to_device
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.host_store import HostStore
+from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import Readout
+from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
@@ -51,6 +54,8 @@ class PartitionedRun:
         *,
         routing: ForestRouting | None = None,
         offload: bool = False,
+        inputs: OffloadedInputs | None = None,
+        tile_tokens: int | None = None,
     ) -> None:
         """Bind a model to a forest.
 
@@ -61,17 +66,23 @@ class PartitionedRun:
             readout: what the loss reads.
             routing: what the routers do on the forest; None leaves them alone.
             offload: keep keys and values that wait for children in host memory.
+            inputs: where layer inputs wait for the backward; None keeps them on the device.
+            tile_tokens: of the dense layers' MLPs; None runs them over all tokens at once.
         """
         self.model = model
         self.forest = forest
         self.plan = plan
         self.readout = readout
         self.routing = routing
-        self.store = HostStore(readout.device) if offload else None
+        self.tile_tokens = tile_tokens
+        self._offload = offload
+        self._store = HostStore(readout.device) if offload else None
+        self._offloaded = nullcontext if inputs is None else inputs.of_forward
         self.count = TokenCount()
 
     def infer(self, *, preview: bool = False) -> Iterator[str]:
         """Values of all slots without gradients; yields each op before it runs, and leaves them in `readout`."""
+        stack = self._open_stack()
         waiting: dict[int, CutRelay] = {}
         for kind, number in self.plan.ops:
             if kind == "backward":
@@ -80,7 +91,7 @@ class PartitionedRun:
             yield FORWARD
             # Entered anew for each op: a suspended generator would leave gradients off for its caller.
             with torch.no_grad():
-                waiting[number], outputs, _ = self._forward(number, waiting)
+                waiting[number], outputs, _ = self._forward(number, waiting, stack)
             self.readout.store(number, outputs)
             tokens = self.plan.partitions[number].num_tokens
             self.count.preview += tokens if preview else 0
@@ -94,12 +105,15 @@ class PartitionedRun:
                 values are known. Slots of other partitions may be stale, which a token-separable loss does not notice.
             scale: factor on the loss, as a gradient scaler asks for.
         """
+        stack = self._open_stack()
         live: dict[int, tuple[CutRelay, torch.Tensor]] = {}
         for kind, number in self.plan.ops:
             partition = self.plan.partitions[number]
             if kind == "forward":
                 yield FORWARD
-                relay, outputs, anchor = self._forward(number, {p: pair[0] for p, pair in live.items()})
+                with self._offloaded():
+                    relays = {p: pair[0] for p, pair in live.items()}
+                    relay, outputs, anchor = self._forward(number, relays, stack)
                 self.readout.store(number, outputs)
                 surrogate = self.readout.surrogate(number, outputs, slot_gradients(self.readout.values)) + anchor
                 live[number] = (relay, surrogate * scale)
@@ -112,11 +126,19 @@ class PartitionedRun:
                     live[partition.parent][0].receive(upward, self._path_to(partition))
                 self.count.backward += partition.num_tokens
 
-    def _forward(self, number: int, live: dict[int, CutRelay]) -> tuple[CutRelay, EdgeOutputs, torch.Tensor]:
+    def _forward(
+        self, number: int, live: dict[int, CutRelay], stack: PathStack
+    ) -> tuple[CutRelay, EdgeOutputs, torch.Tensor]:
         """The relay, outputs [e], and a scalar to differentiate beside them: the anchor, and the experts' imbalance."""
         partition = self.plan.partitions[number]
         past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        relay = CutRelay(past, cuts=tuple(cut.local_token for cut in partition.cuts), store=self.store)
+        relay = CutRelay(
+            stack,
+            past,
+            past_length=partition.past_length,
+            cuts=tuple(cut.local_token for cut in partition.cuts),
+            store=self._store,
+        )
         tokens = None if self.routing is None else self._index(partition.tokens)
         trace = None if self.routing is None else self.routing.open(tokens)
         inputs = TreeInputs.of_plan(
@@ -127,6 +149,7 @@ class PartitionedRun:
             past_length=partition.past_length,
             router_trace=trace,
             relay=relay.layers,
+            tile_tokens=self.tile_tokens,
         )
         outputs, anchor = self.readout.read(self.model, inputs, number)
         relay.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
@@ -134,6 +157,10 @@ class PartitionedRun:
             share = self.routing.close(trace, tokens)
             anchor = anchor if share is None else anchor + share
         return relay, outputs, anchor
+
+    def _open_stack(self) -> PathStack:
+        longest = max((partition.past_length for partition in self.plan.partitions), default=0)
+        return PathStack(longest, self.readout.device, on_host=self._offload)
 
     def _path_to(self, partition: Partition) -> CutPath:
         """The path to the cut that `partition` hangs from, among the parent's relayed tokens."""

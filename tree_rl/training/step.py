@@ -20,10 +20,17 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Loss, Metrics
+from tree_rl.training.memory.chosen import StepMemory, gradients_to_come
 from tree_rl.training.micro_batch_runs import FlatBatchRun, MicroBatchRun, PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.options import AUTO, TreeOptions
 from tree_rl.training.planning.budget import AutoBudget, Budget
-from tree_rl.training.planning.micro_batches import MicroBatch, largest_forward, live_tokens, plan_micro_batches
+from tree_rl.training.planning.micro_batches import (
+    MicroBatch,
+    largest_forward,
+    live_tokens,
+    plan_micro_batches,
+    predicted_peak,
+)
 from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.ranks.lock_step import Agreement, agree_on_ops, run_in_step
 from tree_rl.training.routers.call_routers import CallRouters
@@ -100,6 +107,9 @@ class TreeStep:
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
+        model = self.context.memory
+        offload = self.options.offload
+        self.memory = None if model is None else StepMemory(model, offload=offload, num_ranks=self.context.num_ranks)
         coef, hooks = self.options.router_aux_loss_coef, self.context.routers
         self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, self.context)
         self.dummy_ops = 0
@@ -180,7 +190,7 @@ class TreeStep:
         if not self._follow(attempt.runs, attempt.agreement, attempt, trains=call.trains):
             return None
         if base_bytes is not None:
-            self._learn_budget(base_bytes, attempt.live_tokens)
+            self._learn_budget(base_bytes, attempt)
         result = self._result(attempt)
         if not (call.trains or call.is_reference):
             self._remember(call, result)
@@ -197,9 +207,12 @@ class TreeStep:
         failure: RowError | None = None
         batches: list[MicroBatch] = []
         try:
-            batches = plan_micro_batches(call.rows, options, budget, context.model_shape, self.plans)
+            chooser = None if self.memory is None else self.memory.chooser(self.budget.working_scale)
+            batches = plan_micro_batches(call.rows, options, budget, context.model_shape, self.plans, chooser)
         except RowError as error:
             failure = error
+        if self.memory is not None:
+            self.memory.tell(batches, budget.unique_tokens)
         runs = [self._bind(call, batch) for batch in batches]
         ops = "".join(run.ops for run in runs)
         agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat)
@@ -241,7 +254,7 @@ class TreeStep:
             batch,
             routers,
             known_F=None if known is None else torch.cat(known),
-            offload=self.options.offload,
+            offload=self.options.offload is True,
         )
 
     def _check_once(self, attempt: _Attempt) -> None:
@@ -303,7 +316,11 @@ class TreeStep:
 
     def _has_room(self, is_out_of_memory: bool, attempt: _Attempt) -> bool:
         """Whether no rank ran out of memory; if one did, all take half the budget."""
-        tokens = self.budget.shrink_after(is_out_of_memory, largest_forward(attempt.batches))
+        smaller = largest_forward(attempt.batches) // 2
+        if self.memory is not None:
+            most = attempt.budget.unique_tokens
+            smaller = self.memory.smaller_budget(attempt.batches, self.budget.working_scale, most)
+        tokens = self.budget.shrink_after(is_out_of_memory, smaller)
         if tokens is None:
             return True
         self.out_of_memory += 1
@@ -325,15 +342,19 @@ class TreeStep:
         if not learns or self.context.device.type != "cuda":
             return None
         torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() + self.context.pending_bytes()
+        return torch.cuda.memory_allocated() + self.context.pending_bytes() + gradients_to_come(self.context.module)
 
-    def _learn_budget(self, base_bytes: int, most_alive: int) -> None:
-        self.budget.learn(
-            live_tokens=most_alive,
-            base_bytes=base_bytes,
-            peak_bytes=torch.cuda.max_memory_allocated() + self.context.pending_bytes(),
-            total_bytes=torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
-        )
+    def _learn_budget(self, base_bytes: int, attempt: _Attempt) -> None:
+        measured = {
+            "base_bytes": base_bytes,
+            "peak_bytes": torch.cuda.max_memory_allocated() + self.context.pending_bytes(),
+            "total_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        }
+        if self.memory is None:
+            self.budget.learn(live_tokens=attempt.live_tokens, **measured)
+            return
+        batches = attempt.batches
+        self.budget.learn_with(self.memory.model, lambda model: predicted_peak(batches, model).device, **measured)
 
     def _result(self, attempt: _Attempt) -> StepResult:
         call, batches = attempt.call, attempt.batches

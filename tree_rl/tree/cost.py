@@ -82,10 +82,12 @@ class ModelShape:
     attention_layers: int | None = None
     """Layers whose cost grows with visible pairs, as that of recurrent layers does not; None: all. Projections of
     recurrent layers count like those of attention."""
+    active_experts: int = 0
+    """Experts that a token visits in each layer; 0 without experts."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            value, least = getattr(self, name), 0 if name == "attention_layers" else 1
+            value, least = getattr(self, name), 0 if name in ("attention_layers", "active_experts") else 1
             if value is not None and value < least:
                 raise ValueError(f"ModelShape.{name}: expected at least {least}, received {value}")
 
@@ -117,6 +119,7 @@ class ModelShape:
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab=config["vocab_size"],
             attention_layers=with_attention if with_attention < len(layer_types) else None,
+            active_experts=per_token if width == "moe_intermediate_size" else 0,
         )
 
     @property

@@ -85,7 +85,7 @@ def replace_during_trees(
     """
     for layer in layers_of(model, kind):
         mixer = getattr(layer, kind.attribute)
-        hooks = _TreeHooks(mixer, partial(replacements, mixer), keyword)
+        hooks = ReplacedDuringCalls(mixer, partial(replacements, mixer), keyword)
         layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
         layer.register_forward_hook(hooks.leave, always_call=True)
 
@@ -105,11 +105,18 @@ def _forward_of(forward: Callable[..., Any], mixer: Any, layout: Any, relay: Any
     return {"forward": partial(forward, mixer, layout, relay)}
 
 
-class _TreeHooks:
-    """Puts the tree's functions into a mixer for the duration of its layer's forward, recomputations included."""
+class ReplacedDuringCalls:
+    """Replaces attributes of a layer's part for the duration of the layer's forward, recomputations included."""
 
-    def __init__(self, mixer: Any, replacements: Callable[..., dict[str, Any]], keyword: str) -> None:
-        self._mixer = mixer
+    def __init__(self, part: Any, replacements: Callable[..., dict[str, Any]], keyword: str) -> None:
+        """Bind a part.
+
+        Args:
+            part: inside a decoder layer, whose forward calls `enter` and `leave`.
+            replacements: from the keyword's value and the relay (or None) to the attributes that stand in.
+            keyword: calls of the layer without it are left alone.
+        """
+        self._part = part
         self._replacements = replacements
         self._keyword = keyword
         self._stock: dict[str, Any] = {}
@@ -119,18 +126,18 @@ class _TreeHooks:
         layout = kwargs.get(self._keyword)
         if layout is None:
             return
-        own = vars(self._mixer)
+        own = vars(self._part)
         for name, function in self._replacements(layout, kwargs.get("kv_relay")).items():
             self._stock[name] = own.get(name, _OF_THE_CLASS)
-            setattr(self._mixer, name, function)
+            setattr(self._part, name, function)
 
     def leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
         """Put transformers' own back."""
         for name, stock in self._stock.items():
             if stock is _OF_THE_CLASS:
-                delattr(self._mixer, name)
+                delattr(self._part, name)
             else:
-                setattr(self._mixer, name, stock)
+                setattr(self._part, name, stock)
         self._stock = {}
 
 

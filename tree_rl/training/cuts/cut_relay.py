@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from tree_rl.models.relay import LayerRelay, LayerTensors
+from tree_kernels.accumulation import accumulation_dtype
+from tree_rl.models.relay import Captured, LayerRelay, LayerTensors
 from tree_rl.training.cuts.host_store import HostStore
+from tree_rl.training.cuts.path_stack import Key, PathStack
 
 Tensors = dict[str, torch.Tensor]
 """One layer's tensors, or their gradients, by name."""
@@ -32,8 +34,10 @@ class CutPath:
 class _Kept:
     """What one layer of a live partition keeps for its children."""
 
+    like: Tensors
+    """Without memory: shape and dtype of its tensors."""
     tensors: Tensors
-    """Detached, on the device or in host memory."""
+    """Detached, on the device or in host memory; empty where they lie on the stack already."""
     at_cuts: bool
     """One entry per cut instead of one per relayed token."""
     edges: list[GradientEdge]
@@ -41,35 +45,47 @@ class _Kept:
     tensor's memory is then free to leave the device."""
     sums: Tensors
     """Gradients from children so far, at least float32; empty until the first child reports."""
-    passed: Tensors
-    """Gradients of the partition's own past from its children, which pass on to its parent."""
 
 
 class CutRelay:
     """Tensors of one live partition, and the gradients that its children send back.
 
-    A child's past of an attention layer is this partition's own past followed by the path to the cut. Gradients of a
-    grandparent's keys pass through in float32 and do not enter this partition's graph. A child's past of a recurrent
-    layer is one state and one context, through which the gradient of a grandparent's passes in the graph.
+    A child's past of an attention layer is this partition's own past followed by the path to the cut: a prefix of the
+    stack. Gradients of a grandparent's keys stay on the stack and do not enter this partition's graph. A child's past
+    of a recurrent layer is one state and one context, through which the gradient of a grandparent's passes in the
+    graph.
     """
 
-    def __init__(self, past: Sequence[Tensors], *, cuts: tuple[int, ...] = (), store: HostStore | None = None) -> None:
+    def __init__(
+        self,
+        stack: PathStack,
+        past: Sequence[Tensors] = (),
+        *,
+        past_length: int = 0,
+        cuts: tuple[int, ...] = (),
+        store: HostStore | None = None,
+    ) -> None:
         """Open the relay of a partition that is about to run.
 
         Args:
-            past: per layer, without graph: keys and values [P, H, D], or state and context; empty for a partition of
-                roots.
+            stack: keys and values of its past, behind which it writes its own.
+            past: per layer, without graph: state and context; empty where the past lies on the stack. No layers for a
+                partition of roots.
+            past_length: P.
             cuts: tokens of the partition that children hang from.
-            store: where tensors wait for children; None keeps them on the device.
+            store: where what the stack does not hold waits for children; None keeps it on the device.
         """
         for tensors in past:
             for tensor in tensors.values():
                 tensor.requires_grad_(torch.is_grad_enabled())
-        self.past = list(past)
-        self.layers = LayerRelay(self.past, cuts)
+        self._stack = stack
+        self._past = list(past)
+        self._past_length = past_length
+        self._cuts = cuts
+        self.layers = LayerRelay(self._past_of if past else None, cuts)
         self._store = store
-        self._evicted_past: list[Tensors] = []
         self._kept: list[_Kept] = []
+        self._cut_on_stack: int | None = None
 
     def close(self, relayed: torch.Tensor | None) -> None:
         """After the forward: keep what children will read and forget the rest.
@@ -77,38 +93,48 @@ class CutRelay:
         Args:
             relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
         """
-        captured = self.layers.take()
+        captured: list[Captured | None] = [*self.layers.take()]
         if relayed is None:
             return
-        for layer in captured:
+        for number, layer in enumerate(captured):
+            assert layer is not None
             gathered = {name: t if layer.at_cuts else t[relayed] for name, t in layer.tensors.items()}
-            waiting = {name: self._put_aside(t.detach()) for name, t in gathered.items()}
-            edges = [get_gradient_edge(t) for t in gathered.values()] if torch.is_grad_enabled() else []
-            self._kept.append(_Kept(tensors=waiting, at_cuts=layer.at_cuts, edges=edges, sums={}, passed={}))
-        if self._store is not None:
-            self._evicted_past = [{name: self._store.evict(t) for name, t in layer.items()} for layer in self.past]
+            kept = _Kept(
+                like={name: t.detach().to("meta") for name, t in gathered.items()},
+                tensors={},
+                at_cuts=layer.at_cuts,
+                edges=[get_gradient_edge(t) for t in gathered.values()] if torch.is_grad_enabled() else [],
+                sums={},
+            )
+            waiting = {name: t.detach() for name, t in gathered.items()}
+            if self._has_one_path and not layer.at_cuts:
+                self._stack.write(number, self._past_length, waiting)
+            else:
+                kept.tensors = {name: self._put_aside(t) for name, t in waiting.items()}
+            self._kept.append(kept)
+            # Its whole keys and values make room for the next layer's copies.
+            captured[number] = layer = None
+        self._cut_on_stack = 0 if self._has_one_path else None
 
     def past_of_child(self, path: CutPath) -> list[Tensors]:
-        """Past of a child partition, without graph.
+        """Past of a child partition, without graph; that of attention layers is put on the stack.
 
         Args:
             path: where it hangs.
 
         Returns:
-            Per layer, [P + len(path), H, D] of attention, the state and the context at the cut of recurrent layers.
+            Per layer: the state and the context at the cut of recurrent layers, nothing of attention.
         """
-        past = []
-        waiting: Sequence[LayerTensors] = self._evicted_past or self.past
+        past: list[Tensors] = []
         for number, layer in enumerate(self._kept):
             if layer.at_cuts:
-                # Copies: a child may evict its past, which must not take its siblings' along.
-                tensors = {name: self._on(path, t)[path.cut].clone() for name, t in layer.tensors.items()}
-            else:
-                tensors = {name: self._on(path, t)[path.tokens] for name, t in layer.tensors.items()}
-                if waiting:
-                    old = {name: self._on(path, t.detach()) for name, t in waiting[number].items()}
-                    tensors = {name: torch.cat([old[name], t]) for name, t in tensors.items()}
-            past.append(tensors)
+                past.append({name: self._on(path, t)[path.cut].clone() for name, t in layer.tensors.items()})
+                continue
+            past.append({})
+            if path.cut != self._cut_on_stack:
+                own = {name: self._on(path, t)[path.tokens] for name, t in layer.tensors.items()}
+                self._stack.write(number, self._past_length, own)
+        self._cut_on_stack = path.cut
         return past
 
     def receive(self, gradients: Sequence[Tensors], path: CutPath) -> None:
@@ -117,52 +143,63 @@ class CutRelay:
         Sums are made when the first child reports, so that on a long path of partitions only one set is alive.
 
         Args:
-            gradients: at least float32, of the shapes that `past_of_child` gave; owned by this relay from now on.
+            gradients: at least float32, of the shapes that `past_of_child` gave.
             path: as given to `past_of_child`.
         """
         for number, (layer, sent) in enumerate(zip(self._kept, gradients, strict=True)):
-            if not layer.sums:
-                layer.sums = {name: _zeros(t, path.tokens.device) for name, t in layer.tensors.items()}
-            for name, gradient in sent.items():
-                if layer.at_cuts:
-                    layer.sums[name][path.cut] += gradient
+            if not layer.at_cuts and self._has_one_path:
+                continue
+            for name, like in layer.like.items():
+                total = sent[name] if layer.at_cuts else self._taken((number, name), len(path.tokens))
+                if total is None:
                     continue
-                past_length = len(self.past[number][name]) if self.past else 0
-                if name in layer.passed:
-                    layer.passed[name] += gradient[:past_length]
-                else:
-                    layer.passed[name] = gradient[:past_length]
+                if name not in layer.sums:
+                    layer.sums[name] = _zeros(like, path.tokens.device)
                 # Indices of a path are distinct: plain indexing adds each once, deterministically.
-                layer.sums[name][path.tokens] += gradient[past_length:]
+                layer.sums[name][path.cut if layer.at_cuts else path.tokens] += total
 
     def backward(self, loss: torch.Tensor) -> list[Tensors]:
-        """One traversal from the loss and all that was relayed.
+        """One traversal from the loss and all that was relayed; gradients of keys and values in front of the partition
+        join the sums on the stack.
 
         Args:
             loss: scalar that hangs from the module's output, so that FSDP2 unshards before the layers' backward.
 
         Returns:
-            Gradients for the parent, at least float32 per layer, of the shapes of its past; empty for a partition of
+            Gradients for the parent of the states and contexts, at least float32 per layer; empty for a partition of
             roots.
         """
         kept, self._kept = self._kept, []
         roots = [get_gradient_edge(loss), *(edge for layer in kept for edge in layer.edges)]
-        sums_of = ((layer.sums[name], tensor.dtype) for layer in kept for name, tensor in layer.tensors.items())
-        gradients = [torch.ones_like(loss), *(total.to(dtype) for total, dtype in sums_of)]
-        passed = [layer.passed for layer in kept]
+        gradients = [torch.ones_like(loss)]
+        for number, layer in enumerate(kept):
+            for name, like in layer.like.items():
+                total = layer.sums.pop(name, None)
+                if total is None and not layer.at_cuts and self._has_one_path:
+                    total = self._taken((number, name), len(like))
+                device = loss.device
+                gradients.append(torch.zeros_like(like, device=device) if total is None else total.to(like.dtype))
         # What children read is free before the traversal, which needs the memory.
-        del kept, sums_of
-        self._restore_past()
+        del kept
         torch.autograd.backward(roots, gradients)
         upward = []
-        for number, tensors in enumerate(self.past):
-            sums = {name: _as_float(tensor) for name, tensor in tensors.items()}
-            for name, tensor in tensors.items():
+        for tensors in self._past:
+            upward.append({name: _as_float(tensor) for name, tensor in tensors.items()})
+            for tensor in tensors.values():
                 tensor.grad = None
-                if passed and name in passed[number]:
-                    sums[name] += passed[number].pop(name)
-            upward.append(sums)
         return upward
+
+    @property
+    def _has_one_path(self) -> bool:
+        """Whether all that is relayed is one path to one cut: it lies on the stack and nowhere else."""
+        return len(self._cuts) == 1
+
+    def _past_of(self, layer: int) -> LayerTensors:
+        return self._past[layer] or self._stack.past(layer, self._past_length)
+
+    def _taken(self, key: Key, num_tokens: int) -> torch.Tensor | None:
+        """Gradients of the partition's own tokens on the stack, which begin anew."""
+        return self._stack.take_gradient(key, self._past_length, self._past_length + num_tokens)
 
     def _put_aside(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self._store is None else self._store.put(tensor)
@@ -171,23 +208,11 @@ class CutRelay:
         """A waiting tensor on the device of `path`."""
         return waiting if self._store is None else self._store.get(waiting, path.tokens.device)
 
-    def _restore_past(self) -> None:
-        """Checkpointed layers read the past again in the backward."""
-        if self._store is not None:
-            for tensors, evicted in zip(self.past, self._evicted_past, strict=False):
-                for name, host in evicted.items():
-                    self._store.restore(tensors[name], host)
-            self._evicted_past = []
 
-
-def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _zeros(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.zeros(tensor.shape, dtype=_accumulation_dtype(tensor.dtype), device=device)
+def _zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=accumulation_dtype(like.dtype), device=device)
 
 
 def _as_float(leaf: torch.Tensor) -> torch.Tensor:
     """A leaf's gradient in at least float32; zeros where nothing read it."""
-    return _zeros(leaf, leaf.device) if leaf.grad is None else leaf.grad.to(_accumulation_dtype(leaf.dtype), copy=True)
+    return _zeros(leaf, leaf.device) if leaf.grad is None else leaf.grad.to(accumulation_dtype(leaf.dtype), copy=True)

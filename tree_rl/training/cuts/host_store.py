@@ -28,19 +28,3 @@ class HostStore:
             return host
         torch.cuda.current_stream(device).wait_stream(self._stream)
         return host.to(device, non_blocking=True)
-
-    def evict(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move a tensor's memory to the host while others keep references to it; returns what `restore` needs."""
-        host = self.put(tensor.detach())
-        if self._stream is not None:
-            tensor.untyped_storage().resize_(0)
-        return host
-
-    def restore(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        """Give an evicted tensor its memory and values back."""
-        if self._stream is None:
-            return
-        torch.cuda.current_stream(tensor.device).wait_stream(self._stream)
-        tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-        # .data: the values are the old ones, so autograd must not see a change of version.
-        tensor.data.copy_(host, non_blocking=True)

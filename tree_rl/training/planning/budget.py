@@ -1,14 +1,18 @@
-"""How many tokens one forward may hold.
+"""How much one forward may hold, counted in unique tokens of a plain forest.
 
-`tree.max_tokens: auto` learns it from what a token costs on this GPU in the first update. After a CUDA out-of-memory
-error on any rank the budget halves on all, and the step that failed is repeated once.
+`tree.max_tokens: auto` learns it from the first update on this GPU. After a CUDA out-of-memory error on any rank all
+take the budget of half the bytes that the failed step was predicted to need, and repeat it once.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed
+
+from tree_rl.training.memory.model import MemoryModel
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +21,8 @@ MEMORY_FRACTION = 0.8
 LEAST_TOKENS = 1024
 """No budget goes below this: shorter forwards leave the GPU idle."""
 GRANULARITY = 1024
+LEAST_SCALE, LARGEST_SCALE = 0.5, 4.0
+"""A measured working set outside of these, over the counted one, is that of something else."""
 _NO_LIMIT = 2**31 - 1
 
 
@@ -37,16 +43,24 @@ class AutoBudget:
         """Start without knowledge: the host's own budget holds until the first update was seen."""
         self._num_ranks, self._group = num_ranks, group
         self.tokens: int | None = None
+        self.working_scale = 1.0
+        """What the first update found a layer's working set to be, over what the memory model counts."""
         self._most_flat_tokens = _NO_LIMIT
 
-    def state(self) -> dict[str, int | None]:
+    def state(self) -> dict[str, Any]:
         """What it knows, for a checkpoint."""
-        return {"tokens": self.tokens, "most_flat_tokens": self._most_flat_tokens}
+        return {
+            "tokens": self.tokens,
+            "most_flat_tokens": self._most_flat_tokens,
+            "working_scale": self.working_scale,
+        }
 
-    def restore(self, state: dict[str, int | None]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Know what `state` returned; collective only in that all ranks must do it."""
         self.tokens = state["tokens"]
         self._most_flat_tokens = state["most_flat_tokens"] or _NO_LIMIT
+        # Checkpoints of versions without a memory model lack it.
+        self.working_scale = state.get("working_scale", 1.0)
 
     def budget(self, configured: int | str | None, host_tokens: int | None) -> Budget:
         """The budget of a call. One learnt from memory, or halved after an error, replaces the others.
@@ -67,7 +81,7 @@ class AutoBudget:
 
         Args:
             live_tokens: most unique tokens whose graphs were alive at a time; 0 on a rank without rows.
-            base_bytes: allocated before the update: parameters, optimizer state.
+            base_bytes: weights, gradients and optimizer state.
             peak_bytes: most allocated during it.
             total_bytes: memory of the device.
         """
@@ -78,29 +92,72 @@ class AutoBudget:
             per_token = (peak_bytes - base_bytes) / live_tokens
             room = MEMORY_FRACTION * total_bytes - base_bytes
             mine = _rounded(room / per_token)
-        self.tokens = self._smallest(mine)
+        self.tokens, _ = self._agree(mine, 1.0)
         logger.info("tree.max_tokens=auto: %d unique tokens per forward", self.tokens)
 
-    def shrink_after(self, is_out_of_memory: bool, largest_forward: int) -> int | None:
+    def learn_with(
+        self, model: MemoryModel, predicted: Callable[[MemoryModel], float], *, base_bytes: int, peak_bytes: int,
+        total_bytes: int,
+    ) -> None:  # fmt: skip
+        """Correct a memory model by one update and size the budget; all ranks take the largest working set and the
+        smallest budget. Only the first call counts.
+
+        Args:
+            model: as it is before.
+            predicted: peak of the update under a model; 0 on a rank without rows.
+            base_bytes: and the others: as in `learn`.
+        """
+        if self.tokens is not None:
+            return
+        scale = working_scale(model, predicted, peak_bytes - base_bytes)
+        room = MEMORY_FRACTION * total_bytes - base_bytes
+        # Every rank sizes its own room by the largest working set, so that is agreed first.
+        _, self.working_scale = self._agree(_NO_LIMIT, scale)
+        self.tokens, _ = self._agree(_rounded(model.scaled(self.working_scale).tokens_of(room)), 1.0)
+        logger.info(
+            "tree.max_tokens=auto: %d unique tokens per forward, %.1f GiB beside weights and optimizer; a layer works "
+            "with %.2f times the bytes that the model's shape gives",
+            self.tokens,
+            room / 2**30,
+            self.working_scale,
+        )
+
+    def shrink_after(self, is_out_of_memory: bool, smaller_tokens: int) -> int | None:
         """Agree on a smaller budget if any rank ran out of memory; None if none did.
 
         Args:
             is_out_of_memory: whether this rank did.
-            largest_forward: most tokens of one forward of the call on this rank.
+            smaller_tokens: the budget that this rank then wants.
         """
-        agreed = self._smallest(_rounded(largest_forward / 2) if is_out_of_memory else _NO_LIMIT)
+        agreed, _ = self._agree(_rounded(smaller_tokens) if is_out_of_memory else _NO_LIMIT, 1.0)
         if agreed == _NO_LIMIT:
             return None
         self.tokens = self._most_flat_tokens = agreed
         return agreed
 
-    def _smallest(self, tokens: int) -> int:
-        """The smallest value over all ranks; a single rank need not wait for its device to know."""
+    def _agree(self, tokens: int, scale: float) -> tuple[int, float]:
+        """The smallest tokens and the largest scale of all ranks; a single rank need not wait for its device."""
         if self._num_ranks == 1:
-            return tokens
-        agreed = torch.tensor([tokens], device="cuda" if torch.cuda.is_available() else "cpu")
+            return tokens, scale
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        agreed = torch.tensor([tokens, -scale], dtype=torch.float64, device=device)
         torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self._group)
-        return int(agreed.item())
+        least, negative = agreed.tolist()
+        return int(least), -negative
+
+
+def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float], measured_bytes: float) -> float:
+    """How large a layer's working set is where an update needed so many bytes; the rest of a peak is known exactly.
+
+    Args:
+        model: with the working set that its shape gives.
+        predicted: peak of the update under a model; 0 without rows.
+        measured_bytes: weights, gradients and optimizer state apart.
+    """
+    once, twice = predicted(model.scaled(1.0)), predicted(model.scaled(2.0))
+    if twice <= once:
+        return LEAST_SCALE
+    return min(max(1.0 + (measured_bytes - once) / (twice - once), LEAST_SCALE), LARGEST_SCALE)
 
 
 def _rounded(tokens: float) -> int:

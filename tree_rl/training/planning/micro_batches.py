@@ -1,10 +1,15 @@
 """From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from tree_rl.training.memory.choice import Choice, Chooser, quick_plan
+from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.memory.model import MemoryModel, Peak
+from tree_rl.training.memory.partitions import PartitionedPeak
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import Budget
 from tree_rl.training.planning.plan_memory import PlanMemory
@@ -12,7 +17,7 @@ from tree_rl.training.rows import Rows
 from tree_rl.tree.bins import best_fit
 from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.jagged import offsets_of
+from tree_rl.tree.forest.jagged import Jagged, offsets_of
 from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.partition import PartitionPlan
 from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
@@ -38,6 +43,11 @@ class MicroBatch:
     """Tokens that run: the forest's, or all of the rows' when they run flat."""
     plan: PartitionPlan | None = None
     """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
+    measures: MemoryMeasures = field(default_factory=MemoryMeasures)
+    """What its forest does to need less GPU memory."""
+    choice: Choice | None = None
+    """What was chosen for a forest beyond the budget, with its predicted peak; None within it, or without a model of
+    memory."""
 
     @property
     def num_partitions(self) -> int:
@@ -50,7 +60,12 @@ class MicroBatch:
 
 
 def plan_micro_batches(
-    rows: Rows, config: TreeOptions, budget: Budget, shape: ModelShape | None, plans: PlanMemory
+    rows: Rows,
+    config: TreeOptions,
+    budget: Budget,
+    shape: ModelShape | None,
+    plans: PlanMemory,
+    chooser: Chooser | None = None,
 ) -> list[MicroBatch]:
     """Cut the rows of a call into micro-batches.
 
@@ -60,6 +75,7 @@ def plan_micro_batches(
         budget: most tokens of a micro-batch.
         shape: sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree.
         plans: partition plans of earlier calls.
+        chooser: chooses how a forest beyond the budget runs; None: in partitions of the budget's size.
 
     Returns:
         Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
@@ -83,7 +99,7 @@ def plan_micro_batches(
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
-            large.append(_partitioned_batch(part, group, plans.plan(part, budget.unique_tokens)))
+            large.append(_large_batch(part, group, wanted.select(group), budget.unique_tokens, plans, chooser))
     packed = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
     forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packed]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
@@ -96,6 +112,19 @@ def live_tokens(batches: list[MicroBatch]) -> int:
     return max(sizes, default=0)
 
 
+def predicted_peak(batches: list[MicroBatch], model: MemoryModel) -> Peak:
+    """Largest predicted peaks of micro-batches, on the device and on the host; 0 without any."""
+    peaks = [
+        model.whole(batch.unique_tokens, measures=batch.measures)
+        if batch.plan is None
+        else PartitionedPeak(model, batch.plan).under(batch.measures)
+        for batch in batches
+    ]
+    return Peak(
+        device=max((peak.device for peak in peaks), default=0.0), host=max((peak.host for peak in peaks), default=0.0)
+    )
+
+
 def largest_forward(batches: list[MicroBatch]) -> int:
     """Most tokens of one forward; 0 without micro-batches."""
     sizes = [
@@ -105,14 +134,26 @@ def largest_forward(batches: list[MicroBatch]) -> int:
     return max(sizes, default=0)
 
 
-def _partitioned_batch(part: Forest, group: np.ndarray, plan: PartitionPlan) -> MicroBatch:
+def _large_batch(
+    part: Forest, group: np.ndarray, wanted: Jagged, max_tokens: int, plans: PlanMemory, chooser: Chooser | None
+) -> MicroBatch:
+    """A group beyond the budget."""
+    choice = None
+    if chooser is not None:
+        head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
+        # In eighths, so that inference and update of a group agree on its plan.
+        head_share = np.ceil(8 * head_share) / 8
+        choose = partial(chooser.choose, part, chooser.budget(max_tokens), quick_plan, head_share=head_share)
+        choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
     return MicroBatch(
         rows=tuple(group.tolist()),
         offsets=part.row_index.offsets,
         forest=part,
-        plan=plan,
+        plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
         flat_tokens=part.num_flat,
         unique_tokens=part.num_unique,
+        measures=MemoryMeasures() if choice is None else choice.measures,
+        choice=choice,
     )
 
 

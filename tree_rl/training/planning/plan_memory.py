@@ -4,8 +4,11 @@ A training step then plans each group once; how long that took is the metric `tr
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
+from typing import Any
 
+from tree_rl.training.memory.choice import Choice
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
@@ -19,7 +22,7 @@ class PlanMemory:
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         """Remember nothing yet."""
         self._most_tokens = most_tokens
-        self._plans: OrderedDict[tuple[bytes, int], tuple[PartitionPlan, int]] = OrderedDict()
+        self._known: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def plan(self, forest: Forest, max_tokens: int) -> PartitionPlan:
         """The plan of a forest, made now unless one of the same shape is known.
@@ -28,12 +31,21 @@ class PlanMemory:
             forest: N unique tokens; which tokens they are does not matter.
             max_tokens: C, most unique tokens of a partition.
         """
+        plan: PartitionPlan = self._recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens))
+        return plan
+
+    def choice(self, forest: Forest, asked: Hashable, choose: Callable[[], Choice]) -> Choice:
+        """How a forest runs, chosen now unless that of one of the same shape is known; `asked` is all else it needs."""
+        choice: Choice = self._recall(forest, asked, choose)
+        return choice
+
+    def _recall(self, forest: Forest, asked: Hashable, make: Callable[[], Any]) -> Any:
         shape = blake2b(forest.subtree_end.tobytes(), digest_size=16)
         shape.update(forest.segments.start.tobytes())
-        key = (shape.digest(), max_tokens)
-        known = self._plans.pop(key, None)
-        plan = plan_partitions(forest, max_tokens) if known is None else known[0]
-        self._plans[key] = (plan, forest.num_unique)
-        while sum(tokens for _, tokens in self._plans.values()) > self._most_tokens and len(self._plans) > 1:
-            self._plans.popitem(last=False)
-        return plan
+        key = (shape.digest(), asked)
+        found, _ = self._known.pop(key, (None, 0))
+        made = make() if found is None else found
+        self._known[key] = (made, forest.num_unique)
+        while sum(tokens for _, tokens in self._known.values()) > self._most_tokens and len(self._known) > 1:
+            self._known.popitem(last=False)
+        return made

@@ -14,6 +14,8 @@ from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.training.memory.model import MemoryModel
+from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
@@ -79,6 +81,12 @@ def shape_of(module: Any, *, is_critic: bool) -> ModelShape:
     """Sizes of a built model; the head of a critic has one row."""
     shape = ModelShape.from_config(text_settings(module))
     return dataclasses.replace(shape, vocab=1) if is_critic else shape
+
+
+def memory_model(module: Any, shape: ModelShape, *, dtype: torch.dtype) -> MemoryModel | None:
+    """What a built model's forward and backward keep alive on a GPU; None on a CPU, where nobody runs out of it."""
+    device = torch.device(get_device_name())
+    return read_memory_model(module, shape, dtype=dtype, device=device) if device.type == "cuda" else None
 
 
 def text_settings(module: Any) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             device=torch.device(get_device_id()),
             data_parallel=self.get_data_parallel_group(),
             model_shape=shape,
+            memory=build.memory_model(self._plain_module, shape, dtype=self._autocast_dtype),
             compute_dtype=self._autocast_dtype,
             autocast=self._autocast,
             loss_scale=self._loss_scale,

@@ -1,0 +1,277 @@
+"""Deep trunks on one GPU: what each plan of one update costs in seconds, device memory and host memory.
+
+python benchmarks/deep_trunks.py --model 8b --liger --trunk 131072 --branches 2 --branch-tokens 8192 \
+    --plans whole offloaded offloaded+tiled:8192 partitioned:65536
+A plan is `whole` or `partitioned:TOKENS`, with `offloaded[:LAYERS]`, `tiled:TOKENS` and `relays_on_host` joined by +.
+"""
+
+import argparse
+import gc
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tree_rl.benchmark.against_packed.random_model import build_model
+from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import collect_rows
+from tree_rl.training import EdgeOutputs, Rows
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.outputs import LOG_PROBS
+from tree_rl.training.memory.host_slab import host_slab
+from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.micro_batch_runs import PartitionedBatchRun, WholeBatchRun
+from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.partition import plan_partitions
+
+CLIP = 0.2
+WARM_SHARE = 64
+"""Kernels are compiled on a tree this many times smaller."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One way to run a forest."""
+
+    name: str
+    """As given on the command line."""
+    capacity_tokens: int | None
+    """C; None runs the forest whole."""
+    measures: MemoryMeasures
+    """What saves memory."""
+
+    @classmethod
+    def parse(cls, name: str, layers: int) -> "Plan":
+        """Read a plan of a model of so many layers.
+
+        Raises:
+            ValueError: an unknown word.
+        """
+        capacity: int | None = None
+        measures: dict[str, Any] = {}
+        for word in name.split("+"):
+            kind, _, number = word.partition(":")
+            if kind == "partitioned":
+                capacity = int(number)
+            elif kind == "offloaded":
+                measures["offloaded_layers"] = int(number or layers)
+            elif kind == "tiled":
+                measures["tile_tokens"] = int(number)
+            elif kind == "relays_on_host":
+                measures["relays_on_host"] = True
+            elif kind != "whole":
+                raise ValueError(f"--plans {name}: expected whole, partitioned:TOKENS, offloaded, tiled:TOKENS, ...")
+        return cls(name=name, capacity_tokens=capacity, measures=MemoryMeasures(**measures))
+
+    def scaled(self, share: int) -> "Plan":
+        """The same for a tree `share` times smaller; tiles stay as large as kernels like them."""
+        capacity = None if self.capacity_tokens is None else max(1, self.capacity_tokens // share)
+        return Plan(name=self.name, capacity_tokens=capacity, measures=self.measures)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """Answers to one long prompt, their forest, and a loss as GRPO has it."""
+
+    rows: Rows
+    trained: Jagged
+    forest: Forest
+    old_F: torch.Tensor
+    advantage_B: torch.Tensor
+
+    @classmethod
+    def draw(cls, trunk: int, branches: int, branch_tokens: int, *, vocab: int, device: torch.device) -> "Tree":
+        """A trunk of context and branches that are trained."""
+        draw = np.random.default_rng(0)
+        prompt = draw.integers(1, vocab, trunk)
+        ids = [np.concatenate([prompt, draw.integers(1, vocab, branch_tokens)]) for _ in range(branches)]
+        mask = np.concatenate([np.zeros(trunk, dtype=np.int64), np.ones(branch_tokens, dtype=np.int64)])
+        forest = Forest.from_rows(ids)
+        old_F = draw.normal(-np.log(vocab), 0.2, branches * (trunk + branch_tokens))
+        advantage_B = draw.normal(size=branches)
+        return cls(
+            rows=Rows.of(ids, trained=[mask] * branches),
+            trained=Jagged.from_rows([mask] * branches, dtype=np.int64),
+            forest=forest,
+            old_F=torch.tensor(old_F, dtype=torch.float32, device=device),
+            advantage_B=torch.tensor(advantage_B - advantage_B.mean(), dtype=torch.float32, device=device),
+        )
+
+    def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
+        """PPO's clipped objective, averaged over trained tokens."""
+        log_probs_f = outputs[LOG_PROBS].float()
+        offsets = self.rows.offsets
+        flat_f = torch.from_numpy(self.rows.flat_positions(members)).to(log_probs_f.device)
+        wanted_F = torch.from_numpy(self.rows.wanted_F).to(log_probs_f.device)
+        lengths_B = torch.from_numpy(np.diff(offsets)[list(members)]).to(log_probs_f.device)
+        advantage_f = self.advantage_B[list(members)].repeat_interleave(lengths_B)
+        ratio_f = (log_probs_f - self.old_F[flat_f]).exp()
+        gain_f = torch.minimum(ratio_f * advantage_f, ratio_f.clamp(1 - CLIP, 1 + CLIP) * advantage_f)
+        return -(gain_f * wanted_F[flat_f]).sum() / int(self.rows.wanted_F.sum()), {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One forward and backward."""
+
+    seconds: float
+    loss: float
+    partitions: int
+    peak_bytes: int
+    reserved_bytes: int
+
+
+def step(model: Any, tree: Tree, plan: Plan) -> Measured:
+    """Forward and backward of the whole tree; gradients lie where they lay."""
+    context = StepContext.of(model)
+    on_gpu = context.device.type == "cuda"
+    forest = tree.forest
+    cut = None if plan.capacity_tokens is None else plan_partitions(forest, plan.capacity_tokens)
+    batch = MicroBatch(
+        rows=tuple(range(tree.rows.num_rows)),
+        offsets=tree.rows.offsets,
+        forest=forest,
+        flat_tokens=forest.num_flat,
+        unique_tokens=forest.num_unique,
+        plan=cut,
+        measures=plan.measures,
+    )
+    call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
+    routers = CallRouters(hooks=None, load=None)
+    _zero_gradients(model)
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    if cut is None:
+        run: Any = WholeBatchRun(context, call, batch, routers)
+    else:
+        run = PartitionedBatchRun(context, call, batch, routers, known_F=None, offload=False)
+    for _ in run.work():
+        pass
+    if on_gpu:
+        torch.cuda.synchronize()
+    return Measured(
+        seconds=time.perf_counter() - started,
+        loss=run.result.loss,
+        partitions=batch.num_partitions,
+        peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+        reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else 0,
+    )
+
+
+def _zero_gradients(model: Any) -> None:
+    """Weights' gradients exist before a run, so that every plan's peak contains them."""
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()
+
+
+def pin(plan: Plan, tree: Tree, size: ModelSize, dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds to take the plan's host memory beforehand: a training run pays them once."""
+    cut = None if plan.capacity_tokens is None else plan_partitions(tree.forest, plan.capacity_tokens)
+    tokens = tree.forest.num_unique if cut is None else cut.peak_live_tokens
+    wanted = plan.measures.offloaded_layers * tokens * size.shape.hidden * dtype.itemsize
+    started = time.perf_counter()
+    host_slab(device).reserve(None, wanted)
+    return time.perf_counter() - started
+
+
+def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """One row per plan."""
+    size = MODEL_SIZES[args.model].with_layers(args.layers)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = build_model(size, device=device, dtype=dtype, liger=args.liger)
+    sizes = (args.trunk, args.branches, args.branch_tokens)
+    tree = Tree.draw(*sizes, vocab=size.shape.vocab, device=device)
+    small = [max(2, number // WARM_SHARE) for number in (args.trunk, args.branch_tokens)]
+    warm = Tree.draw(small[0], args.branches, small[1], vocab=size.shape.vocab, device=device)
+    operations = size.shape.cost.forest(tree.forest, tree.trained)
+    first: tuple[float, float] | None = None
+    for plan in [Plan.parse(name, size.shape.layers) for name in args.plans]:
+        row: dict[str, Any] = {"plan": plan.name, "unique": tree.forest.num_unique, "flat": tree.forest.num_flat}
+        try:
+            row["pin_s"] = round(pin(plan, tree, size, dtype, device), 2)
+            step(model, warm, plan.scaled(WARM_SHARE))
+            runs = [step(model, tree, plan) for _ in range(args.repeats)]
+        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+            row |= {"failed": type(error).__name__}
+        else:
+            last, seconds = runs[-1], min(one.seconds for one in runs)
+            norm = _gradient_norm(model)
+            first = first or (last.loss, norm)
+            row |= {
+                "failed": "",
+                "partitions": last.partitions,
+                "seconds": round(seconds, 3),
+                "tokens_per_s": round(tree.forest.num_unique / seconds, 1),
+                "tflops": round(operations / seconds / 1e12, 2),
+                "peak_gib": round(max(one.peak_bytes for one in runs) / 2**30, 2),
+                "reserved_gib": round(max(one.reserved_bytes for one in runs) / 2**30, 2),
+                "loss": last.loss,
+                "gradient_norm": norm,
+                "loss_deviation": abs(last.loss - first[0]),
+                "gradient_norm_deviation": abs(norm / first[1] - 1) if first[1] else 0.0,
+            }
+        # Behind the handler: the frames of a failed run are gone, and what they held.
+        gc.collect()
+        row["host_gib"] = round(host_slab(device).num_bytes / 2**30, 2)
+        row["host_peak_rss_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+        yield row
+
+
+def _gradient_norm(model: Any) -> float:
+    return float(sum(float(p.grad.float().square().sum()) for p in model.parameters()) ** 0.5)
+
+
+def main() -> None:
+    """Run the plans one after the other and write their CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(MODEL_SIZES), default="8b")
+    parser.add_argument("--layers", type=int, default=None, help="decoder layers; default: the model's")
+    parser.add_argument("--trunk", type=int, default=131_072, help="tokens of the shared prompt")
+    parser.add_argument("--branches", type=int, default=2)
+    parser.add_argument("--branch-tokens", type=int, default=8_192, help="tokens of an answer")
+    parser.add_argument("--plans", nargs="+", default=["whole", "offloaded", "offloaded+tiled:8192"])
+    parser.add_argument("--liger", action="store_true", help="Liger's fused layers")
+    parser.add_argument("--repeats", type=int, default=1, help="the fastest counts")
+    parser.add_argument("--commit", default=None)
+    parser.add_argument("--out", type=Path, default=None, help="folder of the CSV; none is written without it")
+    args = parser.parse_args()
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    size = MODEL_SIZES[args.model].with_layers(args.layers)
+    about = {
+        "model": args.model,
+        "layers": size.shape.layers,
+        "trunk": args.trunk,
+        "branches": args.branches,
+        "branch_tokens": args.branch_tokens,
+        "layer_kernels": "liger" if args.liger else "transformers",
+        **provenance(commit=args.commit),
+    }
+    name = f"deep_trunks_{args.model}_{size.shape.layers}_{args.trunk}_{args.branches}x{args.branch_tokens}.csv"
+    rows = measured(args, device)
+    collect_rows(printed(rows), about, None if args.out is None else args.out / name)
+
+
+def printed(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rows, each printed as it comes."""
+    for row in rows:
+        print(row, flush=True)
+        yield row
+
+
+if __name__ == "__main__":
+    main()

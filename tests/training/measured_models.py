@@ -1,0 +1,106 @@
+"""Tiny checkpointed models of every kind, rows of hostile shapes, and steps that take given measures to save memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+
+from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
+from tree_rl.training.context import StepCall
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
+from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.micro_batch_runs import MicroBatchRun
+from tree_rl.training.planning.micro_batches import MicroBatch
+
+VOCAB, LAYERS, HIDDEN = 61, 4, 32
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GATED = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+KINDS = ("dense", "experts", "gated_delta_net", "lora", "critic")
+
+
+def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model in train mode, the same weights at every call."""
+    torch.manual_seed(0)
+    config: Any = Qwen3Config(**SIZES)
+    if kind == "experts":
+        config = Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1])
+    elif kind == "gated_delta_net":
+        config = Qwen3_5TextConfig(**SIZES | {"initializer_range": 0.06}, **GATED, rope_parameters=ROPE)
+    if kind == "critic":
+        config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
+        model: Any = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa", dtype=dtype)
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+    if kind == "experts":
+        model.set_experts_implementation("eager")
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    use_tree_attention(model)
+    if kind != "critic":
+        use_edge_head(model)
+    if kind == "lora":
+        wanted = ["q_proj", "v_proj", "gate_proj", "down_proj"]
+        adapted = LoraConfig(r=2, lora_alpha=4, target_modules=wanted, init_lora_weights=False)
+        model = get_peft_model(model, adapted)
+        model.enable_input_require_grads()
+    return model.train()
+
+
+def hostile_rows() -> list[list[int]]:
+    """Two trees: branches at 63, 64 and 65 tokens with a strict prefix and a copy, and a comb; ids below VOCAB."""
+    draw = np.random.default_rng(0)
+    deep, spine = draw.integers(1, VOCAB, 70).tolist(), [7, *draw.integers(1, VOCAB, 20).tolist()]
+    branches = [deep[:cut] + draw.integers(1, VOCAB, 3 + cut % 4).tolist() for cut in (63, 64, 65)]
+    comb = [spine[: 3 + 4 * tooth] + draw.integers(1, VOCAB, 2 + tooth).tolist() for tooth in range(5)]
+    return [*branches, deep, deep[:30], deep, *comb]
+
+
+class MeasuredStep(TreeStep):
+    """A step whose forests all take the given measures."""
+
+    def __init__(self, model: Any, options: TreeOptions, measures: MemoryMeasures) -> None:
+        super().__init__(model, options)
+        self.measures = measures
+
+    def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
+        return super()._bind(call, replace(batch, measures=self.measures))
+
+
+def gradients(
+    model: Any, measures: MemoryMeasures, *, max_tokens: int | None = None, rows: list[list[int]] | None = None
+) -> dict[str, torch.Tensor]:
+    """Of one step on the hostile rows: what every trained parameter gets."""
+    ids = hostile_rows() if rows is None else rows
+    output = VALUES if hasattr(model, "score") else LOG_PROBS
+    weight_F = torch.from_numpy(np.random.default_rng(3).normal(size=sum(map(len, ids)))).float()
+    starts = np.cumsum([0, *map(len, ids)])
+
+    def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
+        mine = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in members])
+        values_f = outputs[output]
+        return (weight_F[mine].to(values_f) * values_f + 0.1 * values_f.square()).sum(), {}
+
+    model.zero_grad()
+    step = MeasuredStep(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
+    step.run(Rows.of(ids), loss, outputs=(output,), is_separable=True)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

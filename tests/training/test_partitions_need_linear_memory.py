@@ -1,0 +1,42 @@
+"""Bytes alive on a chain of partitions grow with its depth, not with the square of it; measures take their share."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from live_bytes import LiveBytes, peak_bytes
+from measured_models import HIDDEN, LAYERS, VOCAB, build, gradients
+
+from tree_rl.training.memory.host_slab import host_slab
+from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
+
+TOKENS = 8
+"""Of a partition."""
+
+
+def chain(depth: int) -> list[list[int]]:
+    return [np.random.default_rng(depth).integers(1, VOCAB, depth * TOKENS).tolist()]
+
+
+def test_a_chain_of_partitions_needs_memory_in_proportion_to_its_depth() -> None:
+    model = build("dense")
+    gradients(model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(2))
+    runs = (partial(gradients, model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(d)) for d in (8, 16, 32))
+    small, medium, large = map(peak_bytes, runs)
+    print(f"peak KiB: {small / 1024:.0f}, {medium / 1024:.0f}, {large / 1024:.0f}")
+    # Twice the depth, twice the growth; a copy of the past for each partition made it four times.
+    assert large - medium < 2.3 * (medium - small)
+
+
+def test_offloaded_inputs_are_not_alive() -> None:
+    """Behind the forward exactly the inputs of the offloaded layers are missing."""
+    model, slab, ids = build("dense"), host_slab(torch.device("cpu")), torch.ones(1, 64, dtype=torch.int64)
+    alive = []
+    for layers in (LAYERS, 0, 2, LAYERS):
+        with LiveBytes(slab) as counted, OffloadedInputs(model, layers=layers, live_tokens=64).of_forward():
+            hidden = model.model(ids, use_cache=False).last_hidden_state
+        alive.append(counted.alive)
+        hidden.sum().backward()
+    one_input = 64 * HIDDEN * 4
+    assert [alive[1] - alive[n] for n in (2, 3)] == [2 * one_input, LAYERS * one_input]

@@ -1,0 +1,126 @@
+"""Bytes alive in a forward and backward are within 10 % of what the memory model predicts, on the device and the host.
+
+Gradients exist beforehand, as in any update but the first. Sizes are such that activations outweigh what is fixed.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from live_bytes import LiveBytes
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+
+from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.training import Rows, TreeOptions, TreeStep
+from tree_rl.training.context import StepCall
+from tree_rl.training.memory.host_slab import host_slab
+from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.memory.model import MemoryModel
+from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.micro_batch_runs import MicroBatchRun
+from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "vocab_size": 500,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+KEEP_ALL, ALL_LAYERS = MemoryMeasures(), MemoryMeasures(offloaded_layers=4)
+
+
+class Measured(TreeStep):
+    """Every forest takes the given measures."""
+
+    measures = KEEP_ALL
+
+    def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
+        return super()._bind(call, replace(batch, measures=self.measures))
+
+
+def build(kind: str, *, checkpointing: bool, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    config: Any = Qwen3Config(**SIZES) if kind == "dense" else Qwen3MoeConfig(**SIZES, **EXPERTS)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    use_tree_attention(model)
+    use_edge_head(model)
+    return model.train()
+
+
+def rows_of(shape: str) -> list[np.ndarray]:
+    """A long trunk with two branches, a comb with a tooth at every fifth of its spine, a bush of ten branches."""
+    draw = np.random.default_rng(0)
+    trunk_tokens, branches, tokens = {"trunk": (500, 2, 75), "comb": (500, 5, 60), "bush": (100, 8, 75)}[shape]
+    trunk = draw.integers(1, 400, trunk_tokens)
+    starts = [trunk_tokens * (i + 1) // branches if shape == "comb" else trunk_tokens for i in range(branches)]
+    return [np.concatenate([trunk[:s], [400 + i], draw.integers(1, 400, tokens - 1)]) for i, s in enumerate(starts)]
+
+
+def measure(
+    model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | None
+) -> tuple[LiveBytes, list[MicroBatch]]:
+    """The second of two updates: what the first leaves for good is there already."""
+    step = Measured(model, TreeOptions(mode="tree", max_tokens=max_tokens))
+    step.measures = measures
+    rows = Rows.of(rows_of(shape))
+
+    def update() -> Any:
+        return step.run(rows, lambda outputs, members: (outputs["log_probs"].sum(), {}), is_separable=True)
+
+    update()
+    parameters = list(model.parameters())
+    there = [*parameters, *(parameter.grad for parameter in parameters), host_slab(CPU)._bytes]
+    with LiveBytes(there) as alive:
+        result = update()
+    return alive, [replace(batch, measures=measures) for batch in result.micro_batches]
+
+
+def assert_predicted(model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | None) -> None:
+    alive, batches = measure(model, shape, measures, max_tokens)
+    memory = read_memory_model(model, dtype=model.dtype, device=CPU)
+    assert isinstance(memory, MemoryModel)
+    predicted = predicted_peak(batches, memory)
+    assert predicted.device == pytest.approx(alive.peak, rel=0.1), predicted.device / alive.peak
+    host = host_slab(CPU).num_bytes if measures.offloaded_layers else 0
+    assert predicted.host == pytest.approx(host, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", ["trunk", "bush"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_of_a_whole_forest(kind: str, checkpointing: bool, dtype: torch.dtype, shape: str) -> None:
+    assert_predicted(build(kind, checkpointing=checkpointing, dtype=dtype), shape, KEEP_ALL, None)
+
+
+@pytest.mark.parametrize("max_tokens", [100, 200])
+@pytest.mark.parametrize("shape", ["trunk", "comb", "bush"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_of_partitions(checkpointing: bool, shape: str, max_tokens: int) -> None:
+    assert_predicted(build("dense", checkpointing=checkpointing, dtype=torch.float32), shape, KEEP_ALL, max_tokens)
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+@pytest.mark.parametrize("max_tokens", [None, 200])
+def test_of_inputs_on_the_host(max_tokens: int | None, layers: int) -> None:
+    model = build("dense", checkpointing=True, dtype=torch.float32)
+    assert_predicted(model, "trunk", MemoryMeasures(offloaded_layers=layers), max_tokens)
+
+
+@pytest.mark.parametrize("layers", [0, 4])
+@pytest.mark.parametrize("max_tokens", [None, 200])
+def test_of_tiles(max_tokens: int | None, layers: int) -> None:
+    model = build("dense", checkpointing=True, dtype=torch.float32)
+    assert_predicted(model, "trunk", MemoryMeasures(offloaded_layers=layers, tile_tokens=64), max_tokens)

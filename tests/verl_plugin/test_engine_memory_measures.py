@@ -1,0 +1,78 @@
+"""Under FSDP2 on 2 ranks layer inputs on the host change no bit of a gradient, and tiles no more than rounding."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from engine_harness import build_engine, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_gradients
+from test_engine_ranks import join, share_of, spawn, update
+
+from tree_rl.training.memory.host_slab import host_slab
+from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.step import TreeStep
+from tree_rl.verl_plugin.options import TreeConfig
+
+CASES = [(deal, budget) for deal in ("unequal_trees", "one_rank_empty") for budget in (30, 9, None)]
+MODELS: dict[str, dict[str, Any]] = {"dense": {}, "lora": {"lora_rank": 2, "target_modules": "all-linear"}}
+
+
+@contextmanager
+def taking(measures: MemoryMeasures) -> Iterator[None]:
+    """Every forest of this process takes these measures."""
+    bind = TreeStep._bind
+    TreeStep._bind = lambda step, call, batch: bind(step, call, replace(batch, measures=measures))  # type: ignore
+    try:
+        yield
+    finally:
+        TreeStep._bind = bind  # type: ignore[method-assign]
+
+
+def measured_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """Each deal without measures, with each of them and with all."""
+    join(rank, world, port)
+    offloaded_bytes = {}
+    for name, settings in MODELS.items():
+        engine = build_engine(
+            Path(model), tree=TreeConfig(mode="tree"), model={"enable_gradient_checkpointing": True, **settings}
+        )
+        for deal, budget in CASES:
+            engine.tree_config = engine.step.options = TreeConfig(mode="tree", max_tokens=budget, self_check=False)
+
+            def gradients(measures: MemoryMeasures, deal: str = deal, engine: Any = engine) -> dict[str, torch.Tensor]:
+                with taking(measures):
+                    got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))["gradients"]
+                return got
+
+            plain = gradients(MemoryMeasures())
+            host_slab(torch.device("cpu")).release()
+            offloaded = gradients(MemoryMeasures(offloaded_layers=2))
+            offloaded_bytes[f"{name} {deal} {budget}"] = host_slab(torch.device("cpu")).num_bytes
+            for parameter, gradient in plain.items():
+                assert torch.equal(gradient, offloaded[parameter]), (name, deal, budget, parameter)
+            assert_equal_gradients(plain, gradients(MemoryMeasures(tile_tokens=4)))
+            assert_equal_gradients(plain, gradients(MemoryMeasures(tile_tokens=1, offloaded_layers=1)))
+    Path(f"{out}/bytes_{rank}.json").write_text(json.dumps(offloaded_bytes))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def host_bytes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
+    out = tmp_path_factory.mktemp("measures")
+    save_model(out / "model", tiny_qwen3())
+    spawn(measured_main, 2, out)
+    return [json.loads((out / f"bytes_{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_that_save_memory_train_as_before(host_bytes: list[dict[str, int]]) -> None:
+    busy, other = host_bytes
+    assert all(busy.values())
+    # Dummies that keep an empty rank in step stay on the device.
+    assert not any(size for case, size in other.items() if "one_rank_empty" in case)
+    assert all(size for case, size in other.items() if "unequal_trees" in case)

@@ -1,0 +1,187 @@
+"""The MLP and the norms of a dense decoder layer, tile by tile of tokens: their intermediate values never exist whole.
+
+The backward runs each tile forward again and sums the weights' gradients over tiles in float32. Under gradient
+checkpointing this costs no extra forward: recomputing a layer stops where the MLP's input is known.
+Legend: N tokens, C hidden size.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import FunctionCtx
+from torch.distributed.fsdp import FSDPModule
+
+from tree_kernels.accumulation import accumulation_dtype
+from tree_rl.models.recurrent.layers import ReplacedDuringCalls
+
+KEYWORD = "mlp_tile_tokens"
+"""Keyword of a forward, carried to every layer: tokens of a tile."""
+MLPS = ("mlp", "feed_forward")
+"""Names under which decoder layers hold their MLP."""
+NORMS = ("RMSNorm", "LayerNorm")
+"""Endings of the class names of norms."""
+ROUTED = ("expert", "router", "moe")
+"""Words in the names of modules with experts."""
+
+TokenWise = Callable[[torch.Tensor], torch.Tensor]
+"""A forward that acts on each token alone, [1, N, C] in and out."""
+
+
+def use_tiled_mlp(model: nn.Module) -> None:
+    """Let every dense decoder layer of `model` run tile by tile in calls with `mlp_tile_tokens`; layers with experts,
+    and calls without the keyword, run as before."""
+    for layer in tileable_layers(model):
+        for part in _parts(layer):
+            hooks = ReplacedDuringCalls(part, partial(_tiled_forward, part), KEYWORD)
+            layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
+            layer.register_forward_hook(hooks.leave, always_call=True)
+
+
+def tileable_layers(model: nn.Module) -> list[nn.Module]:
+    """Decoder layers with a dense MLP, in order."""
+    return [module for module in model.modules() if _mlp(module) is not None]
+
+
+def _mlp(layer: nn.Module) -> nn.Module | None:
+    found = (getattr(layer, name, None) for name in MLPS)
+    mlp = next((one for one in found if isinstance(one, nn.Module)), None)
+    if mlp is None or not type(mlp).__name__.endswith("MLP"):
+        return None
+    routed = any(word in name for name, _ in layer.named_modules() for word in ROUTED)
+    return None if routed else mlp
+
+
+def _parts(layer: nn.Module) -> list[nn.Module]:
+    """What acts on each token alone."""
+    norms = [module for module in layer.children() if type(module).__name__.endswith(NORMS)]
+    mlp = _mlp(layer)
+    return norms if mlp is None else [*norms, mlp]
+
+
+def _tiled_forward(part: nn.Module, tile_tokens: int, relay: object) -> dict[str, Any]:
+    """The attribute that stands in for the part's own during a layer's call."""
+    draws = any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in part.modules())
+    # A tile that runs again would drop out other values.
+    return {} if draws else {"forward": partial(tiled, part, part.forward, tile_tokens)}
+
+
+def tiled(part: nn.Module, forward: TokenWise, tile_tokens: int, x_1NC: torch.Tensor) -> torch.Tensor:
+    """`forward(x_1NC)`, tile by tile.
+
+    Args:
+        part: whose parameters `forward` reads.
+        forward: acts on each token alone.
+        tile_tokens: most tokens of a tile.
+        x_1NC: its input.
+
+    Raises:
+        ValueError: tiles of no token, or FSDP shards the part by itself.
+    """
+    if tile_tokens < 1:
+        raise ValueError(f"{KEYWORD}: expected at least 1 token, received {tile_tokens}")
+    if x_1NC.shape[-2] <= tile_tokens:
+        return forward(x_1NC)
+    if any(isinstance(module, FSDPModule) for module in part.modules()):
+        raise ValueError(
+            f"{type(part).__name__} is sharded by itself and would be gathered once per tile; let FSDP wrap whole "
+            "decoder layers (fsdp_config.wrap_policy)"
+        )
+    parameters = _trained(part)
+    if not torch.is_grad_enabled() or not (x_1NC.requires_grad or parameters):
+        return _run_tiles(forward, tile_tokens, x_1NC)
+    kept = _Kept()
+    x_1NC = _Keep.apply(kept, x_1NC, *parameters[:1])
+    out: torch.Tensor = _Tiles.apply(kept, part, forward, tile_tokens, x_1NC, *parameters)
+    return out
+
+
+class _Kept:
+    """Where the backward of the tiles finds their input."""
+
+    node: FunctionCtx
+
+    def read(self) -> torch.Tensor:
+        """[1, N, C]; runs the layer again where a checkpoint kept less."""
+        (x_1NC,) = self.node.saved_tensors  # type: ignore[attr-defined]
+        return x_1NC
+
+
+class _Keep(torch.autograd.Function):
+    """Keeps the input before the tiles run, so that a recomputation of the layer can stop in front of them."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: _Kept, x_1NC: torch.Tensor, *trained: torch.Tensor) -> torch.Tensor:
+        """The input itself; with a trained parameter it has a node also where the input needs no gradient."""
+        ctx.save_for_backward(x_1NC)
+        ctx.num_trained = len(trained)
+        kept.node = ctx
+        return x_1NC.view_as(x_1NC)
+
+    @staticmethod
+    def backward(ctx: Any, grad_1NC: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Passes the gradient on."""
+        return None, grad_1NC, *[None] * ctx.num_trained
+
+
+class _Tiles(torch.autograd.Function):
+    """A token-wise forward over tiles; keeps nothing but what `_Keep` kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kept: _Kept,
+        part: nn.Module,
+        forward: TokenWise,
+        tile_tokens: int,
+        x_1NC: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        """All tiles without graph."""
+        ctx.kept, ctx.part, ctx.run, ctx.tile_tokens = kept, part, forward, tile_tokens
+        device = x_1NC.device.type
+        ctx.autocast = {"dtype": torch.get_autocast_dtype(device), "enabled": torch.is_autocast_enabled(device)}
+        with torch.autocast(device, cache_enabled=False, **ctx.autocast):
+            return _run_tiles(forward, tile_tokens, x_1NC)
+
+    @staticmethod
+    def backward(ctx: Any, grad_1NC: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Each tile forward again with its graph, and backward at once."""
+        x_1NC = ctx.kept.read()
+        # Of the module: what a recomputation under FSDP2 reads now are the gathered parameters.
+        parameters = _trained(ctx.part)
+        sums = [torch.zeros_like(p, dtype=accumulation_dtype(p.dtype)) for p in parameters]
+        grad_x_1NC = torch.empty_like(x_1NC)
+        for tile in _tiles(x_1NC.shape[-2], ctx.tile_tokens):
+            x_1nC = x_1NC[..., tile, :].detach().requires_grad_()
+            # Without the cache: it would hand this graph weights that were cast under no_grad.
+            with torch.enable_grad(), torch.autocast(x_1NC.device.type, cache_enabled=False, **ctx.autocast):
+                out_1nC = ctx.run(x_1nC)
+            wanted = (x_1nC, *parameters)
+            grad_x_1nC, *grads = torch.autograd.grad(out_1nC, wanted, grad_1NC[..., tile, :])
+            grad_x_1NC[..., tile, :] = grad_x_1nC
+            for total, grad in zip(sums, grads, strict=True):
+                total += grad
+        grads_of_parameters = [total.to(p.dtype) for total, p in zip(sums, parameters, strict=True)]
+        return None, None, None, None, grad_x_1NC, *grads_of_parameters
+
+
+def _run_tiles(forward: TokenWise, tile_tokens: int, x_1NC: torch.Tensor) -> torch.Tensor:
+    out_1NC: torch.Tensor | None = None
+    for tile in _tiles(x_1NC.shape[-2], tile_tokens):
+        out_1nC = forward(x_1NC[..., tile, :])
+        if out_1NC is None:
+            out_1NC = out_1nC.new_empty(*x_1NC.shape[:-1], out_1nC.shape[-1])
+        out_1NC[..., tile, :] = out_1nC
+    assert out_1NC is not None
+    return out_1NC
+
+
+def _tiles(num_tokens: int, tile_tokens: int) -> Iterator[slice]:
+    return (slice(start, min(start + tile_tokens, num_tokens)) for start in range(0, num_tokens, tile_tokens))
+
+
+def _trained(part: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in part.parameters() if parameter.requires_grad]

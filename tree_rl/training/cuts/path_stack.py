@@ -1,0 +1,121 @@
+"""Keys and values of the tokens in front of the partition that runs, and the sums of their gradients: one buffer each.
+
+Partitions run depth first, so those that are alive lie on one path, and a partition's past is a prefix of its child's.
+Writing behind a prefix destroys what an earlier sibling's descendants read, whose backward is over by then: a plan runs
+all of a child, backwards included, before the next child.
+Legend: P tokens of a past, H heads, D head size.
+"""
+
+from typing import Any
+
+import torch
+
+from tree_kernels.accumulation import accumulation_dtype
+from tree_rl.models.relay import LayerTensors
+from tree_rl.training.memory.host_slab import host_slab
+
+Key = tuple[int, str]
+"""A layer and the name of one of its tensors."""
+
+
+class PathStack:
+    """Per attention layer [longest, H, D] keys and values, and as much in at least float32 for their gradients.
+
+    Buffers on the host are read and written by copies of the compute stream, one layer at a time.
+    """
+
+    def __init__(self, longest: int, device: torch.device, *, on_host: bool = False) -> None:
+        """Own nothing yet.
+
+        Args:
+            longest: tokens of the longest past.
+            device: of the model.
+            on_host: buffers lie in pinned host memory.
+        """
+        self._longest = longest
+        self._device = device
+        self._on_host = on_host and device.type == "cuda"
+        # Pasts hang from it, so that their gradients come back here; it gets none itself.
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._values: dict[Key, torch.Tensor] = {}
+        self._sums: dict[Key, torch.Tensor] = {}
+
+    def write(self, layer: int, start: int, tensors: LayerTensors) -> None:
+        """Put a layer's keys and values [n, H, D] behind the first `start` tokens."""
+        for name, tensor in tensors.items():
+            key = (layer, name)
+            if key not in self._values:
+                self._values[key] = self._buffer(f"{name} of layer {layer}", tensor, tensor.dtype)
+            self._values[key][start : start + len(tensor)].copy_(tensor, non_blocking=True)
+
+    def past(self, layer: int, length: int) -> LayerTensors:
+        """A layer's keys and values of the first `length` tokens, on the device.
+
+        With gradients on, what reaches them joins the sums in the same backward: beside the sums the gradients of one
+        layer exist at a time.
+        """
+        names = tuple(name for number, name in self._values if number == layer)
+        if not torch.is_grad_enabled():
+            return {name: self.read((layer, name), length) for name in names}
+        tensors = _Past.apply(self._anchor, self, layer, names, length)
+        return dict(zip(names, tensors, strict=True))
+
+    def read(self, key: Key, length: int) -> torch.Tensor:
+        """[length, H, D] on the device."""
+        # Of .data, which counts its versions apart: autograd shall not see that the buffer is written to elsewhere.
+        return self._values[key].data[:length].to(self._device, non_blocking=True)
+
+    def add_gradient(self, key: Key, gradient: torch.Tensor) -> None:
+        """Add [P, H, D] to the sums of the first P tokens."""
+        if key not in self._sums:
+            layer, name = key
+            dtype = accumulation_dtype(gradient.dtype)
+            self._sums[key] = self._buffer(f"gradients of {name} of layer {layer}", gradient, dtype)
+            self._clear(self._sums[key])
+        sums = self._sums[key][: len(gradient)]
+        sums.copy_(sums.to(self._device, non_blocking=True).add_(gradient), non_blocking=True)
+
+    def take_gradient(self, key: Key, start: int, stop: int) -> torch.Tensor | None:
+        """A copy of some tokens' sums, on the device; they begin anew at 0. None where no gradient came."""
+        if key not in self._sums:
+            return None
+        sums = self._sums[key][start:stop]
+        taken = sums.to(self._device, non_blocking=True, copy=True)
+        self._clear(sums)
+        return taken
+
+    def _buffer(self, content: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        shape = (self._longest, *like.shape[1:])
+        if not self._on_host:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        slab = host_slab(self._device, content)
+        slab.reserve(self, like[0].numel() * self._longest * dtype.itemsize)
+        return slab.view(0, shape, dtype)
+
+    def _clear(self, sums: torch.Tensor) -> None:
+        if self._on_host:
+            # In the order of the stream, as all that is on its way to this memory.
+            sums.copy_(torch.zeros_like(sums, device=self._device), non_blocking=True)
+        else:
+            sums.zero_()
+
+
+class _Past(torch.autograd.Function):
+    """Keys and values of a layer's past; nothing of them stays in the graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, stack: PathStack, layer: int, names: tuple[str, ...], length: int
+    ) -> tuple[torch.Tensor, ...]:
+        """[P, H, D] each, in the order of the names."""
+        ctx.stack, ctx.layer, ctx.names = stack, layer, names
+        ctx.set_materialize_grads(False)
+        return tuple(stack.read((layer, name), length) for name in names)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
+        """Adds to the sums."""
+        for name, gradient in zip(ctx.names, gradients, strict=True):
+            if gradient is not None:
+                ctx.stack.add_gradient((ctx.layer, name), gradient)
+        return None, None, None, None, None

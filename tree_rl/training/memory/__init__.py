@@ -1,0 +1,1 @@
+"""What a forest's run does to need less GPU memory."""

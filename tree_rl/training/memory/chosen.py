@@ -1,0 +1,88 @@
+"""What a step does with its model of memory: choosers at the agreed correction, the smaller budget, what is logged."""
+
+import logging
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tree_rl.training.memory.choice import Chooser
+from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
+from tree_rl.training.memory.model import MemoryModel
+from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
+
+logger = logging.getLogger(__name__)
+GIB = 2**30
+
+
+class StepMemory:
+    """The memory model of one step's module, and what it chose."""
+
+    def __init__(self, model: MemoryModel, *, offload: bool | str, num_ranks: int) -> None:
+        """Bind a model; host memory is measured when a choice first needs it.
+
+        Args:
+            model: of the module, uncorrected.
+            offload: `tree.offload`.
+            num_ranks: in lock-step.
+        """
+        self.model = model
+        self._offload, self._num_ranks = offload, num_ranks
+        self._chooser: Chooser | None = None
+        self._told: set[tuple[bool, bool, bool, bool]] = set()
+
+    def chooser(self, working_scale: float) -> Chooser:
+        """Chooses by the model at this correction; the same object until that changes."""
+        known = self._chooser
+        if known is None or known.model.working_scale != working_scale:
+            # Measured once: what this rank itself has put there since would seem to be missing.
+            host = self._host_bytes() if known is None else known.host_bytes
+            model = self.model.scaled(working_scale)
+            self._chooser = known = Chooser(model=model, offload=self._offload, host_bytes=host)
+        return known
+
+    def smaller_budget(self, batches: list[MicroBatch], working_scale: float, tokens: int) -> int:
+        """Tokens of a plain forest that needs half of what the batches were predicted to need, or of the budget.
+
+        Args:
+            batches: of the call that failed.
+            working_scale: as the call was planned with.
+            tokens: the budget that it was planned with.
+        """
+        model = self.model.scaled(working_scale)
+        needed = min(predicted_peak(batches, model).device, model.bytes_of(tokens))
+        return model.tokens_of(needed / 2)
+
+    def tell(self, batches: list[MicroBatch], tokens: int) -> None:
+        """Log each new kind of choice once."""
+        host_bytes = 0.0 if self._chooser is None else self._chooser.host_bytes
+        for choice, batch in ((batch.choice, batch) for batch in batches):
+            if choice is None or choice.kind in self._told:
+                continue
+            self._told.add(choice.kind)
+            logger.info(
+                "a group of %d unique tokens, beyond tree.max_tokens=%d, runs as: %s; predicted peak beside weights, "
+                "gradients and optimizer: %.1f GiB on the device, %.1f GiB on the host",
+                batch.unique_tokens,
+                tokens,
+                choice.name,
+                choice.peak.device / GIB,
+                choice.peak.host / GIB,
+            )
+            if choice.needs_host:
+                logger.warning(
+                    "a cheaper way needs %.1f GiB of host memory, but this rank may take %.1f GiB; give the job more "
+                    "host memory or run fewer ranks per node",
+                    choice.needs_host / GIB,
+                    host_bytes / GIB,
+                )
+
+    def _host_bytes(self) -> float:
+        return host_bytes_of_rank(local_ranks(self._num_ranks, torch.cuda.device_count()))
+
+
+def gradients_to_come(module: nn.Module) -> int:
+    """Bytes of gradients on this rank that the next backward makes for good."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.grad is None]
+    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
+    return sum(parameter.numel() * parameter.element_size() for parameter in local)

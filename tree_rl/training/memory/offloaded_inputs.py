@@ -1,0 +1,207 @@
+"""Inputs of checkpointed decoder layers wait for the backward in host memory.
+
+Under non-reentrant checkpointing a layer's input is all that its forward keeps, and hooks on saved tensors around the
+layer see exactly that. A copy leaves while the layer computes and returns while the backward is one layer above.
+Legend: N tokens of a forward, C hidden size.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tree_rl.training.memory.host_slab import HostSlab, host_slab
+
+CHECKPOINT = "_gradient_checkpointing_func"
+"""Attribute of transformers' layers that holds `torch.utils.checkpoint.checkpoint` and its options."""
+
+
+class OffloadedInputs:
+    """Layer inputs of one micro-batch; several of its forwards may wait for their backward, each in its own room."""
+
+    def __init__(self, module: nn.Module, *, layers: int, live_tokens: int) -> None:
+        """Find the layers; host memory is taken with the first input.
+
+        Args:
+            module: a transformers model, wrapped or not.
+            layers: how many decoder layers, from the first on; 0 leaves all inputs on the device.
+            live_tokens: most tokens of all forwards that wait at a time.
+
+        Raises:
+            ValueError: the module does not run under non-reentrant gradient checkpointing.
+        """
+        self._layers = checkpointed_layers(module)[:layers] if layers else []
+        self._live_tokens = live_tokens
+        self._slab: HostSlab | None = None
+        self._waiting: WeakSet[_ForwardInputs] = WeakSet()
+
+    @contextmanager
+    def of_forward(self) -> Iterator[None]:
+        """Around one forward with gradients: what its layers keep leaves for the host."""
+        inputs = _ForwardInputs(self)
+        stock = [getattr(layer, CHECKPOINT) for layer in self._layers]
+        for number, (layer, checkpoint) in enumerate(zip(self._layers, stock, strict=True)):
+            setattr(layer, CHECKPOINT, partial(inputs.run_layer, number, checkpoint))
+        try:
+            yield
+        finally:
+            for layer, checkpoint in zip(self._layers, stock, strict=True):
+                setattr(layer, CHECKPOINT, checkpoint)
+            inputs.settle()
+
+    def slab(self, hidden_1NC: torch.Tensor) -> HostSlab:
+        """The host memory of this micro-batch, reserved with its first input."""
+        if self._slab is None:
+            token_bytes = hidden_1NC.nbytes // hidden_1NC.shape[-2]
+            self._slab = host_slab(hidden_1NC.device)
+            self._slab.reserve(self, len(self._layers) * self._live_tokens * token_bytes)
+        if self._slab.owner is not self:
+            raise RuntimeError("another micro-batch took the host memory in which these layer inputs waited")
+        return self._slab
+
+    def room(self, inputs: "_ForwardInputs", num_bytes: int) -> int:
+        """Offset of free bytes behind all that waits: of forwards alive together, the last runs backward first."""
+        self._waiting.add(inputs)
+        assert self._slab is not None
+        offset = max(waiting.end for waiting in self._waiting)
+        if offset + num_bytes > self._slab.num_bytes:
+            raise RuntimeError(
+                f"expected at most {self._slab.num_bytes} bytes of inputs of {len(self._layers)} layers for "
+                f"{self._live_tokens} tokens, received {offset + num_bytes}"
+            )
+        return offset
+
+
+class _ForwardInputs:
+    """Layer inputs of one forward. Saved tensors refer to it, so it dies with the forward's graph."""
+
+    def __init__(self, run: OffloadedInputs) -> None:
+        self._run = run
+        self._waiting: dict[int, tuple[int, torch.Tensor]] = {}
+        """By layer: offset and memory of its input on the host; gone once the backward has asked for it."""
+        self._leaving: _Copy | None = None
+        self._arriving: dict[int, _Copy] = {}
+
+    @property
+    def end(self) -> int:
+        """First byte behind what waits."""
+        return max((offset + host.nbytes for offset, host in self._waiting.values()), default=0)
+
+    def run_layer(
+        self,
+        number: int,
+        checkpoint: Callable[..., Any],
+        function: Callable[..., Any],
+        hidden_1NC: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """In place of a layer's checkpoint: the same, but its input leaves."""
+        self.settle()
+        # Its place and not the tensor: autograd keeps the hooks, and with them whatever they refer to.
+        pack = partial(self._pack, number, hidden_1NC.data_ptr(), hidden_1NC.shape)
+        with saved_tensors_hooks(pack, _unpack):
+            return checkpoint(function, hidden_1NC, *args, **kwargs)
+
+    def settle(self) -> None:
+        """Let go of the input that left last.
+
+        Whatever the device does next comes after the copy, so the memory is free at once. A layer takes longer than
+        the copy of its input: the device does not wait.
+        """
+        if self._leaving is not None:
+            self._leaving.finish()
+            self._leaving = None
+
+    def fetch(self, number: int) -> torch.Tensor:
+        """A layer's input on the device again; that of the layer below, which comes next, sets out."""
+        arriving = self._arriving.pop(number, None) or self._set_out(number)
+        hidden_1NC = arriving.finish()
+        if number - 1 in self._waiting:
+            self._arriving[number - 1] = self._set_out(number - 1)
+        return hidden_1NC
+
+    def _pack(self, number: int, place: int, shape: torch.Size, saved: torch.Tensor) -> "torch.Tensor | _Offloaded":
+        if saved.data_ptr() != place or saved.shape != shape:
+            return saved
+        slab = self._run.slab(saved)
+        offset = self._run.room(self, saved.nbytes)
+        host = slab.view(offset, saved.shape, saved.dtype)
+        self._waiting[number] = (offset, host)
+        self._leaving = _Copy(slab, source=saved, target=host)
+        return _Offloaded(inputs=self, number=number)
+
+    def _set_out(self, number: int) -> "_Copy":
+        _, host = self._waiting.pop(number)
+        slab = self._run.slab(host)
+        return _Copy(slab, source=host, target=torch.empty_like(host, device=slab.device))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Offloaded:
+    """What autograd keeps in place of a layer's input."""
+
+    inputs: _ForwardInputs
+    number: int
+
+
+class _Copy:
+    """A copy on the slab's stream, behind what the device has been asked to do so far."""
+
+    def __init__(self, slab: HostSlab, *, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = (source, target)
+        self._done: torch.cuda.Event | None = None
+        self._device = slab.device
+        if slab.stream is None:
+            target.copy_(source)
+            return
+        slab.stream.wait_stream(torch.cuda.current_stream(slab.device))
+        with torch.cuda.stream(slab.stream):
+            target.copy_(source, non_blocking=True)
+            self._done = slab.stream.record_event()
+
+    def finish(self) -> torch.Tensor:
+        """The target; what the device is asked from now on comes after the copy."""
+        assert self._tensors is not None
+        _, target = self._tensors
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+        self._tensors = None
+        return target
+
+    def __del__(self) -> None:
+        # A failed backward drops copies on their way: the allocator hands their memory on to the device's stream.
+        if self._tensors is not None:
+            self.finish()
+
+
+def checkpointed_layers(module: nn.Module) -> list[nn.Module]:
+    """Decoder layers in order, all under non-reentrant gradient checkpointing.
+
+    Raises:
+        ValueError: there are none, or gradient checkpointing is off or reentrant.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    # Reentrant checkpointing cuts the graph of keys and values that partitions capture; trees never run under it.
+    if not layers or not all(layer.gradient_checkpointing and _keeps_the_graph(layer) for layer in layers):
+        raise ValueError(
+            f"{type(module).__name__}: layer inputs can wait in host memory only under non-reentrant gradient "
+            "checkpointing; set model.enable_gradient_checkpointing=true"
+        )
+    return layers
+
+
+def _keeps_the_graph(layer: nn.Module) -> bool:
+    checkpoint = getattr(layer, CHECKPOINT)
+    return isinstance(checkpoint, partial) and checkpoint.keywords.get("use_reentrant") is False
+
+
+def _unpack(saved: "torch.Tensor | _Offloaded") -> torch.Tensor:
+    return saved.inputs.fetch(saved.number) if isinstance(saved, _Offloaded) else saved

@@ -1,0 +1,69 @@
+"""The memory model of a module that is built: what its layers save, and in which dtype."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tree_kernels.edge_log_probs import chosen_implementation
+from tree_kernels.edge_log_probs.api import default_chunk_rows
+from tree_kernels.tree_attention import chosen_implementation as tree_attention_implementation
+from tree_kernels.tree_attention.portable.blocked import BLOCK_TOKENS, DEFAULT_BLOCK_TOKENS
+from tree_rl.models.edge_head import EdgeHead
+from tree_rl.models.tiled_mlp import tileable_layers
+from tree_rl.training.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
+from tree_rl.tree.cost import ModelShape
+
+
+def read_memory_model(
+    module: nn.Module, shape: ModelShape | None = None, *, dtype: torch.dtype, device: torch.device
+) -> MemoryModel | None:
+    """What a module's forward and backward keep alive; None if its config does not tell its sizes.
+
+    Args:
+        module: a transformers model, prepared and wrapped or not.
+        shape: its sizes; None reads them from its config.
+        dtype: of the forward.
+        device: where it runs.
+    """
+    shape = _shape_of(module) if shape is None else shape
+    if shape is None:
+        return None
+    modules = list(module.modules())
+    layers = [layer for layer in modules if isinstance(layer, GradientCheckpointingLayer)]
+    runs_triton = chosen_implementation(device=device, dtype=dtype) == "triton"
+    is_chunked = any(isinstance(head, EdgeHead) for head in modules)
+    chunk = FLOAT32 * shape.vocab * default_chunk_rows(device, shape.vocab) if is_chunked else math.inf
+    return MemoryModel(
+        shape=shape,
+        value_bytes=dtype.itemsize,
+        checkpointing=bool(layers) and all(layer.gradient_checkpointing for layer in layers),
+        # Liger exchanges a built layer's methods, its name among them, and leaves its class.
+        fused=any("Liger" in layer._get_name() for layer in modules),
+        head_norms=any(name.endswith("q_norm") for name, _ in module.named_modules()),
+        logits_bytes=chunk,
+        chunk_tensors=TRITON_CHUNK_TENSORS if runs_triton else CHUNK_TENSORS,
+        attention_block=_attention_block(shape, dtype=dtype, device=device),
+        # On a CPU both would be the same memory.
+        offloads=device.type == "cuda",
+        tiles=bool(tileable_layers(module)) and shape.active_experts == 0,
+    )
+
+
+def _attention_block(shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> int:
+    attention = tree_attention_implementation(device=device, dtype=dtype, head_size=shape.head_dim)
+    return BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS) if attention == "sdpa" else 0
+
+
+def _shape_of(module: nn.Module) -> ModelShape | None:
+    config: Any = getattr(module, "config", None)
+    if config is None:
+        return None
+    try:
+        shape = ModelShape.from_config(config.get_text_config().to_dict())
+    except ValueError:
+        return None
+    return shape if module.get_output_embeddings() is not None else replace(shape, vocab=1)
