@@ -46,11 +46,11 @@ def test_layers_with_experts_are_left_alone() -> None:
 
 
 def test_recomputing_a_layer_stops_in_front_of_its_tiles() -> None:
-    """Each token passes the MLP twice, as without tiles: in the forward, and in the backward of its tile."""
+    """Each token passes the MLP's first projections twice, as without tiles: forward, and backward of its tile."""
     model = build("dense")
     passed: list[int] = []
     for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_hook(lambda module, args, out: passed.append(args[0].shape[1]))
+        layer.mlp.up_proj.register_forward_hook(lambda module, args, out: passed.append(args[0].shape[1]))
     for tile_tokens in (None, 7):
         passed.clear()
         gradients(model, MemoryMeasures(tile_tokens=tile_tokens))

@@ -22,11 +22,11 @@ def chain(depth: int) -> list[list[int]]:
 def test_a_chain_of_partitions_needs_memory_in_proportion_to_its_depth() -> None:
     model = build("dense")
     gradients(model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(2))
-    runs = (partial(gradients, model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(d)) for d in (8, 16, 32))
-    small, medium, large = map(peak_bytes, runs)
-    print(f"peak KiB: {small / 1024:.0f}, {medium / 1024:.0f}, {large / 1024:.0f}")
-    # Twice the depth, twice the growth; a copy of the past for each partition made it four times.
-    assert large - medium < 2.3 * (medium - small)
+    runs = (partial(gradients, model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(d)) for d in (8, 20))
+    shallow, deep = map(peak_bytes, runs)
+    print(f"peak KiB: {shallow / 1024:.0f}, 2.5 times as deep {deep / 1024:.0f}")
+    # Copies of the past, one for each partition, made it three times as much.
+    assert deep < 2 * shallow
 
 
 def test_offloaded_inputs_are_not_alive() -> None:

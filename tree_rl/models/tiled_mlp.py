@@ -1,7 +1,7 @@
 """The MLP and the norms of a dense decoder layer, tile by tile of tokens: their intermediate values never exist whole.
 
 The backward runs each tile forward again and sums the weights' gradients over tiles in float32. Under gradient
-checkpointing this costs no extra forward: recomputing a layer stops where the MLP's input is known.
+checkpointing this costs one product more, the last projection's: recomputing a layer stops in front of its MLP.
 Legend: N tokens, C hidden size.
 """
 

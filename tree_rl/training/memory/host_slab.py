@@ -12,8 +12,6 @@ from functools import cache, cached_property
 
 import torch
 
-SUCCESS = 0
-
 
 class HostSlab:
     """Bytes in host memory; beside a CPU they are not pinned."""
@@ -57,17 +55,21 @@ class HostSlab:
         """Give the memory back."""
         if self.device.type == "cuda" and self.num_bytes:
             torch.cuda.synchronize(self.device)
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())))
+            cuda = torch.cuda.cudart()
+            error = cuda.cudaHostUnregister(self._bytes.data_ptr())
+            if error != cuda.cudaError.success:
+                raise RuntimeError(f"CUDA did not unpin {self.num_bytes} bytes of host memory: {error}")
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def _register(self) -> None:
+        cuda = torch.cuda.cudart()
         with torch.cuda.device(self.device):
-            code = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.num_bytes, 0))
-        if code != SUCCESS:
+            error = cuda.cudaHostRegister(self._bytes.data_ptr(), self.num_bytes, 0)
+        if error != cuda.cudaError.success:
             wanted, self._bytes = self.num_bytes, torch.empty(0, dtype=torch.uint8)
             raise MemoryError(
-                f"CUDA cannot pin {wanted / 2**30:.1f} GiB of host memory (cudaHostRegister: error "
-                f"{code}); lower tree.max_tokens, or give the process more host memory"
+                f"CUDA cannot pin {wanted / 2**30:.1f} GiB of host memory (cudaHostRegister: "
+                f"{error}); lower tree.max_tokens, or give the process more host memory"
             )
 
 
