@@ -17,9 +17,10 @@ from typing import Any
 from unittest import mock
 
 from attack_cases import REPAIR, Case
-from attacked_tasks import attacked_tasks, copy_pytest
+from attacked_tasks import attacked_tasks
 from gateway_harness import CHATML, build_tokenizer, serving
 from hacks import Hack, all_hacks
+from judged_tasks import copy_pytest
 from small_swe import generator
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions

@@ -1,7 +1,5 @@
 """The tasks under attack: three that we ship, whose tests are data, and one each for unittest and pytest."""
 
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 from small_swe import all_tasks
@@ -9,7 +7,6 @@ from small_swe import all_tasks
 from tree_rl.rollout.environments.swe_task import SweTask
 
 SHIPPED = ("lru_cache", "roman_numerals", "event_bus")
-PYTEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 RIGHT = '''"""A shelf of labelled boxes."""
 
 
@@ -105,18 +102,6 @@ def pytest_task(packages: Path) -> SweTask:
         test_files={**visible, **hidden},
         solution_files={"shelf.py": RIGHT},
     )
-
-
-def copy_pytest(folder: Path) -> None:
-    """Copy pytest to a folder that every user can read."""
-    for name in PYTEST_PACKAGES:
-        spec = find_spec(name)
-        assert spec is not None and spec.origin is not None
-        if spec.submodule_search_locations is None:
-            shutil.copy(spec.origin, folder)
-        else:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(Path(spec.origin).parent, folder / name, ignore=ignored)
 
 
 def attacked_tasks(packages: Path) -> dict[str, SweTask]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import subprocess
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from small_swe import score_after
 
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.confinement import SEARCH_PATH
 
 BUGGY = '''\
 """Durations as people write them."""
@@ -155,6 +157,12 @@ def pytest_folder() -> str:
     """A folder with a copy of pytest, which users of sandboxes can read."""
     folder = Path(tempfile.mkdtemp(prefix="pytest-copy-"))
     folder.chmod(0o755)
+    copy_pytest(folder)
+    return str(folder)
+
+
+def copy_pytest(folder: Path) -> None:
+    """Copy pytest to a folder, compiled: sandboxes start it hundreds of times, and may not write there."""
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.origin is not None
@@ -162,7 +170,9 @@ def pytest_folder() -> str:
             shutil.copy(spec.origin, folder)
             continue
         shutil.copytree(spec.submodule_search_locations[0], folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return str(folder)
+    python = shutil.which("python3", path=SEARCH_PATH)
+    assert python is not None
+    subprocess.run([python, "-I", "-m", "compileall", "-q", folder], check=True)
 
 
 def with_pytest(task: SweTask) -> SweTask:

@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ COMMANDS: Mapping[str, str] = {
 """The first command of a session of that kind; then it does what was asked."""
 SERVER_FAULTS = ("429", "500 for ever", "hanging model")
 KINDS = (*COMMANDS, "invalid json", *SERVER_FAULTS)
+KINDS_OF_SESSIONS = [KINDS[number % len(KINDS)] for number in range(SESSIONS)]
 ENDS = defaultdict(
     lambda: ("completed", 1.0),
     {
@@ -85,6 +87,8 @@ class FaultyServer:
         self.read: dict[int, str] = {}
         self.faults: Counter[int] = Counter()
         self.running = 0
+        self.hanging = 0
+        self.all_hang = asyncio.Event()
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
@@ -108,6 +112,9 @@ class FaultyServer:
             return
         self.faults[number] += 1
         if kind == "hanging model":
+            self.hanging += 1
+            if self.hanging == KINDS_OF_SESSIONS.count(kind):
+                self.all_hang.set()
             await asyncio.sleep(3600)
         if kind == "500 for ever":
             raise BackendError("broken")
@@ -125,14 +132,18 @@ class Environment(SweEnvironment):
     """A real sandbox with limits; one of them dies."""
 
     def __init__(self, kind: str) -> None:
-        # Sixty-four sandboxes start at once; on a busy machine a healthy command waits long for its turn.
-        seconds = 30 if kind == "hanging command" else 90
-        super().__init__(SandboxOptions(limits=Limits(timeout_seconds=seconds, output_bytes=4096, processes=16)))
+        # Sixty-four sandboxes start at once; on a busy machine a healthy command takes long.
+        self.limits = Limits(timeout_seconds=90, output_bytes=4096, processes=16)
+        super().__init__(SandboxOptions(limits=self.limits))
         self.dies = kind == "dead sandbox"
+        self.hangs = kind == "hanging command"
 
     async def run(self, command: str) -> Any:
         if self.dies and "touch done" in command:
             await self._sandbox.close()  # type: ignore[union-attr]
+        if self.hangs:
+            seconds = 4 if command == MARKED else 90
+            self._sandbox._workspace.limits = replace(self.limits, timeout_seconds=seconds)  # type: ignore[union-attr]
         return await super().run(command)
 
 
@@ -140,7 +151,10 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
     async with serving(server, server.tokenizer, max_context_tokens=20_000, max_turn_tokens=400) as gateway:
 
         async def play(number: int) -> tuple[FinishedTask, RecordedSession]:
-            kind = KINDS[number % len(KINDS)]
+            kind = KINDS_OF_SESSIONS[number]
+            if kind != "hanging model":
+                # Those have little time for their first turn: the others start when they hang.
+                await asyncio.wait_for(server.all_hang.wait(), 100)
             session = gateway.open_session()
             done = await run_task(
                 agent=ReActAgent(ReActOptions(max_turns=4)),
@@ -148,7 +162,7 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
                 endpoint=gateway.endpoint(session),
                 task={"swe": TASK.to_row()},
                 messages=[{"role": "user", "content": f"session {number}: {kind}"}],
-                timeout_seconds=40 if kind == "hanging model" else 120,
+                timeout_seconds=15 if kind == "hanging model" else 120,
             )
             return done, await gateway.close_session(session)
 
@@ -186,7 +200,7 @@ def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(
     finished = asyncio.run(play_all(server))
 
     for number, (done, record) in enumerate(finished):
-        kind = KINDS[number % len(KINDS)]
+        kind = KINDS_OF_SESSIONS[number]
         assert (done.status, done.reward) == ENDS[kind], (number, kind, done, server.read[number][-600:])
         written = [turn + "<|im_end|>" for turn in server.written[number]]
         assert len(written) == {"completed": 3, "sandbox_died": 2}.get(done.status, 1)

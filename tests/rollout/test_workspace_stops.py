@@ -105,6 +105,19 @@ def test_a_fork_bomb_ends_with_its_command(means: Means) -> None:
 
 
 @pytest.mark.parametrize("means", CONTAINED)
+def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command(means: Means) -> None:
+    """Who looks for it sees a process that is gone when looked at, and not yet the next one."""
+    hop = "import os\nfor _ in range(20000):\n    os.write(1, b'.')\n    if os.fork(): os._exit(0)\n"
+    with closing(Workspace({"hop.py": hop}, means=means, limits=PATIENT)) as workspace:
+        result = workspace.run("(setsid python3 -S hop.py >hops 2>&1 &); until [ -s hops ]; do :; done")
+        hops = workspace.directory / "hops"
+        assert hops.exists(), result
+        before = hops.stat().st_size
+        time.sleep(0.1)
+        assert hops.stat().st_size == before
+
+
+@pytest.mark.parametrize("means", CONTAINED)
 def test_parallel_commands_do_not_end_each_other(means: Means) -> None:
     results: list[CommandResult] = []
     with closing(Workspace(means=means, limits=PATIENT)) as workspace:

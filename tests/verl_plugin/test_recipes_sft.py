@@ -1,8 +1,6 @@
 """SFT on trees: verl's loss to rounding, conversations together, rows checked."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from engine_harness import join_process_group
 from hydra import compose, initialize_config_module
+from toy_qwen import run_recipe_script
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils import tensordict_utils as tu
 
@@ -19,7 +18,6 @@ from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 CPU = [
     "machine=sft_cpu",
     "trainer.device=cpu",
@@ -31,8 +29,8 @@ CPU = [
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sft")
-    subprocess.run([sys.executable, RECIPES / "tiny_model.py", root / "model"], check=True)
-    subprocess.run([sys.executable, RECIPES / "toy_task.py", root / "data", "--conversations", "8"], check=True)
+    run_recipe_script("tiny_model.py", root / "model")
+    run_recipe_script("toy_task.py", root / "data", "--conversations", "8")
     return root
 
 

@@ -12,12 +12,12 @@ import pyarrow.parquet
 import pytest
 from engine_harness import join_process_group
 from hydra import compose, initialize_config_module
+from toy_qwen import run_recipe_script
 
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 TOKEN_ROWS = [
     "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset",
     "data.custom_cls.name=TokenRowsDataset",
@@ -117,7 +117,7 @@ def test_a_row_without_a_conversation_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft_data") / "model"
-    subprocess.run([sys.executable, RECIPES / "tiny_model.py", folder], check=True)
+    run_recipe_script("tiny_model.py", folder)
     return folder
 
 

@@ -2,17 +2,21 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
 sys.path.append(str(Path(__file__).parents[2] / "recipes"))
 import tiny_model
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -56,6 +60,12 @@ def save_model(folder: Path, config_class: type[PretrainedConfig] = Qwen3Config,
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def run_recipe_script(name: str, *arguments: Path | str) -> None:
+    """Run a script of the recipes in this process, which has imported already what it needs."""
+    with mock.patch.object(sys, "argv", [name, *map(str, arguments)]):
+        runpy.run_path(str(RECIPES / name), run_name="__main__")
 
 
 def save_prompts(path: Path, texts: list[str], **columns: Any) -> str:

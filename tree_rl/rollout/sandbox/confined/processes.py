@@ -143,16 +143,16 @@ def kill_and_wait(descriptors: Iterable[int]) -> bool:
 def kill_user(user_id: int) -> bool:
     """Kill every process of a user. Returns whether all are dead; what stays is logged."""
     setpriv = shutil.which("setpriv") or "setpriv"
-    # The kernel signals all of them in one step, so that no fork is missed.
     argv = [setpriv, "--clear-groups", f"--reuid={user_id}", f"--regid={user_id}", "/bin/sh", "-c", "kill -KILL -1"]
     deadline = time.monotonic() + DEATH_SECONDS
     while True:
+        # The kernel signals all of them in one step, so that no fork is missed. Looking alone would miss one that was
+        # forked after /proc was listed, by one that had exited when its entry was read.
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
         )
         left = processes_of(user_id)
-        # Only behind such a step is an empty list the truth: a process that forks and ends hides its child from a list.
-        # They may kill the program above, which runs as their user.
+        # It runs as their user, so they may have killed it.
         if not left and done.returncode >= 0:
             return True
         if time.monotonic() > deadline:
