@@ -45,7 +45,8 @@ def engines(model_path: Path) -> dict[str, Any]:
 def infer(engine: Any, rows: list[Row], **flags: Any) -> dict[str, torch.Tensor]:
     """The pass: log-probs and entropies of all rows, nested."""
     with engine.eval_mode(disable_auto_offload=True):
-        return engine.infer_batch(ppo_batch(rows, calculate_entropy=True, **flags))["model_output"]
+        found = engine.infer_batch(ppo_batch(rows, calculate_entropy=True, **flags))["model_output"]
+    return {name: values.cpu() for name, values in found.items()}
 
 
 def run_after_pass(engine: Any, rows: list[Row], loss: Any, **flags: Any) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def test_only_clip_cov_couples_tokens_where_ratios_are_one(loss_mode: str) -> No
 
 def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", reuse_log_probs=True))
-    with pytest.raises(UnsupportedFeatureError, match=r"tree\.reuse_log_probs=True, but the trainer .* tree_sync"):
+    with pytest.raises(UnsupportedFeatureError, match=r"tree\.reuse_log_probs=True, but the trainer .*tree_sync"):
         run(engine, ppo_batch(ROWS), actor_loss("vanilla", "token-mean"))
 
 
