@@ -9,7 +9,7 @@ import pytest
 import test_trainer_batch
 import torch
 import verl.trainer.ppo.v1.trainer_base as trainer_base
-from engine_harness import save_model, tiny_qwen3
+from engine_harness import nested, save_model, tiny_qwen3
 from omegaconf import DictConfig, OmegaConf
 from test_async_trainers_build import config
 from test_trainer_batch import LocalQueue, make_trainer, put_rows, queue
@@ -133,7 +133,7 @@ class OneWorker:
         self._queue = rows
         self._worker = TreeActorRolloutRefWorker.__new__(TreeActorRolloutRefWorker)
         self._worker.enable_routing_replay = False
-        self._worker.actor = build_worker(path)
+        self._worker.actor = build_worker(path, infer_max_token_len_per_gpu=4096)
         self.forwards = 0
         self._worker.actor.engine.module.register_forward_pre_hook(self._count)
 
@@ -142,6 +142,10 @@ class OneWorker:
 
     def _rows(self, batch: Any) -> Any:
         data = self._queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
+        # The local queue stacks rows of one length; verl's never does.
+        for name, column in data.items():
+            if isinstance(column, torch.Tensor) and not column.is_nested:
+                data[name] = nested(list(column.unbind()))
         tu.assign_non_tensor(data, **batch.extra_info)
         return data
 
@@ -181,6 +185,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         trainer.config = OmegaConf.merge(trainer.config, trainer_config(loss_agg_mode, correction))
         trainer._reuse = LogProbReuse(setting=setting, conflict=None if setting else "false")
         queue.rows.clear()
+        torch.manual_seed(0)
         batch = put_rows(queue, test_trainer_batch.BRANCHES)
         for row in queue.rows.values():
             del row["old_log_probs"]
