@@ -17,7 +17,7 @@ LOG_PROB_TOLERANCE = 2e-5
 LOSS_TOLERANCE = 1e-4
 
 
-def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True) -> Any:
+def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True, entropy: float = 0.01) -> Any:
     """verl's loss with entropy and KL terms on."""
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -25,7 +25,7 @@ def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True) -> Any:
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode=agg_mode,
         loss_scale_factor=17 if agg_mode == "seq-mean-token-sum-norm" else None,
-        entropy_coeff=0.01,
+        entropy_coeff=entropy,
         use_kl_loss=kl,
         kl_loss_coef=0.1,
         policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.5),

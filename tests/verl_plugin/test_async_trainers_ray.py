@@ -94,6 +94,8 @@ def test_separate_rollouts_receive_the_weights_that_the_old_log_probs_come_from(
         "trainer.v1.trainer_mode=tree_separate_async",
         "trainer.v1.separate_async.num_warmup_batches=0",
         "trainer.v1.separate_async.parameter_sync_step=2",
+        # Without a correction the first update finds them itself; the second one needs weights put aside before it.
+        "algorithm.rollout_correction.rollout_is=null",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.actor.optim.lr=1e-2",
         "actor_rollout_ref.rollout.nnodes=1",
@@ -106,3 +108,4 @@ def test_separate_rollouts_receive_the_weights_that_the_old_log_probs_come_from(
     assert max(figures["training/rollout_probs_diff_max"] for figures in steps) < 1e-6
     assert max(figures["tree/staleness/oldest/max"] for figures in steps) == 0
     assert steps[-1]["actor/ppo_kl"] != 0
+    assert [figures["tree/reused_log_probs"] for figures in steps] == [0.5] * STEPS

@@ -67,6 +67,7 @@ tensordict_utils.get_tensordict(tensor_dict, non_tensor_dict)
 tensordict_utils.index_select_tensor_dict(batch, indices)
 tensordict_utils.pop(tensordict, key, default)
 tensordict_utils.unwrap_non_tensor_data(data)
+torch_functional.entropy_from_logits(logits)
 transfer_queue.async_kv_batch_put(keys, partition_id, fields, tags, data_parser)
 transfer_queue.async_kv_put(key, partition_id, fields, tag, data_parser)
 transfer_queue.kv_batch_get(keys, partition_id, select_fields)
@@ -79,6 +80,7 @@ OVERRIDDEN: dict[type, str] = {
     engine.TreeFSDPEngineWithLMHead: """
         FSDPEngineWithLMHead.__init__(model_config, engine_config, optimizer_config, checkpoint_config)
         FSDPEngineWithLMHead.forward_backward_batch(data, loss_function, forward_only)
+        FSDPEngineWithLMHead.prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         FSDPEngineWithLMHead.initialize()
         FSDPEngineWithLMHead.disable_adapter()
         FSDPEngineWithLMHead.optimizer_step()
@@ -97,7 +99,10 @@ OVERRIDDEN: dict[type, str] = {
         SFTTrainer._build_engine()
         SFTTrainer._build_dataloader()
     """,
-    workers.TreeActorRolloutRefWorker: "ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)",
+    workers.TreeActorRolloutRefWorker: """
+        ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)
+        ActorRolloutRefWorker.compute_log_prob(data)
+    """,
     workers.TreeDetachActorWorker: "DetachActorWorker.restore_model_from_cpu(n)",
     trainer_mixin.TreeTrainerMixin: """
         PPOTrainer.__init__(config)

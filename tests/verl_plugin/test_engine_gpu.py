@@ -13,6 +13,7 @@ import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import Row, row
+from test_log_probs_of_the_update import run_after_pass, without_pass
 
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig
@@ -102,6 +103,17 @@ def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Pat
     print(f"bf16 gradient error against float32: rows alone {stock_error}, tree {tree_error}")
     excess = tree_error - stock_error
     assert excess.mean() <= 2 * excess.std(ddof=1) / len(excess) ** 0.5
+
+
+@pytest.mark.parametrize("max_tokens", (None, 700), ids=("whole", "partitioned"))
+def test_an_update_finds_its_old_log_probs_up_to_bfloat16_rounding(model_path: Path, max_tokens: int | None) -> None:
+    loss, rows, flags = actor_loss("vanilla", "token-mean"), agent_rows(), {"calculate_entropy": True}
+    truth = run_after_pass(build_engine(model_path, tree=None), rows, loss, **flags)
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), engine=BFLOAT16)
+    after_pass = run_after_pass(engine, rows, loss, **flags)
+    got = run(engine, without_pass(rows, **flags), loss)
+    assert gradient_error(got, after_pass) <= gradient_error(after_pass, truth)
+    assert sum(got["loss"]) == pytest.approx(sum(after_pass["loss"]), rel=2e-2, abs=1e-3)
 
 
 def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path) -> None:

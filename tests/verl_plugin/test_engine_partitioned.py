@@ -128,8 +128,8 @@ def test_inference_in_partitions(stock: Any, tree_engines: dict[int, Any]) -> No
         )
 
 
-def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The ops of an update, as the engine agreed on them."""
+def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
+    """The ops of an update, of "branches" or of a batch, as the engine agreed on them."""
     from tree_rl.training import step as engine_module
 
     seen: list[str] = []
@@ -140,7 +140,7 @@ def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch) -
         return original(schedule, *args)
 
     monkeypatch.setattr(engine_module, "run_in_step", recording)
-    run(engine, ppo_batch(SHAPES["branches"], **FLAGS), loss)
+    run(engine, ppo_batch(SHAPES["branches"], **FLAGS) if data is None else data, loss)
     return seen[0]
 
 

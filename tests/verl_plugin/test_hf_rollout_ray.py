@@ -55,6 +55,11 @@ def test_main_ppo_trains_on_branches_and_a_failed_session_costs_only_itself(tmp_
     assert "this session fails" in log
     differences = [float(v) for v in re.findall(r"training/rollout_probs_diff_max:([0-9.e+-]+)", log)]
     assert len(differences) == 2 and max(differences) < 1e-5
+    # One optimizer step a batch: the log-probs of that comparison, like the entropy, are those of the update.
+    assert log.count("old log-probs are those of the update's forward") == 1
+    for name in ("tree/reused_log_probs:1.0", "actor/entropy:", "rollout_corr/kl:"):
+        assert log.count(name) == 2, name
+    assert "actor/entropy_loss" not in log
 
     rows = [json.loads(line) for path in (tmp_path / "trees").glob("train-*.jsonl") for line in path.open()]
     sessions = {(row["step"], row["uid"], row["session"]) for row in rows}

@@ -6,7 +6,7 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
-from tree_rl.training.options import TreeOptions
+from tree_rl.training.options import AUTO, TreeOptions
 
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
 """verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
@@ -15,6 +15,15 @@ TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model
 @dataclass
 class TreeConfig(TreeOptions, BaseConfig):
     """`TreeOptions` as verl's configs hold them; a ValueError names the key of a value that is no choice."""
+
+    reuse_log_probs: bool | str = AUTO
+    """Of the actor, under the tree trainers: `auto` takes old log-probs from the update's own forward in every step in
+    which they are the same, true does so or refuses, false runs verl's pass before each update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.reuse_log_probs, bool) or self.reuse_log_probs == AUTO):
+            raise ValueError(f"tree.reuse_log_probs={self.reuse_log_probs!r}: expected auto, true or false")
 
 
 @dataclass

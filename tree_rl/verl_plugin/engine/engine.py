@@ -18,7 +18,7 @@ from tree_rl.models import use_edge_head
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.loss.outputs import VALUES
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
 from tree_rl.tree.forest import RowError
@@ -32,12 +32,23 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
-from tree_rl.verl_plugin.engine.features import refuse_engine_features, refuse_flat_packing
+from tree_rl.verl_plugin.engine.features import (
+    refuse_engine_features,
+    refuse_flat_packing,
+    refuse_foreign_old_log_probs,
+)
+from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
 from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
 from tree_rl.verl_plugin.engine.rows_in import RowsReader, host_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
-from tree_rl.verl_plugin.engine.verl_loss import VerlLossFunction, VerlRows, is_token_separable
+from tree_rl.verl_plugin.engine.verl_loss import (
+    REUSE_LOG_PROBS,
+    OnPolicyLoss,
+    VerlLossFunction,
+    VerlRows,
+    is_token_separable,
+)
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
 
 logger = logging.getLogger(__name__)
@@ -68,6 +79,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self.replay: RouterReplay | None = None
         """Record and replay of routes; None where `router_replay.mode` is disabled."""
         self._is_reference = False
+        self._outputs_of_update: dict[str, torch.Tensor] | None = None
 
     def initialize(self) -> None:
         """verl's initialisation, then the step.
@@ -127,8 +139,33 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         Raises:
             RowError: a row that cannot be trained on, named.
         """
+        if forward_only or not _reuses_log_probs(data):
+            if not (forward_only or self.is_critic):
+                refuse_foreign_old_log_probs(data, self.tree_config)
+            return self._run_rows(data, loss_function, forward_only)
+        assert loss_function is not None
+        sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
+        tu.assign_non_tensor(data, return_model_output=True)
+        result = self._run_rows(data, OnPolicyLoss(loss_function, sees_entropy), forward_only)
+        self._outputs_of_update = {name: result["model_output"][name].cpu() for name in (LOG_PROBS, ENTROPY)}
+        return result
+
+    def take_outputs_of_update(self) -> dict[str, torch.Tensor]:
+        """`log_probs` and `entropy` (nested, full rows) of the last update with `reuse_log_probs`, handed out once.
+
+        Raises:
+            RuntimeError: there was no such update since the last call.
+        """
+        found, self._outputs_of_update = self._outputs_of_update, None
+        if found is None:
+            raise RuntimeError(f"expected an update with {REUSE_LOG_PROBS}=True before its log-probs are asked for")
+        return found
+
+    def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
+        """As `forward_backward_batch`, with whatever the loss needs in rows and loss."""
         if self.tree_config.mode == "flat":
-            return super().forward_backward_batch(data, loss_function, forward_only)
+            stock: dict[str, Any] = super().forward_backward_batch(data, loss_function, forward_only)
+            return stock
         self._reader.check(data)
         try:
             rows = self._reader.read(data, forward_only=forward_only, is_reference=self._is_reference)
@@ -150,6 +187,17 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         result = self.step.run_call(call)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
         return as_verl_result(result, self.step, data["input_ids"].offsets(), keeps_outputs=keeps)
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, torch.Tensor]:
+        """verl's outputs of rows without a tree; an update that finds old log-probs also reports the entropy."""
+        found: dict[str, torch.Tensor] = super().prepare_model_outputs(
+            output, output_args, micro_batch, logits_processor_func
+        )
+        if _reuses_log_probs(micro_batch) and ENTROPY not in found:
+            found[ENTROPY] = entropy_of_rows(output.logits, output_args, micro_batch["input_ids"].offsets())
+        return found
 
     def stock_step(
         self, selected: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool
@@ -235,6 +283,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """verl's checkpoint, and what the step has learnt."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         save_engine_state(local_path, self.step.budget, self.scaler)
+
+
+def _reuses_log_probs(data: TensorDict) -> bool:
+    return bool(tu.get_non_tensor_data(data=data, key=REUSE_LOG_PROBS, default=False))
 
 
 @EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp2"], device=DEVICES)

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.router_replay import COLUMN, DISABLED, FLAG, KEY, RECORDED, replay_mode
-from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.options import TreeConfig, as_tree_config
 
 
 class UnsupportedFeatureError(ValueError):
@@ -61,6 +61,19 @@ def refuse_flat_packing(leaks_when_packed: bool, engine_config: Any) -> None:
             "attention layers carry their state on; transformers builds the masks of gpt_oss and afmoe without "
             "positions, which only flash attention makes up for); use tree.mode=tree, which keeps rows apart also "
             "where they share nothing"
+        )
+
+
+def refuse_foreign_old_log_probs(data: TensorDict, tree_config: TreeConfig) -> None:
+    """Check an update whose old log-probs are columns of its rows.
+
+    Raises:
+        UnsupportedFeatureError: `tree.reuse_log_probs=True` under a trainer that does not know it.
+    """
+    if tree_config.reuse_log_probs is True and "old_log_probs" in data:
+        raise UnsupportedFeatureError(
+            "tree.reuse_log_probs=True, but the trainer has computed old_log_probs; choose a tree trainer "
+            "(trainer.v1.trainer_mode=tree_sync), or set it to auto"
         )
 
 

@@ -17,6 +17,7 @@ from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.features import refuse_batch_features
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
@@ -80,9 +81,13 @@ def host_tokens(data: TensorDict) -> int:
 
 
 def wanted_of_language_model(data: TensorDict) -> Wanted:
-    """Names of the outputs that verl asks a language model for."""
-    flags = {"calculate_entropy": ENTROPY, "calculate_sum_pi_squared": SUM_PI_SQUARED}
-    asked = [name for flag, name in flags.items() if tu.get_non_tensor_data(data=data, key=flag, default=False)]
+    """Names of the outputs that verl asks a language model for; with its log-probs an update also gives the entropy."""
+    flags_of = {ENTROPY: ("calculate_entropy", REUSE_LOG_PROBS), SUM_PI_SQUARED: ("calculate_sum_pi_squared",)}
+    asked = [
+        name
+        for name, flags in flags_of.items()
+        if any(tu.get_non_tensor_data(data=data, key=flag, default=False) for flag in flags)
+    ]
     return (LOG_PROBS, *asked)
 
 

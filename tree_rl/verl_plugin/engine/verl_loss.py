@@ -1,15 +1,16 @@
 """verl's loss and verl's own forward, as a step over trees calls them: by outputs and indices of rows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, EdgeOutputs
 from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
-from tree_rl.verl_plugin.compat import get_device_id, ppo_loss, sft_loss, value_loss
+from tree_rl.verl_plugin.compat import get_device_id, ppo_loss, response_from_nested, sft_loss, value_loss
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.outputs_back import as_model_output
 
@@ -17,6 +18,30 @@ VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 SEPARABLE_POLICY_LOSSES = frozenset({"vanilla", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo", "sapo"})
 """verl's policy losses in which a token's gradient depends on no other token's log-prob."""
+SEPARABLE_ON_POLICY_LOSSES = frozenset({"gspo", "geo_mean", "kl_cov"})
+"""verl's policy losses that couple tokens by their ratios alone: at a ratio of 1 a token's gradient reads no other."""
+
+REUSE_LOG_PROBS = "reuse_log_probs"
+"""Flag of an update whose rows carry no old log-probs: they are those of its own forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnPolicyLoss:
+    """verl's loss where old log-probs are those of the same forward: the ratio is 1, its gradient is not."""
+
+    loss_function: VerlLossFunction
+    """verl's."""
+    sees_entropy: bool
+    """Whether verl asked for the entropy; else the loss would report a term that nobody has asked for."""
+
+    def __call__(
+        self, *, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Loss and metrics of some rows, as verl's losses return them."""
+        seen = {name: value for name, value in model_output.items() if name != ENTROPY or self.sees_entropy}
+        rows = data.copy()
+        rows["old_log_probs"] = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
+        return self.loss_function(model_output=seen, data=rows, dp_group=dp_group)
 
 
 class VerlRows:
@@ -85,8 +110,11 @@ def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
 
 def is_token_separable(loss_function: Any) -> bool:
     """Whether dL/dlog-prob of a token can be had from that token's log-prob alone; False for a loss we do not know."""
+    separable_losses = SEPARABLE_POLICY_LOSSES
+    if isinstance(loss_function, OnPolicyLoss):
+        loss_function, separable_losses = loss_function.loss_function, separable_losses | SEPARABLE_ON_POLICY_LOSSES
     if not isinstance(loss_function, partial):
         return False
     if loss_function.func is ppo_loss:
-        return loss_function.keywords["config"].policy_loss.get("loss_mode", "vanilla") in SEPARABLE_POLICY_LOSSES
+        return loss_function.keywords["config"].policy_loss.get("loss_mode", "vanilla") in separable_losses
     return loss_function.func in (sft_loss, value_loss)

@@ -14,6 +14,7 @@ from verl.protocol import DataProto
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
+    PPOTrainer,
     Role,
     apply_kl_penalty,
     compute_rollout_correction_and_add_to_batch,
@@ -23,13 +24,15 @@ from tree_rl.verl_plugin.compat import (
     upsample_batch_to_divisible_size,
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
-from tree_rl.verl_plugin.trainer.prepared_config import NEEDS_SUM_PI_SQUARED, prepare_config
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import NEEDS_SUM_PI_SQUARED, LogProbReuse, Update
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
     fetch_row_tokens,
     fetch_session_figures,
@@ -40,9 +43,10 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, session_metrics, staleness_metrics, update_metrics
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
-from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker
+from tree_rl.verl_plugin.trainer.workers import OF_UPDATE, TreeActorRolloutRefWorker, TreeTrainingWorker
 
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
+"""Columns that are read where they exist; old log-probs come with the update only where it finds them itself."""
 
 
 class TreeTrainerMixin(ResumableTrainer):
@@ -52,9 +56,12 @@ class TreeTrainerMixin(ResumableTrainer):
     """verl's own name of the mode."""
     actor_worker: type = TreeActorRolloutRefWorker
     """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
+    _reuses_log_probs = False
+    """Whether the present update finds the old log-probs itself."""
 
     def __init__(self, config: DictConfig) -> None:
         prepare_config(config, self.base_trainer_mode)
+        self._reuse = LogProbReuse.of(config)
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -125,8 +132,27 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch.select_keys([batch.keys[row] for row in kept])
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's pass, where the update will not find the same log-probs itself."""
+        trains = self.config.trainer.critic_warmup <= self.global_steps
+        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+        update = Update(
+            optimizer_steps=self._steps[0] * epochs if trains else 0,
+            restores_weights=self._restores_weights(),
+        )
+        self._reuses_log_probs = self._reuse.serves(update)
+        metrics["tree/reused_log_probs"] = float(self._reuses_log_probs)
+        if self._reuses_log_probs:
+            self._skip_old_log_prob()
+            return batch
         batch.extra_info["calculate_sum_pi_squared"] = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
         return super()._compute_old_log_prob(batch, metrics)
+
+    def _restores_weights(self) -> bool:
+        """Whether the pass would run with earlier weights than those that train."""
+        return False
+
+    def _skip_old_log_prob(self) -> None:
+        """What else has to happen where the pass does not run."""
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's steps (KL in the reward, rollout correction, estimator) on real rows, counting each session once."""
@@ -142,8 +168,8 @@ class TreeTrainerMixin(ResumableTrainer):
             fields.append("token_level_rewards")
         else:
             data.batch["token_level_rewards"] = data.batch["token_level_scores"]
-        correction = self.config.algorithm.get("rollout_correction", None)
-        if correction is not None and "rollout_log_probs" in data.batch and not correction.get("bypass_mode", False):
+        correction = self._correction_of(data)
+        if correction is not None and not self._reuses_log_probs:
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics.update(correction_metrics)
             fields += ["response_mask"] + (["rollout_is_weights"] if "rollout_is_weights" in data.batch else [])
@@ -177,7 +203,7 @@ class TreeTrainerMixin(ResumableTrainer):
         self, keys: list[str], partition_id: str, estimator: str
     ) -> tuple[DataProto, torch.Tensor]:
         """The columns of the real rows, padded, and verl's nested response mask."""
-        fields = list(ADVANTAGE_FIELDS)
+        fields = [name for name in ADVANTAGE_FIELDS if not (name == "old_log_probs" and self._reuses_log_probs)]
         fields += ["extra_fields"] if estimator == "gdpo" else []
         fields += ["sum_pi_squared"] if estimator in NEEDS_SUM_PI_SQUARED else []
         columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
@@ -199,9 +225,38 @@ class TreeTrainerMixin(ResumableTrainer):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[0]
+        batch.extra_info[REUSE_LOG_PROBS] = self._reuses_log_probs
         batch = super()._update_actor(batch, metrics)
+        if self._reuses_log_probs:
+            self._report_log_probs_of_update(batch, metrics)
         metrics.update(update_metrics(metrics, "actor"))
         return batch
+
+    def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Columns and metrics that verl's pass would have left, from what the update has found."""
+        asked = KVBatchMeta(
+            keys=batch.keys,
+            tags=batch.tags,
+            partition_id=batch.partition_id,
+            # The workers have the rows; fetching them again would cost as much as for a pass.
+            fields=["response_mask"],
+            extra_info={OF_UPDATE: True},
+        )
+        PPOTrainer._compute_old_log_prob(self, asked, metrics)
+        keys = [batch.keys[row] for row in real_rows(batch)]
+        fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
+        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+        data = DataProto(batch=columns.to_padded_tensor())
+        correction = self._correction_of(data)
+        if correction is not None:
+            metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
+
+    def _correction_of(self, data: DataProto) -> DictConfig | None:
+        """`algorithm.rollout_correction` where it compares these rows with the rollout, be it for metrics only."""
+        correction = self.config.algorithm.get("rollout_correction", None)
+        if correction is None or correction.get("bypass_mode", False) or "rollout_log_probs" not in data.batch:
+            return None
+        return correction
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int

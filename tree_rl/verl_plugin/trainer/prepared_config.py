@@ -5,10 +5,9 @@ from omegaconf import DictConfig, open_dict
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import CORRECTION, NEEDS_SUM_PI_SQUARED
 
-NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 TREE_MANAGER = "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
-CORRECTION = "algorithm.rollout_correction"
 
 
 def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:

@@ -27,3 +27,11 @@ class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
 
     base_trainer_mode = "separate_async"
     actor_worker = TreeDetachActorWorker
+
+    def _restores_weights(self) -> bool:
+        return self.local_trigger_step > 0
+
+    def _skip_old_log_prob(self) -> None:
+        """Put the weights aside, as verl's pass does: later updates of the step find their old log-probs with them."""
+        if self.parameter_sync_step > 1:
+            self.actor_rollout_wg.save_model_to_cpu(0)

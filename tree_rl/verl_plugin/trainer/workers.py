@@ -18,6 +18,9 @@ from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
 from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
 
+OF_UPDATE = "log_probs_of_update"
+"""Flag of a request for log-probs that the last update has found: no forward runs."""
+
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
@@ -80,6 +83,14 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
         require_live_plugin(config.model.get("model_type", "language_model"))
         super().__init__(config, role, distillation_config, **kwargs)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def compute_log_prob(self, data: TensorDict) -> TensorDict:
+        """verl's log-probs and entropies; with `log_probs_of_update` those of the last update, of the same rows."""
+        if not tu.pop(data, key=OF_UPDATE, default=False):
+            return super().compute_log_prob(data)
+        found = self.actor.engine.take_outputs_of_update()
+        return tu.get_tensordict(tensor_dict=found, non_tensor_dict={"metrics": {}})
 
 
 class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):

@@ -1,0 +1,182 @@
+"""`reuse_log_probs`: an update that finds its old log-probs itself trains as the one that a pass has found them for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_gradients, assert_equal_runs, run, wanted_positions
+from hostile_rows import row, shapes, tokens
+from test_engine_experts import COEF, CONFIGS
+from test_engine_partitioned import LOSSES, ops_of_one_update
+from verl.workers.utils.padding import response_from_nested
+
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS, OnPolicyLoss, is_token_separable
+from tree_rl.verl_plugin.options import TreeConfig
+
+SHAPES = shapes()
+ROWS = SHAPES["masks_differ_on_shared_prefix"]
+AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+FLAGS = {"calculate_entropy": True, "return_model_output": True}
+TREES = {
+    "whole": TreeConfig(mode="tree", self_check=False),
+    "partitioned": TreeConfig(mode="tree", max_tokens=7, self_check=False),
+    "flat": TreeConfig(mode="flat"),
+}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
+
+
+@pytest.fixture(scope="module")
+def stock(model_path: Path) -> Any:
+    return build_engine(model_path, tree=None)
+
+
+@pytest.fixture(scope="module")
+def engines(model_path: Path) -> dict[str, Any]:
+    return {name: build_engine(model_path, tree=tree) for name, tree in TREES.items()}
+
+
+def infer(engine: Any, rows: list[Row], **flags: Any) -> dict[str, torch.Tensor]:
+    """The pass: log-probs and entropies of all rows, nested."""
+    with engine.eval_mode(disable_auto_offload=True):
+        found = engine.infer_batch(ppo_batch(rows, calculate_entropy=True, **flags))["model_output"]
+    return {name: values.cpu() for name, values in found.items()}
+
+
+def run_after_pass(engine: Any, rows: list[Row], loss: Any, **flags: Any) -> dict[str, Any]:
+    data = ppo_batch(rows, **flags)
+    data["old_log_probs"] = response_from_nested(infer(engine, rows)["log_probs"], data["response_mask"])
+    return run(engine, data, loss)
+
+
+def without_pass(rows: list[Row], **flags: Any) -> Any:
+    data = ppo_batch(rows, **{REUSE_LOG_PROBS: True, **flags})
+    del data["old_log_probs"]
+    return data
+
+
+COMBINATIONS = sorted(
+    {(loss_mode, AGG_MODES[at % len(AGG_MODES)]) for at, loss_mode in enumerate(LOSSES)}
+    | {("vanilla", agg_mode) for agg_mode in AGG_MODES}
+    | {("gspo", "seq-mean-token-mean")}
+)
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
+def after_pass(request: pytest.FixtureRequest, stock: Any) -> tuple[Any, dict[str, Any]]:
+    """A loss, and stock verl's update by it after stock verl's pass."""
+    loss = actor_loss(*request.param)
+    return loss, run_after_pass(stock, ROWS, loss, **FLAGS)
+
+
+@pytest.mark.parametrize("how", TREES)
+def test_every_loss_trains_as_after_a_pass(
+    engines: dict[str, Any], after_pass: tuple[Any, dict[str, Any]], how: str
+) -> None:
+    loss, expected = after_pass
+    got = run(engines[how], without_pass(ROWS, **FLAGS), loss)
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    for name, metric in expected["metrics"].items():
+        if hasattr(metric, "aggregate"):
+            assert got["metrics"][name].aggregate() == pytest.approx(metric.aggregate(), rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_hostile_shape_in_partitions(engines: dict[str, Any], stock: Any, name: str) -> None:
+    loss = actor_loss("gspo", "seq-mean-token-mean")
+    expected = run_after_pass(stock, SHAPES[name], loss, **FLAGS)
+    got = run(engines["partitioned"], without_pass(SHAPES[name], **FLAGS), loss)
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
+
+
+@pytest.mark.parametrize("remove_padding", (True, False), ids=("packed", "padded"))
+@pytest.mark.parametrize("mode", ("tree", "auto", "flat"))
+def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
+    model_path: Path, stock: Any, mode: str, remove_padding: bool
+) -> None:
+    # `auto` runs rows that share nothing without a tree, beside a tree; temperatures differ row by row.
+    alone = [row(tokens(20 + at, 65), prompt=1, uid=f"alone {at}", temperature=0.8) for at in range(3)]
+    rows = [*SHAPES["temperatures_differ"], *alone]
+    loss = actor_loss("vanilla", "token-mean", entropy=0.0)
+    engine = build_engine(model_path, tree=TreeConfig(mode=mode, self_check=mode == "auto"))
+    settings = {"use_remove_padding": remove_padding}
+    expected = run_after_pass(stock, rows, loss, return_model_output=True, **settings)
+    got = run(engine, without_pass(rows, **settings), loss)
+    wanted = wanted_positions(ppo_batch(rows))
+    assert_equal_runs(expected, got, wanted, ("log_probs",))
+    assert "actor/entropy_loss" not in got["metrics"]
+    found, of_pass = engine.take_outputs_of_update(), infer(stock, rows, **settings)
+    for name, values in found.items():
+        torch.testing.assert_close(values.values()[wanted], of_pass[name].values()[wanted], rtol=2e-5, atol=2e-5)
+    if mode == "auto":
+        assert got["metrics"]["tree/unique_tokens"].aggregate() < got["metrics"]["tree/flat_tokens"].aggregate()
+        assert any(batch.forest is None for batch in engine_plan(engine, rows))
+    with pytest.raises(RuntimeError, match="expected an update with reuse_log_probs=True"):
+        engine.take_outputs_of_update()
+
+
+def engine_plan(engine: Any, rows: list[Row]) -> Any:
+    """The micro-batches in which an engine runs rows."""
+    seen: list[Any] = []
+    original = engine.step.run_call
+    engine.step.run_call = lambda call: seen.append(original(call)) or seen[-1]
+    infer(engine, rows)
+    return seen[0].micro_batches
+
+
+@pytest.mark.parametrize("capacity", (5, 1000))
+def test_with_the_auxiliary_loss_the_update_counts_experts_itself(
+    tmp_path_factory: pytest.TempPathFactory, capacity: int
+) -> None:
+    path, rows = save_model(tmp_path_factory.mktemp("experts"), CONFIGS["qwen3_moe"]), SHAPES["two_groups"]
+    loss = actor_loss("vanilla", "token-mean")
+    engine = build_engine(path, tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=COEF))
+    expected = run_after_pass(engine, rows, loss, **FLAGS)
+    engine.forget()
+    got = run(engine, without_pass(rows, **FLAGS), loss)
+    assert_equal_gradients(expected["gradients"], got["gradients"])
+    counted = [result["metrics"]["moe/counted_anew"].aggregate() for result in (expected, got)]
+    assert counted == [0, 1]
+    assert got["metrics"]["moe/aux_loss"].aggregate() == pytest.approx(expected["metrics"]["moe/aux_loss"].aggregate())
+
+
+@pytest.mark.parametrize("weighting", ("sep_avg", "token_unique"))
+def test_path_weights_scale_the_same_gradient(model_path: Path, weighting: str) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting, self_check=False))
+    loss, rows = actor_loss("vanilla", "seq-mean-token-mean"), SHAPES["two_groups"]
+    expected = run_after_pass(engine, rows, loss, **FLAGS)
+    assert_equal_gradients(expected["gradients"], run(engine, without_pass(rows, **FLAGS), loss)["gradients"])
+
+
+@pytest.mark.parametrize(("loss_mode", "previews"), [("vanilla", 0), ("gspo", 0), ("clip_cov", 1)])
+def test_partitions_preview_only_for_losses_that_couple_more_than_ratios(
+    engines: dict[str, Any], loss_mode: str, previews: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines["partitioned"]
+    engine.forget()
+    ops = ops_of_one_update(engine, actor_loss(loss_mode, "token-mean"), monkeypatch, without_pass(ROWS, **FLAGS))
+    assert ops.count("F") == (1 + previews) * ops.count("B")
+
+
+@pytest.mark.parametrize("loss_mode", LOSSES)
+def test_only_clip_cov_couples_tokens_where_ratios_are_one(loss_mode: str) -> None:
+    assert is_token_separable(OnPolicyLoss(actor_loss(loss_mode, "token-mean"), True)) == (loss_mode != "clip_cov")
+    assert not is_token_separable(OnPolicyLoss(lambda **_: None, True))
+
+
+def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", reuse_log_probs=True))
+    with pytest.raises(UnsupportedFeatureError, match=r"tree\.reuse_log_probs=True, but the trainer .*tree_sync"):
+        run(engine, ppo_batch(ROWS), actor_loss("vanilla", "token-mean"))
+
+
+@pytest.mark.parametrize("value", ("yes", 1, None))
+def test_only_three_values_are_choices(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"tree\.reuse_log_probs=.*: expected auto, true or false"):
+        TreeConfig(reuse_log_probs=value)

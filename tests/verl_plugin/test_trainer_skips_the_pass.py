@@ -1,0 +1,215 @@
+"""The trainers run verl's pass for old log-probs only where the update will not find the same ones itself."""
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import test_trainer_batch
+import torch
+import verl.trainer.ppo.v1.trainer_base as trainer_base
+from engine_harness import nested, save_model, tiny_qwen3
+from omegaconf import DictConfig, OmegaConf
+from test_async_trainers_build import config
+from test_trainer_batch import LocalQueue, make_trainer, put_rows, queue
+from test_trainer_worker import build_worker
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils import tensordict_utils as tu
+
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
+from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker
+
+__all__ = ["queue"]
+ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+CONFLICTS = {
+    "actor_rollout_ref.actor.ppo_epochs=2": r"actor\.ppo_epochs=2",
+    "algorithm.use_kl_in_reward=True": r"algorithm\.use_kl_in_reward=True",
+    "algorithm.rollout_correction.bypass_mode=True": r"algorithm\.rollout_correction\.bypass_mode=True",
+    "algorithm.rollout_correction.rollout_is=token": r"algorithm\.rollout_correction\.rollout_is=token",
+    "algorithm.rollout_correction.rollout_rs=token_k1": r"algorithm\.rollout_correction\.rollout_rs=token_k1",
+    "algorithm.adv_estimator=optimal_token_baseline": r"algorithm\.adv_estimator=optimal_token_baseline",
+    "algorithm.adv_estimator=tir_optimal_token_baseline": r"algorithm\.adv_estimator=tir_optimal_token_baseline",
+    "actor_rollout_ref.actor.fsdp_config.router_replay.mode=R2": r"router_replay\.mode=R2",
+    "actor_rollout_ref.model.model_type=language_model": r"model\.model_type=language_model",
+    "distillation.enabled=True": r"distillation\.enabled=True",
+}
+
+
+def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float | None = None) -> LogProbReuse:
+    """What a trainer makes of verl's config and a `tree:` block."""
+    made = copy.deepcopy(config(mode))
+    OmegaConf.set_struct(made, False)
+    made.actor_rollout_ref.actor.fsdp_config.tree = {"reuse_log_probs": setting, "router_aux_loss_coef": coef}
+    given = [*(ONE_STEP if mode == "tree_sync" else []), *overrides]
+    made = OmegaConf.merge(made, OmegaConf.from_dotlist(given))
+    prepare_config(made, mode.removeprefix("tree_"))
+    return LogProbReuse.of(made)
+
+
+@pytest.mark.parametrize("setting", ("auto", True))
+def test_one_optimizer_step_with_the_same_weights_needs_no_pass(setting: Any) -> None:
+    assert choice(setting).serves(Update(optimizer_steps=1))
+    # R3 repeats routes of the rollout, which are there before the update.
+    replayed = choice(setting, "actor_rollout_ref.actor.fsdp_config.router_replay.mode=R3")
+    assert replayed.serves(Update(optimizer_steps=1))
+    assert choice(setting, coef=0.0).serves(Update(optimizer_steps=1))
+    assert not choice(False).serves(Update(optimizer_steps=1))
+
+
+@pytest.mark.parametrize("override", CONFLICTS)
+def test_what_needs_them_earlier_keeps_the_pass_or_is_refused_by_name(override: str) -> None:
+    assert not choice("auto", override).serves(Update(optimizer_steps=1))
+    with pytest.raises(UnsupportedFeatureError, match=rf"tree\.reuse_log_probs=True, but .*{CONFLICTS[override]}"):
+        choice(True, override)
+
+
+def test_true_is_refused_where_a_batch_takes_several_optimizer_steps() -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"ppo_mini_batch_size=4 cuts the 8 prompts"):
+        choice(True, "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    with pytest.raises(UnsupportedFeatureError, match="the update takes 2 optimizer steps"):
+        choice(True).serves(Update(optimizer_steps=2))
+    assert not choice("auto").serves(Update(optimizer_steps=2))
+
+
+def test_the_pass_stays_where_nothing_would_be_saved_and_while_only_the_critic_trains() -> None:
+    assert not choice("auto", coef=0.1).serves(Update(optimizer_steps=1))
+    assert choice(True, coef=0.1).serves(Update(optimizer_steps=1))
+    for setting in ("auto", True):
+        assert not choice(setting).serves(Update(optimizer_steps=0))
+
+
+def test_the_log_says_each_source_once(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = choice("auto")
+    for steps in (1, 1, 2, 1, 2):
+        chosen.serves(Update(optimizer_steps=steps))
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("old log-probs")]
+    assert len(said) == 2
+    assert "the update's forward" in said[0] and "the update takes 2 optimizer steps" in said[1]
+
+
+class Recorder:
+    """A worker group that only notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda argument: self.calls.append((name, argument)) or argument
+
+
+def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"separate_async\.parameter_sync_step=2"):
+        choice(True, mode="tree_separate_async")
+    each_synchronised = ["trainer.v1.separate_async.parameter_sync_step=1", "data.train_batch_size=4"]
+    assert choice(True, *each_synchronised, mode="tree_separate_async").conflict is None
+    trainer = PPOTrainerTreeSeparateAsync.__new__(PPOTrainerTreeSeparateAsync)
+    trainer.config = config("tree_separate_async", "trainer.critic_warmup=0")
+    trainer._reuse, trainer._steps, trainer.global_steps = choice("auto", mode="tree_separate_async"), (1, 1), 3
+    trainer.parameter_sync_step, trainer.actor_rollout_wg = 2, Recorder()
+    trainer.local_trigger_step = 0
+    trainer._compute_old_log_prob(SimpleNamespace(extra_info={}), metrics := {})
+    assert trainer.actor_rollout_wg.calls == [("save_model_to_cpu", 0)]
+    assert metrics["tree/reused_log_probs"] == 1
+    trainer.local_trigger_step = 1
+    asked: list[str] = []
+    base = "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_old_log_prob"
+    monkeypatch.setattr(base, lambda *_, **__: asked.append("pass"))
+    trainer._compute_old_log_prob(SimpleNamespace(extra_info={}), metrics)
+    assert asked == ["pass"] and ("restore_model_from_cpu", 0) in trainer.actor_rollout_wg.calls
+    assert metrics["tree/reused_log_probs"] == 0
+
+
+class OneWorker:
+    """verl's worker in this process, reached through the queue as verl's dispatch reaches it; counts forwards."""
+
+    def __init__(self, path: Path, rows: LocalQueue) -> None:
+        self._dispatch_info = {"actor": [0]}
+        self._queue = rows
+        self._worker = TreeActorRolloutRefWorker.__new__(TreeActorRolloutRefWorker)
+        self._worker.enable_routing_replay = False
+        self._worker.actor = build_worker(path, infer_max_token_len_per_gpu=4096)
+        self.forwards = 0
+        self._worker.actor.engine.module.register_forward_pre_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.forwards += 1
+
+    def _rows(self, batch: Any) -> Any:
+        data = self._queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
+        # The local queue stacks rows of one length; verl's never does.
+        for name, column in data.items():
+            if isinstance(column, torch.Tensor) and not column.is_nested:
+                data[name] = nested(list(column.unbind()))
+        tu.assign_non_tensor(data, **batch.extra_info)
+        return data
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        found = self._worker.compute_log_prob(self._rows(batch))
+        columns = found.select(*(name for name, value in found.items() if isinstance(value, torch.Tensor)))
+        self._queue.kv_batch_put(batch.keys, batch.partition_id, columns)
+        return batch
+
+    def update_actor(self, batch: Any) -> Any:
+        return self._worker.update_actor(self._rows(batch))
+
+
+def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
+    """What verl's steps read beside the sizes of `make_trainer`."""
+    actor = {"ppo_mini_batch_size": 6, "ppo_epochs": 1, "calculate_entropy": False, "entropy_coeff": 0.0}
+    actor |= {"data_loader_seed": 1, "shuffle": True, "loss_agg_mode": loss_agg_mode, "loss_scale_factor": None}
+    return OmegaConf.create(
+        {
+            "trainer": {"critic_warmup": 0},
+            "algorithm": {"rollout_correction": correction},
+            "actor_rollout_ref": {"actor": actor, "rollout": {"temperature": 0.9, "calculate_log_probs": True}},
+        }
+    )
+
+
+@pytest.mark.parametrize("correction", (None, {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}))
+@pytest.mark.parametrize("loss_agg_mode", ("token-mean", "seq-mean-token-sum"))
+def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss_agg_mode: str, correction: Any
+) -> None:
+    monkeypatch.setattr(trainer_base, "tq", queue)
+    path = save_model(tmp_path, tiny_qwen3())
+    runs = []
+    for setting in (False, "auto"):
+        trainer = make_trainer(ranks=1)
+        trainer.config = OmegaConf.merge(trainer.config, trainer_config(loss_agg_mode, correction))
+        trainer._reuse = LogProbReuse(setting=setting, conflict=None if setting else "false")
+        queue.rows.clear()
+        torch.manual_seed(0)
+        batch = put_rows(queue, test_trainer_batch.BRANCHES)
+        for row in queue.rows.values():
+            del row["old_log_probs"]
+        trainer.actor_rollout_wg = worker = OneWorker(path, queue)
+        metrics: dict[str, Any] = {}
+        batch = trainer._balance_batch(batch, metrics)
+        batch = trainer._compute_old_log_prob(batch, metrics)
+        batch = trainer._compute_advantage(batch, metrics)
+        trainer._update_actor(batch, metrics)
+        columns = {(key, name): queue.rows[key][name] for key in batch.keys for name in ("old_log_probs", "entropy")}
+        runs.append((metrics, worker.forwards, columns))
+    (expected, more, old), (got, fewer, new) = runs
+    assert (expected.pop("tree/reused_log_probs"), got.pop("tree/reused_log_probs")) == (0, 1)
+    assert fewer == more // 2 == 1
+    assert expected.keys() == got.keys() >= {"actor/entropy", "training/rollout_probs_diff_max", "actor/grad_norm"}
+    assert any(name.startswith("rollout_corr/") for name in got) == (correction is not None)
+    varying = ("perf/", "mfu", "seconds")
+    for name, value in expected.items():
+        if not any(part in name for part in varying):
+            assert got[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
+    for place, values in old.items():
+        torch.testing.assert_close(new[place], values, rtol=1e-5, atol=1e-5)
+
+
+def test_verl_finds_the_trainers_option_in_the_actors_block() -> None:
+    trainer = get_trainer_cls("tree_sync")(config("tree_sync", *ONE_STEP))
+    assert trainer._reuse.setting == "auto" and trainer._reuse.conflict is None

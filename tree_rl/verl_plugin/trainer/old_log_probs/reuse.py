@@ -1,0 +1,137 @@
+"""`tree.reuse_log_probs`: when old log-probs are those of the update's own forward, so that no pass has to find them.
+
+They are the same where one optimizer step trains all rows with the weights that they are asked of. Whoever needs them
+before the update still gets the pass.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tree_rl.training.options import AUTO
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.router_replay import RECORDED, replay_mode
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, as_tree_config
+
+logger = logging.getLogger(__name__)
+
+NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
+"""Estimators that read the policy's probabilities."""
+ENGINE = "actor_rollout_ref.actor.fsdp_config"
+CORRECTION = "algorithm.rollout_correction"
+KEY = f"{ENGINE}.tree.reuse_log_probs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What one update of the trainer does with its batch."""
+
+    optimizer_steps: int
+    """Mini-batches times epochs; 0 while only the critic trains."""
+    restores_weights: bool = False
+    """Old log-probs are those of earlier weights than the update's."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LogProbReuse:
+    """The choice of a run, made anew for each update."""
+
+    setting: bool | str
+    """`tree.reuse_log_probs`."""
+    conflict: str | None
+    """What of the run's config needs the pass."""
+    said: set[str] = field(default_factory=set)
+    """What the log has been told."""
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "LogProbReuse":
+        """Read a run's config.
+
+        Args:
+            config: verl's whole config, prepared for trees.
+
+        Raises:
+            UnsupportedFeatureError: the pass is forbidden and needed.
+        """
+        tree = as_tree_config(OmegaConf.select(config, f"{ENGINE}.tree"))
+        setting = tree.reuse_log_probs
+        if setting is False:
+            return cls(setting=setting, conflict=f"{KEY}=False")
+        conflict = _conflict(config)
+        if setting is True:
+            conflict = conflict or _conflict_of_batches(config)
+            if conflict is not None:
+                raise UnsupportedFeatureError(f"{KEY}=True, but {conflict}; set it to auto")
+        elif conflict is None and tree.router_aux_loss_coef:
+            conflict = (
+                f"tree.router_aux_loss_coef={tree.router_aux_loss_coef} counts experts in a pass, which finds both"
+            )
+        return cls(setting=setting, conflict=conflict)
+
+    def serves(self, update: Update) -> bool:
+        """Whether the update's own log-probs take the place of the pass; the log says once what it depends on.
+
+        Raises:
+            UnsupportedFeatureError: the pass is forbidden, and the update takes several optimizer steps.
+        """
+        reason = self.conflict or _conflict_of_update(update)
+        if reason is not None and self.setting is True and update.optimizer_steps:
+            raise UnsupportedFeatureError(f"{KEY}=True, but {reason}; set it to {AUTO}")
+        source = "the update's forward" if reason is None else f"a pass before the update: {reason}"
+        if source not in self.said:
+            self.said.add(source)
+            logger.warning("old log-probs are those of %s", source)
+        return reason is None
+
+
+def _conflict_of_update(update: Update) -> str | None:
+    if update.restores_weights:
+        return "this update takes them from the weights of an earlier one"
+    if update.optimizer_steps > 1:
+        return f"the update takes {update.optimizer_steps} optimizer steps"
+    return None if update.optimizer_steps else "the actor does not train yet (trainer.critic_warmup)"
+
+
+def _conflict(config: DictConfig) -> str | None:
+    """What needs old log-probs before the update, or others than the update's."""
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    algorithm = config.algorithm
+    correction: Any = algorithm.get("rollout_correction", None) or {}
+    compares = [f"{key}={correction.get(key)}" for key in ("rollout_is", "rollout_rs") if correction.get(key)]
+    epochs = actor.get("ppo_epochs", 1)
+    replay = replay_mode(OmegaConf.select(config, ENGINE) or {})
+    needs = {
+        f"actor_rollout_ref.model.model_type={model.model_type} is no tree engine": (
+            model.model_type != TREE_LANGUAGE_MODEL
+        ),
+        f"actor_rollout_ref.actor.ppo_epochs={epochs} trains on every row again": epochs > 1,
+        "algorithm.use_kl_in_reward=True needs them for the reward": algorithm.get("use_kl_in_reward", False),
+        f"{CORRECTION}.bypass_mode=True takes those of the rollout": correction.get("bypass_mode", False),
+        f"{CORRECTION}.{', '.join(compares)} compares them with the rollout's": compares,
+        f"algorithm.adv_estimator={algorithm.adv_estimator} needs them for the advantages": (
+            str(algorithm.adv_estimator) in NEEDS_SUM_PI_SQUARED
+        ),
+        f"{ENGINE}.router_replay.mode={RECORDED} records routes beside them": replay == RECORDED,
+        "distillation.enabled=True has losses of its own": OmegaConf.select(config, "distillation.enabled"),
+    }
+    return next((reason for reason, is_needed in needs.items() if is_needed), None)
+
+
+def _conflict_of_batches(config: DictConfig) -> str | None:
+    """Settings by which updates differ from the one forward, where the number of prompts does not vary."""
+    trainer, mini_batch = config.trainer.v1, config.actor_rollout_ref.actor.get("ppo_mini_batch_size", None)
+    updates = trainer.get(trainer.trainer_mode, {}).get("parameter_sync_step", 1)
+    if updates > 1 and trainer.trainer_mode == "separate_async":
+        return (
+            f"trainer.v1.separate_async.parameter_sync_step={updates} takes them from the weights before the first of "
+            "these updates"
+        )
+    prompts = OmegaConf.select(config, "data.train_batch_size")
+    if prompts is not None and mini_batch is not None and prompts // updates > mini_batch:
+        return (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} cuts the {prompts // updates} prompts of an "
+            "update into several optimizer steps"
+        )
+    return None
