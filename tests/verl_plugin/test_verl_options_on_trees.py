@@ -95,6 +95,22 @@ def test_an_engine_option_leaves_the_gradients_of_rows_alone(
     assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
 
 
+@pytest.mark.parametrize("rows_per_micro_batch, forwards", ((1, 14), (2, 2), (4, 1)))
+def test_rows_of_a_micro_batch_bound_a_forward(
+    tree_engine: Any, alone: Any, rows_per_micro_batch: int, forwards: int
+) -> None:
+    # Rows of 16 tokens, two groups of 20 unique tokens: 16, 32 and 64 tokens a forward.
+    rows = shapes()["two_groups"]
+    stock = run(alone, ppo_batch(rows, **ALONE, **OUTPUTS), loss_of())
+    flags = OUTPUTS | {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
+    got = run(tree_engine, ppo_batch(rows, **flags), loss_of())
+    assert_equal_runs(stock, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    with tree_engine.eval_mode(disable_auto_offload=True):
+        inferred = tree_engine.infer_batch(ppo_batch(rows, **flags))
+    for output in (got, inferred):
+        assert output["metrics"]["tree/partitions"].aggregate() == forwards
+
+
 def test_trees_do_not_call_the_entropy_that_use_torch_compile_compiles(
     model_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,9 @@ from tree_rl.verl_plugin.engine.features import (
 )
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
 
-VERLS_GRAD_CLIP = 1.0
-"""The default of `grad_clip`."""
+VERLS_GRAD_CLIP, VERLS_CLIP_RATIO = 1.0, 0.2
+"""Defaults of `grad_clip` and `clip_ratio`."""
+ON_FSDP2 = "trees run on FSDP2; set it to fsdp2"
 
 
 def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None:
@@ -31,9 +32,12 @@ def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None
     actor, ref = roles.actor, roles.get("ref", None)
     if roles.model.model_type == TREE_LANGUAGE_MODEL:
         refuse_model_options(roles.model, key="actor_rollout_ref.model")
+        _refuse_clip_ratio(actor)
         _refuse_role(actor, "actor_rollout_ref.actor")
         refuse_engine_options(actor.get("fsdp_config", {}), key="actor_rollout_ref.actor.fsdp_config")
         if ref is not None and (config.algorithm.get("use_kl_in_reward", False) or actor.get("use_kl_loss", False)):
+            strategy = ref.get("strategy", None)
+            refuse_first((strategy != "fsdp2", f"actor_rollout_ref.ref.strategy={strategy}: {ON_FSDP2}"))
             _refuse_role(ref, "actor_rollout_ref.ref")
             refuse_engine_options(ref.get("fsdp_config", {}), key="actor_rollout_ref.ref.fsdp_config")
     if trains_tree_critic:
@@ -73,6 +77,18 @@ def _refuse_role(role: DictConfig, key: str) -> None:
             f"{key}.checkpoint.async_save=True: only Megatron saves in the background, and verl would not name the "
             "checkpoint to resume from; set it to False",
         ),
+    )
+
+
+def _refuse_clip_ratio(actor: DictConfig) -> None:
+    """verl's losses read `clip_ratio` only where a bound is null, and by default neither is."""
+    ratio, low, high = (actor.get(name, None) for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+    refuse_first(
+        (
+            None not in (low, high) and ratio not in (None, VERLS_CLIP_RATIO, low, high),
+            f"actor_rollout_ref.actor.clip_ratio={ratio}: verl reads clip_ratio_low={low} and clip_ratio_high={high} "
+            "instead; set those",
+        )
     )
 
 
