@@ -26,7 +26,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(hidden_size=64, head_dim=32, num_hidden_layers=3))
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(hidden_size=64, head_dim=64, num_hidden_layers=3))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
