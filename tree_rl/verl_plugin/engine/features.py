@@ -145,8 +145,7 @@ def _refuse_replay(engine: Any, *, is_value: bool) -> None:
         (is_value, f"{KEY}={mode} on a critic: only the actor's routes are recorded; set it to disabled"),
         (
             is_flat,
-            f"{KEY}={mode} with tree.mode=flat (stock verl's FSDP engine does not replay): set one to disabled, the "
-            "other to tree",
+            f"{KEY}={mode} with tree.mode=flat (stock verl's FSDP engine does not replay): set tree.mode=tree",
         ),
         (
             is_reference and mode == RECORDED,

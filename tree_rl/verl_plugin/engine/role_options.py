@@ -15,7 +15,6 @@ from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
 
 VERLS_GRAD_CLIP, VERLS_CLIP_RATIO = 1.0, 0.2
 """Defaults of `grad_clip` and `clip_ratio`."""
-ON_FSDP2 = "trees run on FSDP2; set it to fsdp2"
 
 
 def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None:
@@ -37,7 +36,9 @@ def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None
         refuse_engine_options(actor.get("fsdp_config", {}), key="actor_rollout_ref.actor.fsdp_config")
         if ref is not None and (config.algorithm.get("use_kl_in_reward", False) or actor.get("use_kl_loss", False)):
             strategy = ref.get("strategy", None)
-            refuse_first((strategy != "fsdp2", f"actor_rollout_ref.ref.strategy={strategy}: {ON_FSDP2}"))
+            refuse_first(
+                (strategy != "fsdp2", f"actor_rollout_ref.ref.strategy={strategy}: trees run on FSDP2; set fsdp2")
+            )
             _refuse_role(ref, "actor_rollout_ref.ref")
             refuse_engine_options(ref.get("fsdp_config", {}), key="actor_rollout_ref.ref.fsdp_config")
     if trains_tree_critic:
