@@ -68,13 +68,14 @@ def build_engine(
     attention: str = "sdpa",
     model: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    optimizer: dict[str, Any] | None = None,
 ) -> Any:
     """A tree engine, or stock verl's where `tree` is None, initialised on a model on disk."""
     join_process_group()
     stock_class = StockValueEngine if value else FSDPEngineWithLMHead
     tree_class = TreeFSDPEngineWithValueHead if value else TreeFSDPEngineWithLMHead
-    settings = {"mixed_precision": FLOAT32, "model_dtype": "fp32", **(engine or {})}
-    shared = dict(strategy="fsdp2", use_torch_compile=False, **settings)
+    settings = {"mixed_precision": FLOAT32, "model_dtype": "fp32", "use_torch_compile": False, **(engine or {})}
+    shared = dict(strategy="fsdp2", **settings)
     config = FSDPEngineConfig(**shared) if tree is None else TreeFSDPEngineConfig(**shared, tree=tree)
     model_config = HFModelConfig(
         path=str(path),
@@ -86,7 +87,7 @@ def build_engine(
     built = (stock_class if tree is None else tree_class)(
         model_config=model_config,
         engine_config=config,
-        optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
+        optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10, **(optimizer or {})}),
         checkpoint_config=CheckpointConfig(),
     )
     built.initialize()

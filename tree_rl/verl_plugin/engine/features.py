@@ -4,9 +4,13 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from tree_rl.verl_plugin.compat import PrecisionType
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.router_replay import COLUMN, DISABLED, FLAG, KEY, RECORDED, replay_mode
 from tree_rl.verl_plugin.options import TreeConfig, as_tree_config
+
+VERLS_DTYPE = "bfloat16"
+"""The default of `fsdp_config.dtype`."""
 
 
 class UnsupportedFeatureError(ValueError):
@@ -22,31 +26,152 @@ def refuse_engine_features(model_config: Any, engine_config: Any, *, is_value: b
         is_value: the engine is a critic's.
 
     Raises:
-        UnsupportedFeatureError: names the key and its value.
+        UnsupportedFeatureError: names the key, its value and the remedy.
     """
-    mode = replay_mode(engine_config)
-    is_flat = as_tree_config(engine_config.get("tree", None)).mode == "flat"
-    qat = engine_config.get("qat", None)
-    mtp = model_config.get("mtp", None)
-    asked_for = {
-        "fsdp_config.ulysses_sequence_parallel_size > 1": engine_config.ulysses_sequence_parallel_size > 1,
-        "model.use_fused_kernels=True": model_config.get("use_fused_kernels", False),
-        "fsdp_config.pad_to_length=True": engine_config.pad_to_length,
-        f"{KEY}={mode} on a critic": is_value and mode != DISABLED,
-        f"{KEY}={mode} with tree.mode=flat (stock verl's FSDP engine does not replay)": is_flat and mode != DISABLED,
-        f"{KEY}={mode} on a reference policy, which would record its own routes": (
-            engine_config.forward_only and mode == RECORDED
+    if engine_config.strategy != "fsdp2":
+        raise UnsupportedFeatureError(
+            f"fsdp_config.strategy={engine_config.strategy}: trees run on FSDP2; set the role's strategy=fsdp2"
+        )
+    refuse_model_options(model_config, is_value=is_value)
+    refuse_engine_options(engine_config, is_value=is_value)
+
+
+def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "model") -> None:
+    """Check a role's model options.
+
+    Args:
+        model: verl's `HFModelConfig`, or the node of a config that becomes one.
+        is_value: a critic's.
+        key: where it stands in the config, for messages.
+
+    Raises:
+        UnsupportedFeatureError: names the key, its value and the remedy.
+    """
+    mtp = model.get("mtp", None) or {}
+    rank, adapter = model.get("lora_rank", 0), model.get("lora_adapter_path", None)
+    megatron_rank = (model.get("lora", None) or {}).get("rank", 0)
+    refuse_first(
+        (
+            model.get("use_fused_kernels", False),
+            f"{key}.use_fused_kernels=True: the head of a tree computes log-probs without logits by itself; set it to "
+            "False",
         ),
-        "fsdp_config.qat.enable=True": qat is not None and qat.get("enable", False),
-        "model.mtp.enable=True": mtp is not None and mtp.get("enable", False),
-        "fsdp_config.strategy (tree_rl runs on fsdp2)": engine_config.strategy != "fsdp2",
-    }
-    for key, asked in asked_for.items():
-        if asked:
-            raise UnsupportedFeatureError(
-                f"the tree engine does not support {key}; unset it, or train flat with tree.mode=flat on stock "
-                "model_type=language_model"
+        (
+            model.get("enable_activation_offload", False),
+            f"{key}.enable_activation_offload=True: verl's hooks count the layers of one forward, and trees keep "
+            "several alive; set it to False and bound memory with fsdp_config.tree.max_tokens",
+        ),
+        (
+            is_value and rank > 0,
+            f"{key}.lora_rank={rank} on a critic: verl's adapters fit models that generate; set it to 0",
+        ),
+        (
+            adapter is not None and rank <= 0,
+            f"{key}.lora_adapter_path={adapter} with {key}.lora_rank={rank}: verl's FSDP engine then loads no adapter; "
+            f"set {key}.lora_rank to the adapter's rank",
+        ),
+        (
+            megatron_rank > 0,
+            f"{key}.lora.rank={megatron_rank}: only Megatron reads it, and verl would take the actor without adapters "
+            f"for its own reference policy; set {key}.lora_rank={megatron_rank} and {key}.lora.rank=0",
+        ),
+        *(
+            (
+                mtp.get(name, False),
+                f"{key}.mtp.{name}=True: verl's FSDP engine does not train multi-token prediction; set it to False",
             )
+            for name in ("enable", "enable_train", "enable_rollout")
+        ),
+    )
+
+
+def refuse_engine_options(engine: Any, *, is_value: bool = False, key: str = "fsdp_config") -> None:
+    """Check a role's FSDP options.
+
+    Args:
+        engine: verl's `FSDPEngineConfig`, or the node of a config that becomes one; `strategy` is not read, which verl
+            copies from the role.
+        is_value: a critic's.
+        key: where it stands in the config, for messages.
+
+    Raises:
+        UnsupportedFeatureError: names the key, its value and the remedy.
+    """
+    ulysses = engine.get("ulysses_sequence_parallel_size", 1)
+    wrap = engine.get("wrap_policy", None) or {}
+    replay = engine.get("router_replay", None) or {}
+    dtype, computed = engine.get("dtype", None) or VERLS_DTYPE, _computed_dtype(engine)
+    refuse_first(
+        (
+            ulysses > 1,
+            f"{key}.ulysses_sequence_parallel_size={ulysses}: trees are not split over GPUs; set it to 1 and let "
+            f"{key}.tree.max_tokens cut long trees into partitions",
+        ),
+        (
+            engine.get("pad_to_length", False),
+            f"{key}.pad_to_length=True: a tree's forward has the length of its unique tokens; set it to False",
+        ),
+        (
+            (engine.get("qat", None) or {}).get("enable", False),
+            f"{key}.qat.enable=True: quantized weights are not tested on trees; set it to False",
+        ),
+        (
+            dtype != VERLS_DTYPE and PrecisionType.to_dtype(dtype) != PrecisionType.to_dtype(computed),
+            f"{key}.dtype={dtype}: verl's FSDP engine computes in mixed_precision.param_dtype={computed}; set "
+            f"{key}.mixed_precision.param_dtype",
+        ),
+        *(
+            (wrap.get(name, None), f"{key}.wrap_policy.{name}={wrap.get(name, None)}: FSDP2 shards by layer; unset it")
+            for name in ("min_num_params", "disable")
+        ),
+        *(
+            (
+                replay.get(name, None),
+                f"{key}.router_replay.{name}={replay.get(name, None)}: verl reads and writes no such file; unset it",
+            )
+            for name in ("record_file", "replay_file")
+        ),
+    )
+    _refuse_replay(engine, is_value=is_value)
+
+
+def _refuse_replay(engine: Any, *, is_value: bool) -> None:
+    mode = replay_mode(engine)
+    if mode == DISABLED:
+        return
+    is_flat = as_tree_config(engine.get("tree", None)).mode == "flat"
+    is_reference = engine.get("forward_only", False)
+    refuse_first(
+        (is_value, f"{KEY}={mode} on a critic: only the actor's routes are recorded; set it to disabled"),
+        (
+            is_flat,
+            f"{KEY}={mode} with tree.mode=flat (stock verl's FSDP engine does not replay): set tree.mode=tree",
+        ),
+        (
+            is_reference and mode == RECORDED,
+            f"{KEY}={mode} on a reference policy, which would record its own routes: set it to disabled",
+        ),
+    )
+
+
+def _computed_dtype(engine: Any) -> str:
+    """`mixed_precision.param_dtype` as verl's FSDP engine fills it in."""
+    precision = engine.get("mixed_precision", None)
+    return "bf16" if precision is None else str(precision.get("param_dtype", "bf16"))
+
+
+def refuse_first(*refusals: tuple[Any, str]) -> None:
+    """Refuse the first option that is asked for.
+
+    Args:
+        refusals: pairs of whether it is asked for (any true value) and the message: key, value, why, remedy.
+
+    Raises:
+        UnsupportedFeatureError: with that message.
+    """
+    for asked, message in refusals:
+        if asked:
+            raise UnsupportedFeatureError(f"the tree engine does not support {message}")
 
 
 def refuse_flat_packing(leaks_when_packed: bool, engine_config: Any) -> None:

@@ -4,6 +4,7 @@ from omegaconf import DictConfig, open_dict
 
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.engine.role_options import pass_on_critic_budget, refuse_role_options
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import CORRECTION, NEEDS_SUM_PI_SQUARED
 
@@ -30,19 +31,22 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
         agent = config.actor_rollout_ref.rollout.agent
         if agent.get("agent_loop_manager_class", None) is None:
             agent.agent_loop_manager_class = TREE_MANAGER
-    _refuse_strategies(config)
+        trains_tree_critic = need_critic(config) and critic.model_type == TREE_VALUE_MODEL
+        if trains_tree_critic:
+            pass_on_critic_budget(config.critic)
+    _refuse_strategies(config, trains_tree_critic=trains_tree_critic)
+    refuse_role_options(config, trains_tree_critic=trains_tree_critic)
     _refuse_estimators(config)
     refuse_dropped_correction(config)
 
 
-def _refuse_strategies(config: DictConfig) -> None:
+def _refuse_strategies(config: DictConfig, *, trains_tree_critic: bool) -> None:
     actor = config.actor_rollout_ref
     if actor.model.model_type == TREE_LANGUAGE_MODEL and actor.actor.strategy != "fsdp2":
         raise UnsupportedFeatureError(
             f"actor_rollout_ref.actor.strategy={actor.actor.strategy}: trees run on FSDP2; set "
             "actor_rollout_ref.actor.strategy=fsdp2 (and critic.strategy=fsdp2 where a critic trains)"
         )
-    trains_tree_critic = need_critic(config) and config.critic.model.model_type == TREE_VALUE_MODEL
     if trains_tree_critic and config.critic.strategy != "fsdp2":
         raise UnsupportedFeatureError(f"critic.strategy={config.critic.strategy}: trees run on FSDP2; set fsdp2")
 

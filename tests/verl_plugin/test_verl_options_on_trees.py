@@ -1,0 +1,281 @@
+"""verl's options of engine, optimizer, loss and critic do on trees what they do on rows run alone."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import VOCAB, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import assert_equal_gradients, assert_equal_runs, run, wanted_positions
+from hostile_rows import shapes
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from verl.workers.config import CriticConfig, FSDPActorConfig
+from verl.workers.config.actor import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss, value_loss
+
+from tree_rl.verl_plugin.options import TreeConfig
+
+ROWS = shapes()["branches"]
+PARTITIONED = TreeConfig(mode="tree", max_tokens=17)
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+OUTPUTS = {"calculate_entropy": True, "return_model_output": True}
+
+
+def loss_of(loss_mode: str = "vanilla", policy: dict[str, Any] | None = None, **options: Any) -> Any:
+    """verl's actor loss with entropy and options of the actor."""
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(**{"loss_mode": loss_mode, "dro_beta": 0.5, **(policy or {})}),
+        **{"entropy_coeff": 0.01, **options},
+    )
+    return partial(ppo_loss, config=config)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
+
+
+@pytest.fixture(scope="module")
+def alone(model_path: Path) -> Any:
+    """Stock verl's engine, verl's defaults."""
+    return build_engine(model_path, tree=None)
+
+
+@pytest.fixture(scope="module")
+def expected(alone: Any) -> dict[str, Any]:
+    """The update of rows run alone."""
+    return run(alone, ppo_batch(ROWS, **ALONE, **OUTPUTS), loss_of())
+
+
+@pytest.fixture
+def process_wide_settings() -> Iterator[None]:
+    """Put back what `full_determinism` sets for the whole process."""
+    environment, enabled = dict(os.environ), torch.backends.cudnn.enabled
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.enabled = False, enabled
+
+
+ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
+    "entropy_from_logits_with_chunking": {"engine": {"entropy_from_logits_with_chunking": True}},
+    "entropy_from_logits_chunk_size": {
+        "engine": {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 3}
+    },
+    "entropy_checkpointing": {"engine": {"entropy_checkpointing": True}},
+    "forward_prefetch": {"engine": {"forward_prefetch": True}},
+    "reshard_after_forward": {"engine": {"reshard_after_forward": False}},
+    "param_offload": {"engine": {"param_offload": True}},
+    "optimizer_offload": {"engine": {"optimizer_offload": True}},
+    "fsdp_size": {"engine": {"fsdp_size": 1}},
+    "wrap_policy": {
+        "engine": {"wrap_policy": {"transformer_layer_cls_to_wrap": ["Qwen3Attention", "Qwen3MLP"]}},
+        "model": {"enable_gradient_checkpointing": True},
+    },
+    "use_remove_padding": {"model": {"use_remove_padding": False}},
+    "tiled_mlp": {"model": {"tiled_mlp": {"enabled": True, "num_shards": 2}}},
+    "dtype": {"engine": {"dtype": "float32"}},
+}
+
+
+@pytest.mark.parametrize("option", ENGINE_OPTIONS)
+def test_an_engine_option_leaves_the_gradients_of_rows_alone(
+    model_path: Path, expected: dict[str, Any], option: str
+) -> None:
+    engine = build_engine(model_path, tree=PARTITIONED, **ENGINE_OPTIONS[option])
+    got = run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of())
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+
+
+@pytest.mark.parametrize("rows_per_micro_batch, forwards", ((1, 4), (2, 2), (4, 1)))
+def test_rows_of_a_micro_batch_bound_a_forward(
+    tree_engine: Any, alone: Any, rows_per_micro_batch: int, forwards: int
+) -> None:
+    # Rows of 16 tokens, two groups of 20 unique tokens: 16, 32 and 64 tokens a forward.
+    rows = shapes()["two_groups"]
+    stock = run(alone, ppo_batch(rows, **ALONE, **OUTPUTS), loss_of())
+    flags = OUTPUTS | {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
+    got = run(tree_engine, ppo_batch(rows, **flags), loss_of())
+    assert_equal_runs(stock, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    with tree_engine.eval_mode(disable_auto_offload=True):
+        inferred = tree_engine.infer_batch(ppo_batch(rows, **flags))
+    for output in (got, inferred):
+        assert output["metrics"]["tree/partitions"].aggregate() == forwards
+
+
+def test_trees_do_not_call_the_entropy_that_use_torch_compile_compiles(
+    model_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *_: called.append(function.__name__))
+    engine = build_engine(model_path, tree=PARTITIONED, engine={"use_torch_compile": True})
+    got = run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of())
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    assert engine.compute_entropy_from_logits.__name__ == "<lambda>" and not called
+
+
+@pytest.mark.usefixtures("process_wide_settings")
+def test_full_determinism_repeats_every_bit(model_path: Path, expected: dict[str, Any]) -> None:
+    engine = build_engine(model_path, tree=PARTITIONED, engine={"full_determinism": True, "seed": 5})
+    assert os.environ["PYTHONHASHSEED"] == "5"
+    first, second = (run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of())["gradients"] for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_equal_gradients(expected["gradients"], first)
+
+
+def test_weights_in_bfloat16_give_gradients_up_to_its_rounding(model_path: Path) -> None:
+    engines = [build_engine(model_path, tree=tree, engine={"model_dtype": "bf16"}) for tree in (None, PARTITIONED)]
+    stock, tree = (run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of()) for engine in engines)
+    for name, reference in stock["gradients"].items():
+        assert reference.dtype == torch.bfloat16
+        error, norm = (tree["gradients"][name] - reference).float().norm(), reference.float().norm()
+        assert error <= 2**-8 * norm, name
+
+
+def test_options_of_the_optimizer_move_the_weights_alike(model_path: Path) -> None:
+    optimizer = {
+        "optimizer": "SGD",
+        "override_optimizer_config": {"momentum": 0.5},
+        "lr": 0.2,
+        "lr_scheduler_type": "cosine",
+        "lr_warmup_steps": 1,
+        "weight_decay": 0.3,
+        "clip_grad": 0.05,
+    }
+    weights, rates = [], []
+    for tree, engine_options in ((None, {}), (PARTITIONED, {"param_offload": True, "optimizer_offload": True})):
+        engine = build_engine(model_path, tree=tree, optimizer=optimizer, engine=engine_options)
+        for step in range(3):
+            with engine.train_mode():
+                engine.train_batch(ppo_batch(ROWS, seed=step, calculate_entropy=True), loss_of())
+                rates.append(engine.lr_scheduler_step())
+        weights.append({name: tensor.clone() for name, tensor in engine.get_per_tensor_param()[0]})
+    assert rates[:3] == rates[3:] and len(set(rates)) > 1
+    for name, reference in weights[0].items():
+        torch.testing.assert_close(weights[1][name], reference, rtol=1e-5, atol=1e-5)
+
+
+PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts")
+Q_PROJ = {"lora_rank": 4, "target_modules": ["q_proj"]}
+LORA_OPTIONS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    # option: (options of the model, parts of the model that get an adapter)
+    "lora_alpha": (Q_PROJ | {"lora_alpha": 3}, {"q_proj"}),
+    "exclude_modules": ({"lora_rank": 4, "exclude_modules": ".*(mlp|[kvo]_proj).*"}, {"q_proj"}),
+    "target_parameters": (Q_PROJ | {"target_parameters": ["mlp.experts.gate_up_proj"]}, {"q_proj", "experts"}),
+    "lora.merge": (Q_PROJ | {"lora": {"merge": True}}, {"q_proj"}),
+    "lora_adapter_path": ({"lora_rank": 4}, {"v_proj"}),
+}
+
+
+@pytest.fixture(scope="module")
+def experts_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts, whose experts are parameters and not modules."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 8}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    routing = {"num_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2}
+    config = Qwen3MoeConfig(vocab_size=VOCAB, **sizes, **layers, **routing)
+    return save_model(tmp_path_factory.mktemp("experts"), config)
+
+
+def adapter_on_disk(model: Path, folder: Path) -> Path:
+    """An adapter of `v_proj` that changes the model's log-probs."""
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["v_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("option", LORA_OPTIONS)
+def test_an_option_of_lora_trains_as_on_rows_alone(
+    model_path: Path, experts_path: Path, tmp_path: Path, option: str
+) -> None:
+    model, parts = LORA_OPTIONS[option]
+    if option == "lora_adapter_path":
+        model = model | {"lora_adapter_path": str(adapter_on_disk(model_path, tmp_path / "adapter"))}
+    engines = []
+    for tree in (None, PARTITIONED):
+        engine = build_engine(experts_path if option == "target_parameters" else model_path, tree=tree, model=model)
+        torch.manual_seed(7)
+        with torch.no_grad():
+            # An untrained adapter changes nothing, and its first factor gets no gradient.
+            for name, weight in engine.module.named_parameters():
+                if "lora_" in name and option != "lora_adapter_path":
+                    weight.to_local().normal_(std=0.2)
+        engines.append(engine)
+    stock = run(engines[0], ppo_batch(ROWS, **ALONE, **OUTPUTS), loss_of())
+    got = run(engines[1], ppo_batch(ROWS, **OUTPUTS), loss_of())
+    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    assert all("lora_" in name for name in got["gradients"])
+    assert {part for name in got["gradients"] for part in name.split(".")} & {*PARTS} == parts
+    if option == "lora.merge":
+        sent = [{name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]} for engine in engines]
+        assert sent[0].keys() == sent[1].keys() and not any("lora_" in name for name in sent[0])
+        assert all(torch.equal(sent[1][name], weight) for name, weight in sent[0].items())
+
+
+LOSS_OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # option: (loss, options of the actor, options of `policy_loss`)
+    "clip_ratio": ("vanilla", {"clip_ratio": 0.05, "clip_ratio_low": None, "clip_ratio_high": None}, {}),
+    "clip_ratio_low": ("vanilla", {"clip_ratio_low": 0.02}, {}),
+    "clip_ratio_high": ("vanilla", {"clip_ratio_high": 0.9}, {}),
+    "clip_ratio_c": ("vanilla", {"clip_ratio_c": 1.05}, {}),
+    "loss_scale_factor": ("vanilla", {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 5}, {}),
+    "entropy_coeff": ("vanilla", {"entropy_coeff": 0.5}, {}),
+    "use_kl_loss": ("vanilla", {"use_kl_loss": True, "kl_loss_coef": 0.5}, {}),
+    "kl_loss_coef": ("vanilla", {"use_kl_loss": True, "kl_loss_coef": 2.0}, {}),
+    "tau_pos": ("sapo", {"tau_pos": 3.0}, {}),
+    "tau_neg": ("sapo", {"tau_neg": 4.0}, {}),
+    "policy_loss.clip_cov_ratio": ("clip_cov", {}, {"clip_cov_ratio": 0.3, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}),
+    "policy_loss.clip_cov_lb": ("clip_cov", {}, {"clip_cov_ratio": 0.3, "clip_cov_lb": 0.1, "clip_cov_ub": 9.0}),
+    "policy_loss.clip_cov_ub": ("clip_cov", {}, {"clip_cov_ratio": 0.3, "clip_cov_lb": -9.0, "clip_cov_ub": 0.1}),
+    "policy_loss.kl_cov_ratio": ("kl_cov", {}, {"kl_cov_ratio": 0.5}),
+    "policy_loss.ppo_kl_coef": ("kl_cov", {}, {"kl_cov_ratio": 0.5, "ppo_kl_coef": 3.0}),
+    "policy_loss.dro_beta": ("dro", {}, {"dro_beta": 2.0}),
+    **{
+        f"kl_loss_type={kind}": ("vanilla", {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": kind}, {})
+        for kind in ("kl", "abs", "mse", "low_var_kl+")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tree_engine(model_path: Path) -> Any:
+    return build_engine(model_path, tree=TreeConfig(mode="tree"))
+
+
+@pytest.mark.parametrize("option", LOSS_OPTIONS)
+def test_an_option_of_the_loss_trains_as_on_rows_alone(alone: Any, tree_engine: Any, option: str) -> None:
+    loss_mode, actor, policy = LOSS_OPTIONS[option]
+    flags = OUTPUTS | ({} if loss_mode in ("clip_cov", "kl_cov") else ALONE)
+    stock = run(alone, ppo_batch(ROWS, **flags), loss_of(loss_mode, policy, **actor))
+    got = run(tree_engine, ppo_batch(ROWS, **OUTPUTS), loss_of(loss_mode, policy, **actor))
+    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    without = run(tree_engine, ppo_batch(ROWS, **OUTPUTS), loss_of(loss_mode))["gradients"]
+    assert any(not torch.allclose(got["gradients"][name], without[name]) for name in without), "the option does nothing"
+
+
+@pytest.mark.parametrize(
+    "options",
+    ({"cliprange_value": 0.05}, {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 5}),
+    ids=("cliprange_value", "loss_scale_factor"),
+)
+def test_an_option_of_the_critic_trains_as_on_rows_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
+    default, changed = (
+        partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, **given))
+        for given in ({}, options)
+    )
+    flags = {"return_model_output": True}
+    stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **ALONE, **flags), changed)
+    engine = build_engine(path, tree=PARTITIONED, value=True)
+    got = run(engine, ppo_batch(ROWS, **flags), changed)
+    everywhere = torch.ones(sum(len(row.tokens) for row in ROWS), dtype=torch.bool)
+    assert_equal_runs(stock, got, everywhere, ("values",))
+    assert sum(run(engine, ppo_batch(ROWS, **flags), default)["loss"]) != pytest.approx(sum(got["loss"]))

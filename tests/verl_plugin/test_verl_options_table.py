@@ -1,0 +1,251 @@
+"""`docs/verl_options.md` has a row for every option of verl, and what a row claims is so."""
+
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_harness import save_model, tiny_qwen3
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.config import CheckpointConfig
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import (
+    FSDPActorConfig,
+    FSDPCriticConfig,
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+    MtpConfig,
+    PolicyLossConfig,
+)
+from verl.workers.config.engine import EngineRouterReplayConfig, QATEngineConfig
+
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "verl_options.md"
+TESTED, NO_EFFECT, REFUSED = RESULTS = ("tested", "no effect", "refused")
+ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+SECTIONS: dict[str, type | None] = {
+    "actor_rollout_ref.model": HFModelConfig,
+    f"{ACTOR}.fsdp_config": FSDPEngineConfig,
+    ACTOR: FSDPActorConfig,
+    # A reference policy has the actor's class; verl reads what its YAML lists.
+    REF: None,
+    "critic": FSDPCriticConfig,
+    f"{ACTOR}.optim": FSDPOptimizerConfig,
+    f"{ACTOR}.checkpoint": CheckpointConfig,
+}
+"""First name in a section's heading, which is a node of verl's config -> the dataclass that the node becomes."""
+NESTED = {
+    "mtp": MtpConfig,
+    "qat": QATEngineConfig,
+    "router_replay": EngineRouterReplayConfig,
+    "policy_loss": PolicyLossConfig,
+}
+"""Options that stand for several, which have rows of their own."""
+OF_OTHER_SECTIONS = {"_target_", "optim", "checkpoint", "fsdp_config", "fsdp", "model"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptionRow:
+    """One row of the page."""
+
+    section: str
+    options: tuple[str, ...]
+    result: str
+    quoted: tuple[str, ...]
+    """What its last cell quotes: tests, or a message."""
+    alone: bool
+    """Whether the row names options without a condition."""
+
+
+@cache
+def rows() -> tuple[OptionRow, ...]:
+    found, section = [], ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            section = re.findall(r"`([^`]+)`", line)[0]
+        if line.startswith("| `"):
+            named, result, evidence = (cell.strip() for cell in line.strip("|").split(" | "))
+            conditional = re.sub(r"`[^`]+`,?", "", named).strip()
+            options = tuple(re.findall(r"`([^`]+)`", named))
+            found.append(
+                OptionRow(
+                    section=section,
+                    options=options[:1] if conditional else options,
+                    result=result,
+                    quoted=tuple(re.findall(r"`([^`]+)`", evidence)),
+                    alone=not conditional,
+                )
+            )
+    return tuple(found)
+
+
+@cache
+def stock_config() -> DictConfig:
+    settings = [f"{ACTOR}.strategy=fsdp2", "critic.strategy=fsdp2", "critic.enable=True", f"{ACTOR}.use_kl_loss=True"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", settings)
+
+
+def config_with(**changes: Any) -> DictConfig:
+    """verl's whole config, with keys changed or added."""
+    config = stock_config().copy()
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+def verls_options(section: str) -> set[str]:
+    """Every option that verl has in a section, as rows name it."""
+    made = SECTIONS[section]
+    declared = set() if made is None else {field.name for field in fields(made)}
+    listed = OmegaConf.select(stock_config(), section).keys()
+    options = {str(name) for name in declared | set(listed)} - OF_OTHER_SECTIONS
+    nested = {f"{name}.{field.name}" for name in options & set(NESTED) for field in fields(NESTED[name])}
+    return (options - set(NESTED)) | {name for name in nested if not name.endswith("._target_")}
+
+
+def test_nested_options_are_dataclasses_of_verl() -> None:
+    assert all(is_dataclass(made) for made in NESTED.values())
+    assert [row.section for row in rows() if row.section not in SECTIONS] == []
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_option_of_verl_has_a_row(section: str) -> None:
+    named = [option for row in rows() if row.section == section for option in row.options]
+    assert sorted(verls_options(section) - set(named)) == []
+    unknown = {name for name in named if name not in verls_options(section)}
+    # Keys of an option that is a mapping.
+    assert {name for name in unknown if name.split(".")[0] not in verls_options(section)} == set()
+    once = [option for row in rows() if row.section == section and row.alone for option in row.options]
+    assert len(once) == len(set(once))
+
+
+def test_every_row_has_one_result_and_says_why() -> None:
+    assert {row.result for row in rows()} == set(RESULTS)
+    assert [row for row in rows() if row.result != NO_EFFECT and not row.quoted] == []
+
+
+@pytest.mark.parametrize("named", sorted({row.quoted[0] for row in rows() if row.result == TESTED}))
+def test_a_named_test_exists(named: str) -> None:
+    file, _, function = named.partition("::")
+    found = list(TESTS.rglob(file))
+    assert len(found) == 1, f"{file}: {len(found)} files of that name"
+    text = found[0].read_text(encoding="utf-8")
+    assert f"def {function}(" in text if function else "def test_" in text
+
+
+def test_a_reason_that_names_a_test_names_one_that_exists() -> None:
+    quoted = {name for row in rows() if row.result == NO_EFFECT for name in row.quoted if name.startswith("test_")}
+    for name in quoted:
+        file, _, function = name.partition("::")
+        assert f"def {function}" in next(TESTS.rglob(file)).read_text(encoding="utf-8"), name
+
+
+MODEL, ENGINE = "actor_rollout_ref.model", f"{ACTOR}.fsdp_config"
+ASKED: dict[str, dict[str, Any]] = {
+    "model.enable_activation_offload=True": {f"{MODEL}.enable_activation_offload": True},
+    "critic.model.lora_rank=4 on a critic": {"critic.model.lora_rank": 4},
+    "with actor_rollout_ref.model.lora_rank=0: verl's FSDP engine then loads no adapter": {
+        f"{MODEL}.lora_adapter_path": "adapter"
+    },
+    "model.lora.rank=4: only Megatron reads it": {f"{MODEL}.lora.rank": 4},
+    "model.use_fused_kernels=True": {f"{MODEL}.use_fused_kernels": True},
+    **{
+        f"model.mtp.{name}=True": {f"{MODEL}.mtp.{name}": True} for name in ("enable", "enable_train", "enable_rollout")
+    },
+    "fsdp_config.dtype=float16: verl's FSDP engine computes in mixed_precision.param_dtype=bf16": {
+        f"{ENGINE}.dtype": "float16"
+    },
+    "fsdp_config.router_replay.mode=R2 on a critic": {"critic.fsdp.router_replay": {"mode": "R2"}},
+    **{
+        f"fsdp_config.router_replay.{name}=routes.pt: verl reads and writes no such file": {
+            f"{ENGINE}.router_replay": {name: "routes.pt"}
+        }
+        for name in ("record_file", "replay_file")
+    },
+    "fsdp_config.wrap_policy.min_num_params=100: FSDP2 shards by layer": {f"{ENGINE}.wrap_policy.min_num_params": 100},
+    "fsdp_config.wrap_policy.disable=True: FSDP2 shards by layer": {f"{ENGINE}.wrap_policy.disable": True},
+    "fsdp_config.ulysses_sequence_parallel_size=2": {f"{ENGINE}.ulysses_sequence_parallel_size": 2},
+    "fsdp_config.pad_to_length=True": {f"{ENGINE}.pad_to_length": True},
+    "fsdp_config.qat.enable=True": {f"{ENGINE}.qat.enable": True},
+    "actor_rollout_ref.actor.strategy=fsdp: trees run on FSDP2": {f"{ACTOR}.strategy": "fsdp"},
+    "actor.clip_ratio=0.05: verl reads clip_ratio_low=0.2 and clip_ratio_high=0.2 instead": {
+        f"{ACTOR}.clip_ratio": 0.05
+    },
+    "actor.use_prefix_grouper=True": {f"{ACTOR}.use_prefix_grouper": True},
+    "actor.use_fused_kernels=True": {f"{ACTOR}.use_fused_kernels": True},
+    "actor.use_rollout_log_probs=True": {f"{ACTOR}.use_rollout_log_probs": True},
+    "actor.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": {f"{ACTOR}.grad_clip": 0.5},
+    "actor.ulysses_sequence_parallel_size=2": {f"{ACTOR}.ulysses_sequence_parallel_size": 2},
+    "actor.pad_to_length=True": {f"{ACTOR}.pad_to_length": True},
+    "actor.qat.enable=True": {f"{ACTOR}.qat.enable": True},
+    "actor_rollout_ref.ref.strategy=fsdp: trees run on FSDP2": {f"{REF}.strategy": "fsdp"},
+    "ref.ulysses_sequence_parallel_size=2": {f"{REF}.ulysses_sequence_parallel_size": 2},
+    "ref.pad_to_length=True": {f"{REF}.pad_to_length": True},
+    "critic.strategy=fsdp: trees run on FSDP2": {"critic.strategy": "fsdp"},
+    "critic.ppo_infer_max_token_len_per_gpu=100: verl's V1 trainers train with it too": {
+        "critic.ppo_infer_max_token_len_per_gpu": 100
+    },
+    "critic.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": {"critic.grad_clip": 0.5},
+    "critic.ulysses_sequence_parallel_size=2": {"critic.ulysses_sequence_parallel_size": 2},
+    "checkpoint.async_save=True: only Megatron saves in the background": {f"{ACTOR}.checkpoint.async_save": True},
+}
+"""Message of a refused row -> what a config sets to get it."""
+
+
+def test_every_refusal_is_tried() -> None:
+    assert sorted({row.quoted[0] for row in rows() if row.result == REFUSED}) == sorted(ASKED)
+
+
+@pytest.mark.parametrize("message", ASKED)
+def test_a_refusal_is_what_the_trainer_raises(message: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=re.escape(message)):
+        prepare_config(config_with(**ASKED[message]), "sync")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    (
+        {},
+        {f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 0.5},
+        {f"{ACTOR}.optim.clip_grad": 0.5},
+        {f"{ACTOR}.clip_ratio_low": 0.0003, f"{ACTOR}.clip_ratio_high": 0.0004},
+        {f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": None, f"{ACTOR}.clip_ratio_high": None},
+        {f"{ENGINE}.dtype": "float16", f"{ENGINE}.mixed_precision": {"param_dtype": "fp16"}},
+        {f"{MODEL}.lora_adapter_path": "adapter", f"{MODEL}.lora_rank": 8},
+        {f"{MODEL}.lora.merge": True, f"{MODEL}.lora_rank": 8},
+        # What is refused on a tree engine is the user's choice on verl's own.
+        {"critic.model.lora_rank": 4, "critic.model.model_type": "value_model"},
+        {f"{ACTOR}.use_prefix_grouper": True, f"{MODEL}.model_type": "language_model"},
+    ),
+    ids=lambda changes: " ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in changes.items()) or "defaults",
+)
+def test_what_does_as_it_says_passes(changes: dict[str, Any]) -> None:
+    prepare_config(config_with(**changes), "sync")
+
+
+def test_a_tree_critic_gets_the_budget_that_its_options_name(tmp_path: Path) -> None:
+    path = str(save_model(tmp_path, tiny_qwen3()))
+    config = config_with(
+        **{
+            "critic.model.path": path,
+            "critic.model.load_tokenizer": False,
+            "critic.ppo_max_token_len_per_gpu": 777,
+            "critic.use_dynamic_bsz": False,
+            "critic.ppo_micro_batch_size_per_gpu": 3,
+            "critic.ppo_infer_micro_batch_size_per_gpu": 5,
+        }
+    )
+    prepare_config(config, "sync")
+    critic = omega_conf_to_dataclass(config.critic)
+    # verl's trainer copies it to the engine's max_token_len_per_gpu and infer_max_token_len_per_gpu.
+    assert critic.ppo_infer_max_token_len_per_gpu == 777
+    assert not critic.engine.use_dynamic_bsz
+    assert (critic.engine.micro_batch_size_per_gpu, critic.engine.infer_micro_batch_size_per_gpu) == (3, 5)

@@ -1,0 +1,119 @@
+"""Options of verl's actor, reference policy and critic: what a tree run refuses or passes on, before a worker starts.
+
+Some of them verl 0.9.1 declares and never reads. Where a user would expect an effect, the run stops.
+"""
+
+from omegaconf import DictConfig
+
+from tree_rl.verl_plugin.engine.features import (
+    UnsupportedFeatureError,
+    refuse_engine_options,
+    refuse_first,
+    refuse_model_options,
+)
+from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
+
+VERLS_GRAD_CLIP, VERLS_CLIP_RATIO = 1.0, 0.2
+"""Defaults of `grad_clip` and `clip_ratio`."""
+
+
+def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None:
+    """Check the options of every role that a tree engine runs.
+
+    Args:
+        config: verl's whole config; roles have their model types.
+        trains_tree_critic: a critic trains, on a tree engine.
+
+    Raises:
+        UnsupportedFeatureError: names the key, its value and the remedy.
+    """
+    roles = config.actor_rollout_ref
+    actor, ref = roles.actor, roles.get("ref", None)
+    if roles.model.model_type == TREE_LANGUAGE_MODEL:
+        refuse_model_options(roles.model, key="actor_rollout_ref.model")
+        _refuse_clip_ratio(actor)
+        _refuse_role(actor, "actor_rollout_ref.actor")
+        refuse_engine_options(actor.get("fsdp_config", {}), key="actor_rollout_ref.actor.fsdp_config")
+        if ref is not None and (config.algorithm.get("use_kl_in_reward", False) or actor.get("use_kl_loss", False)):
+            strategy = ref.get("strategy", None)
+            refuse_first(
+                (strategy != "fsdp2", f"actor_rollout_ref.ref.strategy={strategy}: trees run on FSDP2; set fsdp2")
+            )
+            _refuse_role(ref, "actor_rollout_ref.ref")
+            refuse_engine_options(ref.get("fsdp_config", {}), key="actor_rollout_ref.ref.fsdp_config")
+    if trains_tree_critic:
+        refuse_model_options(config.critic.model, is_value=True, key="critic.model")
+        _refuse_role(config.critic, "critic")
+        refuse_engine_options(config.critic.get("fsdp", {}), is_value=True, key="critic.fsdp")
+
+
+def _refuse_role(role: DictConfig, key: str) -> None:
+    """Refuse options of a role that verl's V1 trainers and FSDP engine do not read, and copies of refused ones."""
+    optimizer, grad_clip = role.get("optim", None) or {}, role.get("grad_clip", None)
+    clips_at = optimizer.get("grad_clip", None) or optimizer.get("clip_grad", None)
+    ulysses = role.get("ulysses_sequence_parallel_size", 1)
+    without = "trees run without it; set it to False"
+    refuse_first(
+        (role.get("use_fused_kernels", False), f"{key}.use_fused_kernels=True: {without}"),
+        (role.get("pad_to_length", False), f"{key}.pad_to_length=True: {without}"),
+        ((role.get("qat", None) or {}).get("enable", False), f"{key}.qat.enable=True: {without}"),
+        (ulysses > 1, f"{key}.ulysses_sequence_parallel_size={ulysses}: trees are not split over GPUs; set it to 1"),
+        (
+            role.get("use_prefix_grouper", False),
+            f"{key}.use_prefix_grouper=True: verl's V1 trainers do not read it, and trees share prefixes already; set "
+            "it to False",
+        ),
+        (
+            role.get("use_rollout_log_probs", False),
+            f"{key}.use_rollout_log_probs=True: verl does not read it; set it to False and "
+            "algorithm.rollout_correction.bypass_mode=True",
+        ),
+        (
+            grad_clip not in (None, VERLS_GRAD_CLIP, clips_at),
+            f"{key}.grad_clip={grad_clip}: verl's FSDP engine clips at optim.clip_grad={clips_at}; set "
+            f"{key}.optim.clip_grad",
+        ),
+        (
+            (role.get("checkpoint", None) or {}).get("async_save", False),
+            f"{key}.checkpoint.async_save=True: only Megatron saves in the background, and verl would not name the "
+            "checkpoint to resume from; set it to False",
+        ),
+    )
+
+
+def _refuse_clip_ratio(actor: DictConfig) -> None:
+    """verl's losses read `clip_ratio` only where a bound is null, and by default neither is."""
+    ratio, low, high = (actor.get(name, None) for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+    refuse_first(
+        (
+            None not in (low, high) and ratio not in (None, VERLS_CLIP_RATIO, low, high),
+            f"actor_rollout_ref.actor.clip_ratio={ratio}: verl reads clip_ratio_low={low} and clip_ratio_high={high} "
+            "instead; set those",
+        )
+    )
+
+
+def pass_on_critic_budget(critic: DictConfig) -> None:
+    """Give a critic's engine the budget of a forward that `critic.*` names, as verl does for the actor.
+
+    verl's V1 trainers pass on `ppo_infer_max_token_len_per_gpu` alone, to training too.
+
+    Args:
+        critic: node of a tree critic, changed in place; it takes new keys.
+
+    Raises:
+        UnsupportedFeatureError: two budgets that differ.
+    """
+    train, infer = critic.get("ppo_max_token_len_per_gpu", None), critic.get("ppo_infer_max_token_len_per_gpu", None)
+    if infer is None and train is not None:
+        critic.ppo_infer_max_token_len_per_gpu = train
+    elif infer != train:
+        raise UnsupportedFeatureError(
+            f"critic.ppo_infer_max_token_len_per_gpu={infer}: verl's V1 trainers train with it too, and "
+            f"critic.ppo_max_token_len_per_gpu={train}; set one value"
+        )
+    if not critic.get("use_dynamic_bsz", True):
+        train_rows, infer_rows = critic.ppo_micro_batch_size_per_gpu, critic.get("ppo_infer_micro_batch_size_per_gpu")
+        critic.fsdp.use_dynamic_bsz = False
+        critic.fsdp.micro_batch_size_per_gpu = train_rows
+        critic.fsdp.infer_micro_batch_size_per_gpu = infer_rows or train_rows
