@@ -34,7 +34,7 @@ class PathStack:
         """
         self._longest = longest
         self._device = device
-        self._on_host = on_host and device.type == "cuda"
+        self._on_host = on_host
         # Pasts hang from it, so that their gradients come back here; it gets none itself.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._values: dict[Key, torch.Tensor] = {}
