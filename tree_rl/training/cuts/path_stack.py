@@ -34,7 +34,7 @@ class PathStack:
         """
         self._longest = longest
         self._device = device
-        self._on_host = on_host and device.type == "cuda"
+        self._on_host = on_host
         # Pasts hang from it, so that their gradients come back here; it gets none itself.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._values: dict[Key, torch.Tensor] = {}
@@ -89,7 +89,7 @@ class PathStack:
         if not self._on_host:
             return torch.empty(shape, dtype=dtype, device=self._device)
         slab = host_slab(self._device, content)
-        slab.reserve(self, like[0].numel() * self._longest * dtype.itemsize)
+        slab.reserve(None, like[0].numel() * self._longest * dtype.itemsize)
         return slab.view(0, shape, dtype)
 
     def _clear(self, sums: torch.Tensor) -> None:

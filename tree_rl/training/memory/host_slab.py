@@ -86,5 +86,7 @@ def _pages(num_bytes: int) -> torch.Tensor:
     except OSError as error:
         raise MemoryError(f"the host has no {num_bytes / 2**30:.1f} GiB left: {error}") from error
     with suppress(OSError):
+        # A child of the process would get a copy of pinned pages.
+        memory.madvise(mmap.MADV_DONTFORK)
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -40,6 +40,8 @@ class OffloadedInputs:
         self._layers = checkpointed_layers(module)[:layers] if layers else []
         self._live_tokens = live_tokens
         self._slab: HostSlab | None = None
+        # Names this run to the slab, which outlives it and shall not hold the model.
+        self._mark = object()
         self._waiting: WeakSet[_ForwardInputs] = WeakSet()
 
     @contextmanager
@@ -61,8 +63,8 @@ class OffloadedInputs:
         if self._slab is None:
             token_bytes = hidden_1NC.nbytes // hidden_1NC.shape[-2]
             self._slab = host_slab(hidden_1NC.device)
-            self._slab.reserve(self, len(self._layers) * self._live_tokens * token_bytes)
-        if self._slab.owner is not self:
+            self._slab.reserve(self._mark, len(self._layers) * self._live_tokens * token_bytes)
+        if self._slab.owner is not self._mark:
             raise RuntimeError("another micro-batch took the host memory in which these layer inputs waited")
         return self._slab
 
