@@ -20,7 +20,7 @@ from tree_rl.models.support import UnsupportedModelError
 
 PACKAGE = "liger_kernel"
 KEY = "model.use_liger"
-INSTALL = "pip install 'liger-kernel>=0.8,<0.9'"
+INSTALL = "pip install 'liger-kernel>=0.8.5,<0.9'"
 TESTED = frozenset(
     {
         *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"),
