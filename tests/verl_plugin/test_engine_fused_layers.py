@@ -1,5 +1,5 @@
-"""`model.use_liger` in verl's engines, Liger's kernels in Triton's interpreter: actor, reference and critic on trees run
-them and equal rows alone through stock layers; a CPU is refused by name.
+"""`model.use_liger` in verl's engines, Liger's kernels in Triton's interpreter: actor, reference and critic on trees
+run them and equal rows alone through stock layers; a CPU is refused by name.
 """
 
 from functools import partial
