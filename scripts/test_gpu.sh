@@ -35,7 +35,8 @@ names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_
 print("GPUs:", ", ".join(names) or "none")
 print("CUDA of torch:", torch.version.cuda)
 print("python:", platform.python_version())
-for package in ("torch", "triton", "transformers", "verl", "flash-attn", "flash-attn-4", "flash-linear-attention"):
+packages = ("torch", "triton", "transformers", "verl", "flash-attn", "flash-attn-4", "flash-linear-attention")
+for package in (*packages, "liger-kernel"):
     try:
         print(f"{package}:", importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:

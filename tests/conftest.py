@@ -1,5 +1,6 @@
 """Every test repeats: property tests draw the same examples everywhere. With `-n 2` two workers share the files."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -7,13 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
+from liger_in_interpreter import interpret_liger
+
+if not torch.cuda.is_available():
+    # As the kernels' own tests do, which may run in this process: Triton reads it when it is imported.
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
 RAY = "ray"
 """Marker, and group of tests that never run at the same time: two clusters would share ports and memory."""
+
+
+@pytest.fixture
+def liger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger's kernels run on this CPU."""
+    interpret_liger(monkeypatch)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from tree_rl.benchmark.against_packed.kernel_classes import class_of, time_by_class
 from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.batch import recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
@@ -49,8 +50,46 @@ def test_updates_are_timed_and_written_with_their_provenance(tmp_path: Path) -> 
         assert (row["commit"], row["tree_attention"], row["packed_attention"]) == ("test", "sdpa", "sdpa")
     assert float(rows[0]["flop_bound"]) == pytest.approx(1.0, abs=0.01)
     assert 1.5 < float(rows[1]["flop_bound"]) < float(rows[1]["token_bound"]) == pytest.approx(2.5, rel=0.02)
-    assert output.count("waits inside layers 0") == 4
+    assert output.count("waits inside layers 0") == output.count("longest kernels") == 4
+    assert {row["layer_kernels"] for row in rows} == {"transformers"} and "liger_kernel" in rows[0]
     assert (tmp_path / "update_tiny_agents.png").stat().st_size > 5_000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them")
+def test_fused_layers_are_refused_on_a_cpu_by_name() -> None:
+    result = CliRunner().invoke(app, [*TINY, "--liger"])
+    assert result.exit_code != 0
+    assert "--liger: " in result.output and "leave it out" in result.output
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    (
+        ("nvjet_tst_192x192_64x4_1x2_h_bz_coopB_TNT", "matrix product"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas", "matrix product"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensor", "attention"),
+        ("query_gradient_kernel", "attention"),
+        ("query_gradients_kernel", "linear attention"),
+        ("statistics_kernel", "head"),
+        ("_rms_norm_backward_kernel", "norm, rotary embedding, MLP (Liger)"),
+        ("_fused_up_proj_swiglu_kernel", "experts"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, x>", "add"),
+        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(x)>", "copy or cast"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("Memset (Device)", "fill"),
+        ("another", "other"),
+    ),
+)
+def test_kernels_fall_into_classes(kernel: str, expected: str) -> None:
+    assert class_of(kernel) == expected
+
+
+def test_classes_add_up_and_the_longest_comes_first() -> None:
+    lines = time_by_class([("nvjet_a", 0.3, 2), ("nvjet_b", 0.3, 1), ("Memset (Device)", 0.2, 4)])
+    assert [line.split() for line in lines] == [
+        ["600.0", "ms", "75.0%", "3", "x", "matrix", "product"],
+        ["200.0", "ms", "25.0%", "4", "x", "fill"],
+    ]
 
 
 def test_packed_rows_are_compared_where_verl_is_absent() -> None:

@@ -1,18 +1,21 @@
 """`tree-rl doctor` passes here, also inside a Ray worker, and fails where verl is kept from loading the plugin."""
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tree_rl.cli import app
 
 
 @pytest.mark.ray
-def test_sound_installation_passes() -> None:
+def test_sound_installation_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
     lines = {line[:26].strip(): line[28:34].strip() for line in result.output.splitlines()}
     for subject in ("verl", "a tree against its rows", "plugin in a fresh process", "plugin in a Ray worker"):
         assert lines[subject] == "ok", result.output
+    assert lines["fused layers (use_liger)"] == ("ok" if torch.cuda.is_available() else "absent"), result.output
 
 
 @pytest.mark.parametrize("platform", ("cpu", None), ids=("platform_named", "platform_found"))

@@ -12,7 +12,7 @@ from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown
 from tree_rl.inspection.row import Row
-from tree_rl.models.fused_layers import has_liger
+from tree_rl.models.fused_layers import has_liger, liger_unavailable_reason
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_TOKENS = 262_144
@@ -98,6 +98,9 @@ class BenchOptions:
         choices = ("auto", *IMPLEMENTATIONS)
         if self.tree_attention not in choices:
             raise InputError(f"--tree-attention {shown(self.tree_attention)}: expected one of {', '.join(choices)}")
+        reason = liger_unavailable_reason(self.device)
+        if self.model.liger and reason is not None:
+            raise InputError(f"--liger: {reason}; leave it out")
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,7 @@ import torch
 
 from tree_rl.inspection.files import InputError
 
-PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "nvidia-cutlass-dsl")
+PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "nvidia-cutlass-dsl", "liger-kernel")
 
 
 def provenance(*, commit: str | None = None, packages: Sequence[str] = PACKAGES) -> dict[str, str]:

@@ -1,16 +1,39 @@
-"""Liger's fused RMSNorm, rotary embedding and SwiGLU for transformers models, as verl's `model.use_liger` puts them.
+"""Liger's fused RMSNorm, rotary embedding, MLP and experts in one transformers model, as verl's `model.use_liger`.
 
-They act on each token alone, so a tree runs them as rows do.
+They act on each token alone, so a tree runs them as rows do. Liger's own call also changes the modelling file, and with
+it every other model of the process; here the file goes on doing for others what it did.
 """
 
+import inspect
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from importlib.util import find_spec
+from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
+from tree_kernels.triton_support import interpreted
 from tree_rl.models.support import UnsupportedModelError
 
 PACKAGE = "liger_kernel"
 KEY = "model.use_liger"
+INSTALL = "pip install 'liger-kernel>=0.8.5,<0.9'"
+TESTED = frozenset(
+    {
+        *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"),
+        *("qwen3_moe", "mixtral", "gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    }
+)
+"""Model types whose trees are tested with these layers."""
+WITH_EXPERTS = frozenset({"qwen3_moe", "mixtral", "qwen3_next", "qwen3_5_moe_text"})
+"""Those whose experts Liger replaces."""
+SILU, TANH_GELU = frozenset({"silu", "swish"}), frozenset({"gelu_pytorch_tanh"})
+"""Activations that Liger's MLPs compute; they do not read the config."""
+ROTARY = "apply_rotary_pos_emb"
+"""Function of a modelling file that its attention layers call by name."""
 
 
 def has_liger() -> bool:
@@ -18,23 +41,118 @@ def has_liger() -> bool:
     return find_spec(PACKAGE) is not None
 
 
-def use_liger_layers(model: PreTrainedModel) -> None:
-    """Exchange the layers of a built model. The rotary embedding changes for every model of this type in the process.
+def liger_unavailable_reason(device: torch.device) -> str | None:
+    """Why Liger's layers cannot run on a device, or None if they can."""
+    if not has_liger():
+        return f"liger-kernel is not installed; {INSTALL}"
+    if device.type != "cuda" and not interpreted():
+        return f"Liger's kernels need a CUDA device, received {device}"
+    return None
+
+
+def check_liger(config: PretrainedConfig, *, device: torch.device, deterministic: bool = False) -> None:
+    """Refuse what Liger's layers cannot run as the model's own, before the model is loaded.
+
+    Args:
+        config: of the model.
+        device: where it will run.
+        deterministic: the same bits are asked for at every call.
 
     Raises:
-        ImportError: liger-kernel is not installed.
-        UnsupportedModelError: liger-kernel knows no layers for this model, and would leave it as it is.
+        UnsupportedModelError: names the key, what stands against it and the remedy.
     """
+    reason = liger_unavailable_reason(device) or _family_reason(config, deterministic=deterministic)
+    if reason is not None:
+        raise UnsupportedModelError(f"{KEY}=true: {reason}; set {KEY}=false")
+
+
+def use_liger_layers(model: PreTrainedModel, *, device: torch.device, deterministic: bool = False) -> None:
+    """Exchange the layers of a built model, and of no other.
+
+    Args:
+        model: with any head, which stays as it is; before FSDP or PEFT wrap it.
+        device: where it will run; it may still lie elsewhere.
+        deterministic: the same bits are asked for at every call.
+
+    Raises:
+        UnsupportedModelError: Liger's layers cannot run here, or not as this model's own.
+    """
+    check_liger(model.config, device=device, deterministic=deterministic)
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    # Without a head the layers of a critic change, too, and no fused loss can take the place of the tree's head.
+    base: Any = model.base_model
+    modelling = vars(sys.modules[type(base).__module__])
+    stock = dict(modelling)
     try:
-        from liger_kernel.transformers.monkey_patch import (
-            MODEL_TYPE_TO_APPLY_LIGER_FN,
-            _apply_liger_kernel_to_instance,
-        )
-    except ImportError as error:
-        raise ImportError(f"{KEY}=true needs liger-kernel: pip install 'liger-kernel>=0.8,<0.9'") from error
-    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise UnsupportedModelError(
-            f"{KEY}=true: liger-kernel has no layers for model_type={model.config.model_type}; set {KEY}=false"
-        )
-    # The arguments of verl's engine. Liger's fused head would take the place of ours.
-    _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, swiglu=True)
+        # The arguments of verl's engine.
+        _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, swiglu=True)
+        rotary = modelling[ROTARY]
+    finally:
+        modelling.update(stock)
+    if rotary is not stock[ROTARY]:
+        _rotate_by(rotary, modelling, base.layers)
+
+
+def remove_liger_layers(model: nn.Module) -> None:
+    """Give a model its own layers back."""
+    for module in model.modules():
+        own = vars(module)
+        if "forward" in own and own["forward"].__module__.startswith(PACKAGE):
+            for name in ("forward", "extra_repr", "_get_name"):
+                own.pop(name, None)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook in (_enter, _leave)]:
+                del hooks[key]
+
+
+def _family_reason(config: PretrainedConfig, *, deterministic: bool) -> str | None:
+    """Why Liger's layers would compute something else than the model's own."""
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    family, settings = config.model_type, config.to_dict()
+    if family not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        return f"liger-kernel has no layers for model_type={family}"
+    if family not in TESTED:
+        return f"trees are not tested with liger-kernel's layers for model_type={family} (tested: {sorted(TESTED)})"
+    parameters = inspect.signature(MODEL_TYPE_TO_APPLY_LIGER_FN[family]).parameters
+    computed = TANH_GELU if "geglu" in parameters else SILU
+    key = "hidden_activation" if settings.get("hidden_activation") else "hidden_act"
+    if settings.get(key) not in computed:
+        return f"liger-kernel computes {' or '.join(sorted(computed))}, the model {key}={settings.get(key)}"
+    if family == "qwen3_moe" and (settings["mlp_only_layers"] or settings["decoder_sparse_step"] != 1):
+        return "liger-kernel expects experts in every layer, and mlp_only_layers or decoder_sparse_step leave some out"
+    if deterministic and family in WITH_EXPERTS:
+        return "liger-kernel's experts add the router's gradients in any order, against fsdp_config.full_determinism"
+    return None
+
+
+_IN_FUSED_LAYER = ContextVar("_IN_FUSED_LAYER", default=False)
+"""Whether this thread runs a layer with Liger's rotary embedding."""
+
+
+class _RotaryOfLayer:
+    """In place of a modelling file's rotary embedding: Liger's in the layers that ask for it, the file's elsewhere."""
+
+    def __init__(self, stock: Callable[..., Any], fused: Callable[..., Any]) -> None:
+        self._stock, self._fused = stock, fused
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._fused if _IN_FUSED_LAYER.get() else self._stock)(*args, **kwargs)
+
+
+def _rotate_by(rotary: Callable[..., Any], modelling: dict[str, Any], layers: nn.ModuleList) -> None:
+    if not isinstance(modelling[ROTARY], _RotaryOfLayer):
+        modelling[ROTARY] = _RotaryOfLayer(modelling[ROTARY], rotary)
+    for layer in layers:
+        layer.register_forward_pre_hook(_enter)
+        # A recomputation stops in the middle of the layer: the hook runs even so.
+        layer.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(*_: object) -> None:
+    _IN_FUSED_LAYER.set(True)
+
+
+def _leave(*_: object) -> None:
+    _IN_FUSED_LAYER.set(False)

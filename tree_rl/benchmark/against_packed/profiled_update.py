@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from tree_rl.benchmark.against_packed.kernel_classes import time_by_class
+
 LAYER = "tree_rl.layer"
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """Calls that wait for the device; reading a value from it ends in one of them."""
@@ -20,7 +22,8 @@ class UpdateProfile:
     waits_in_layers: int
     """Host calls inside a decoder layer, forward or recomputed, that wait for the device."""
     text: str
-    """For a terminal: these and other waits, how long the device ran and idled, and its longest kernels."""
+    """For a terminal: these and other waits, how long the device ran and idled, its time by class of kernels, and its
+    longest kernels."""
 
 
 def profile_update(model: Any, run: Callable[[], object], *, kernels: int = 12) -> UpdateProfile:
@@ -39,7 +42,8 @@ def profile_update(model: Any, run: Callable[[], object], *, kernels: int = 12) 
     ran = [kernel for kernel in profiler.key_averages() if is_on_device(kernel) and kernel.key != LAYER]
     ran.sort(key=lambda kernel: -kernel.self_device_time_total)
     lines = [f"  {one.self_device_time_total / 1e3:9.1f} ms {one.count:6d} x  {one.key[:90]}" for one in ran[:kernels]]
-    return UpdateProfile(waits_in_layers=inside, text="\n".join([head, *lines]))
+    classes = time_by_class((one.key, one.self_device_time_total / 1e6, one.count) for one in ran)
+    return UpdateProfile(waits_in_layers=inside, text="\n".join([head, *classes, "longest kernels", *lines]))
 
 
 def is_on_device(event: Any) -> bool:

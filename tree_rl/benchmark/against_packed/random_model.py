@@ -15,7 +15,7 @@ from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
-from tree_rl.models.fused_layers import use_liger_layers
+from tree_rl.models.fused_layers import remove_liger_layers, use_liger_layers
 from tree_rl.models.recurrent.delta_net import tree_functions
 from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
 from tree_rl.models.routers.trace import RouterHooks
@@ -60,7 +60,7 @@ def build_model(
     with device:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     if liger:
-        use_liger_layers(model)
+        use_liger_layers(model, device=device)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))
@@ -84,8 +84,9 @@ def has_experts(model: Any) -> bool:
 
 
 def in_higher_precision(model: Any) -> Any:
-    """A copy in float32 (float64 of a float32 model), which reads packed rows by torch's own attention."""
+    """A copy in float32 (float64 of a float32 model) with transformers' layers and torch's own attention."""
     wide = copy.deepcopy(model).to(YARDSTICK[next(model.parameters()).dtype])
+    remove_liger_layers(wide)
     wide.set_attn_implementation(register_packed_attention("sdpa"))
     if has_experts(wide):
         # The grouped kernels are made for half precision.

@@ -13,6 +13,7 @@ import torch
 from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_kernels.tree_attention.fa4.autograd import PACKAGE, package_reason
+from tree_rl.models.fused_layers import liger_unavailable_reason
 from tree_rl.verl_plugin.checks.fresh_process import (
     PROBE_SECONDS,
     REGISTERED,
@@ -63,6 +64,7 @@ def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     for impl in IMPLEMENTATIONS:
         yield _find_kernel(impl)
     yield _find_hopper_kernel()
+    yield _find_fused_layers()
     yield _find_tree_error()
     yield _find_plugin("plugin in a fresh process", examine_here)
     if start_ray:
@@ -106,6 +108,13 @@ def _find_hopper_kernel() -> Finding:
     reason = package_reason()
     detail = f"triton, since {reason}" if reason else f"fa4 ({PACKAGE} {version(PACKAGE)})"
     return Finding(subject="tree attention on Hopper GPUs", status=Status.OK, detail=detail)
+
+
+def _find_fused_layers() -> Finding:
+    """Whether `model.use_liger` would run here."""
+    reason = liger_unavailable_reason(torch.device(get_device_name()))
+    status = Status.ABSENT if reason else Status.OK
+    return Finding(subject="fused layers (use_liger)", status=status, detail=reason or "available")
 
 
 def _find_tree_error() -> Finding:

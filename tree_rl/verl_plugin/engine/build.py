@@ -1,5 +1,6 @@
 """How a tree engine's module is built: verl's own builders, then tree attention, on CUDA and on a CPU."""
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -117,6 +118,18 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     built: nn.Module = module
     return built
+
+
+@contextmanager
+def without_stock_liger(engine: FSDPEngineWithLMHead) -> Iterator[None]:
+    """verl's own way to Liger's layers changes the modelling file, and with it every model of the process."""
+    config = engine.model_config
+    engine.model_config = copy.copy(config)
+    vars(engine.model_config)["use_liger"] = False
+    try:
+        yield
+    finally:
+        engine.model_config = config
 
 
 @contextmanager

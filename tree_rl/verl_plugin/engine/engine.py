@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tree_rl.models import use_edge_head
+from tree_rl.models.fused_layers import check_liger, use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
@@ -218,7 +219,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _build_module(self) -> nn.Module:
         build.choose_flat_attention(self.model_config.hf_config)
-        module: Any = self._stock_module()
+        fused = {"device": torch.device(get_device_name()), "deterministic": self.engine_config.full_determinism}
+        if self.model_config.use_liger:
+            check_liger(self.model_config.hf_config, **fused)
+        with build.without_stock_liger(self):
+            module: Any = self._stock_module()
+        if self.model_config.use_liger:
+            use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module
         build.let_module_read_trees(module, self.tree_config, deterministic=self.engine_config.full_determinism)

@@ -1,0 +1,262 @@
+"""Liger's fused layers: one model changes and no other, and a tree of it equals its rows, and those of stock layers.
+
+The kernels are Liger's, in Triton's interpreter, in float32.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hybrid_models import HYBRIDS
+from test_models_read_trees import FAMILIES, SIZES
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
+from tree_rl.models.fused_layers import TESTED, check_liger, remove_liger_layers, use_liger_layers
+from tree_rl.models.routers.trace import RouterHooks, RouterTrace
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs
+from tree_rl.tree.forest import Forest
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ONE_LAYER = {**SIZES, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
+def smaller(config: PretrainedConfig, **changes: Any) -> PretrainedConfig:
+    return type(config)(**{**config.to_dict(), **changes})
+
+
+DENSE: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**ONE_LAYER),
+    "qwen2": smaller(FAMILIES["qwen2"], num_hidden_layers=1, layer_types=None),
+    "qwen3": Qwen3Config(**ONE_LAYER, tie_word_embeddings=True),
+    "mistral": smaller(FAMILIES["mistral_window"], num_hidden_layers=1, sliding_window=3),
+    "gemma2": smaller(FAMILIES["gemma2_softcap"], sliding_window=3),
+    "gemma3_text": smaller(FAMILIES["gemma3_window"], sliding_window=3, layer_types=["sliding_attention"] * 2),
+    "gpt_oss": smaller(FAMILIES["gpt_oss_sinks"], num_hidden_layers=1, layer_types=["sliding_attention"]),
+    "qwen3_5_text": smaller(HYBRIDS["qwen3_5"], **TWO_KINDS),
+}
+"""Liger replaces norms, rotary embeddings and MLPs."""
+SPARSE: dict[str, PretrainedConfig] = {
+    "qwen3_moe": Qwen3MoeConfig(**ONE_LAYER, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16),
+    "mixtral": MixtralConfig(**ONE_LAYER, num_local_experts=3),
+    "qwen3_next": smaller(HYBRIDS["qwen3_next"], **TWO_KINDS, mlp_only_layers=[0]),
+    "qwen3_5_moe_text": smaller(HYBRIDS["qwen3_5_moe"], num_hidden_layers=1, layer_types=["linear_attention"]),
+}
+"""It replaces the experts, too."""
+ALL = {**DENSE, **SPARSE}
+ROWS = [[5, 6, 7, 8], [5, 6, 9, 4], [5, 6], [3]]
+"""Branches, a strict prefix, a single token, two roots."""
+
+
+def build(config: PretrainedConfig, head: Any = AutoModelForCausalLM, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = copy.deepcopy(config)
+    return head.from_config(config, attn_implementation="eager", experts_implementation="eager", **more).float().train()
+
+
+def read_trees(model: Any) -> None:
+    check_model(model)
+    use_tree_attention(model, impl="reference", delta_rule_impl="reference")
+
+
+def names_of_layers(model: Any) -> dict[str, str]:
+    return {name: module._get_name() for name, module in model.named_modules()}
+
+
+def with_gradients(model: Any, log_probs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    loss = (log_probs * torch.randn(log_probs.shape, generator=draw)).sum()
+    parameters = list(model.parameters())
+    return log_probs.detach(), list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+
+
+Run = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+def assert_same(got: Run, expected: Run) -> None:
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
+    largest = max(float(gradient.norm()) for gradient in expected[1])
+    for gradient, reference in zip(got[1], expected[1], strict=True):
+        assert float((gradient - reference).norm()) < 1e-5 * max(float(reference.norm()), 1e-1 * largest)
+
+
+@contextmanager
+def file_stays(model: Any) -> Iterator[None]:
+    """What stock verl's call changes in a modelling file is undone."""
+    modelling = vars(sys.modules[type(model).__module__])
+    before = dict(modelling)
+    try:
+        yield
+    finally:
+        modelling.update(before)
+
+
+def test_families_are_those_of_the_tests() -> None:
+    assert {config.model_type for config in ALL.values()} == TESTED
+    assert all(family == config.model_type for family, config in ALL.items())
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_layers_are_those_that_stock_verl_replaces(family: str, liger: None) -> None:
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    tree, critic, plain = build(ALL[family]), build(ALL[family]).base_model, build(ALL[family])
+    unfused = names_of_layers(plain)
+    use_liger_layers(tree, device=CPU)
+    use_liger_layers(critic, device=CPU)
+    assert names_of_layers(plain) == names_of_layers(build(ALL[family])) == unfused
+    ours = names_of_layers(tree)
+    prefix = f"{tree.base_model_prefix}."
+    assert names_of_layers(critic) == {n.removeprefix(prefix): v for n, v in ours.items() if n.startswith(prefix)} | {
+        "": unfused[tree.base_model_prefix]
+    }
+    assert any("LigerRMSNorm" in name for name in ours.values())
+    with file_stays(plain):
+        # As verl's engine calls it.
+        _apply_liger_kernel_to_instance(model=plain, fused_linear_cross_entropy=False, swiglu=True)
+    assert ours == names_of_layers(plain)
+    assert type(tree).forward is type(plain).forward and "forward" not in vars(tree)
+    remove_liger_layers(tree)
+    assert names_of_layers(tree) == unfused
+
+
+@pytest.mark.parametrize("family", [*DENSE, *(pytest.param(family, marks=pytest.mark.slow) for family in SPARSE)])
+def test_tree_equals_rows_and_rows_without_liger(family: str, liger: None) -> None:
+    model = build(ALL[family])
+    unfused = with_gradients(model, branch_log_probs(model, ROWS))
+    use_liger_layers(model, device=CPU)
+    rows = with_gradients(model, branch_log_probs(model, ROWS))
+    assert_same(rows, unfused)
+    read_trees(model)
+    assert_same(with_gradients(model, forest_log_probs(model, Forest.from_rows(ROWS))), rows)
+
+
+def test_other_models_of_the_process_run_as_before(liger: None) -> None:
+    from liger_kernel.transformers import rope
+
+    other, fused = build(DENSE["llama"]), build(DENSE["llama"])
+    expected = with_gradients(other, branch_log_probs(other, ROWS))
+    modelling = sys.modules[type(other).__module__]
+    classes = {name: value for name, value in vars(modelling).items() if isinstance(value, type)}
+    calls: list[object] = []
+    use_liger_layers(fused, device=CPU)
+    use_liger_layers(build(DENSE["llama"]), device=CPU)
+    assert {name: value for name, value in vars(modelling).items() if isinstance(value, type)} == classes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rope, "dispatch", _counted(rope.dispatch, calls))
+        after = with_gradients(other, branch_log_probs(other, ROWS))
+        assert not calls
+        branch_log_probs(fused, ROWS[:1])
+        assert len(calls) == 1
+        # The layer tells its thread, and takes it back also where it fails.
+        with pytest.raises(TypeError):
+            fused.model.layers[0](torch.zeros(1, 2, 32), position_embeddings=None)
+        branch_log_probs(other, ROWS[:1])
+        assert len(calls) == 1
+    assert torch.equal(after[0], expected[0])
+    assert all(torch.equal(a, b) for a, b in zip(after[1], expected[1], strict=True))
+
+
+def _counted(function: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0])
+        return function(*args, **kwargs)
+
+    return counted
+
+
+def test_a_copy_takes_the_layers_along_and_gives_them_back_alone(liger: None) -> None:
+    model = build(DENSE["qwen3"])
+    expected = branch_log_probs(model, ROWS[:1])
+    use_liger_layers(model, device=CPU)
+    fused = branch_log_probs(model, ROWS[:1])
+    wide = copy.deepcopy(model)
+    assert torch.equal(branch_log_probs(wide, ROWS[:1]), fused)
+    remove_liger_layers(wide)
+    assert torch.equal(branch_log_probs(wide, ROWS[:1]), expected)
+    # Float64 has no kernels of Liger's.
+    assert branch_log_probs(wide.double(), ROWS[:1]).dtype == torch.float64
+    assert torch.equal(branch_log_probs(model, ROWS[:1]), fused)
+
+
+def test_recomputed_layers_rotate_as_in_the_forward(liger: None) -> None:
+    model = build(DENSE["llama"])
+    use_liger_layers(model, device=CPU)
+    read_trees(model)
+    forest = Forest.from_rows(ROWS)
+    expected = with_gradients(model, forest_log_probs(model, forest))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_same(with_gradients(model, forest_log_probs(model, forest)), expected)
+
+
+@pytest.mark.slow
+def test_routers_are_traced_through_fused_experts(liger: None) -> None:
+    forest = Forest.from_rows(ROWS)
+    chosen = []
+    for fused in (False, True):
+        model = build(SPARSE["qwen3_moe"])
+        if fused:
+            use_liger_layers(model, device=CPU)
+        read_trees(model)
+        RouterHooks(model)
+        trace = RouterTrace()
+        with torch.no_grad():
+            model(**TreeInputs.from_forest(forest, router_trace=trace).model_kwargs())
+        chosen.append(trace.chosen())
+    assert torch.equal(*chosen)
+
+
+@pytest.mark.parametrize("head", (AutoModelForCausalLM, AutoModelForTokenClassification))
+def test_heads_stay(head: Any, liger: None) -> None:
+    model = build(DENSE["qwen3"], head)
+    use_liger_layers(model, device=CPU)
+    assert "forward" not in vars(model)
+    assert all("Liger" in name for n, name in names_of_layers(model).items() if n.endswith(("norm", "mlp")))
+
+
+@pytest.mark.parametrize(
+    ("config", "deterministic", "reason"),
+    (
+        (OlmoeConfig(**SIZES, num_experts=4), False, "no layers for model_type=olmoe"),
+        (LlamaConfig(**SIZES, hidden_act="gelu"), False, "computes silu or swish, the model hidden_act=gelu"),
+        (smaller(FAMILIES["gemma2_softcap"], hidden_activation="gelu"), False, "the model hidden_activation=gelu"),
+        (smaller(SPARSE["qwen3_moe"], num_hidden_layers=2, mlp_only_layers=[1]), False, "experts in every layer"),
+        (SPARSE["mixtral"], True, "against fsdp_config.full_determinism"),
+    ),
+)
+def test_what_liger_would_change_is_refused_by_name(
+    config: PretrainedConfig, deterministic: bool, reason: str, liger: None
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"^model.use_liger=true: .*{reason}.*; set model.use_liger=false"):
+        check_liger(config, device=CPU, deterministic=deterministic)
+
+
+def test_untested_families_are_refused_by_name(liger: None) -> None:
+    from transformers import Olmo2Config
+
+    with pytest.raises(UnsupportedModelError, match=r"not tested with liger-kernel's layers for model_type=olmo2"):
+        check_liger(Olmo2Config(), device=CPU)
+
+
+def test_a_cpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(
+        UnsupportedModelError, match=r"model\.use_liger=true: (Liger's kernels need a CUDA|liger-kernel is not)"
+    ):
+        use_liger_layers(build(DENSE["llama"]), device=CPU)

@@ -1,0 +1,75 @@
+"""`model.use_liger` in verl's engines, Liger's kernels in Triton's interpreter: actor, reference and critic on trees
+run them and equal rows alone through stock layers; a CPU is refused by name.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from hostile_rows import row, tokens
+from verl.workers.config import CriticConfig
+from verl.workers.utils.losses import value_loss
+
+from tree_rl.models import UnsupportedModelError
+from tree_rl.verl_plugin.options import TreeConfig
+
+TRUNK = tokens(1, 4)
+ROWS: list[Row] = [
+    row(TRUNK + tokens(2, 2)), row(TRUNK + tokens(3, 1), advantage=-1.0), row(TRUNK[:3]), row(tokens(4, 3))
+]  # fmt: skip
+FUSED = {"use_liger": True, "enable_gradient_checkpointing": True}
+KEEP = {"return_model_output": True}
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1, **KEEP}
+
+
+def tiny(**more: Any) -> Any:
+    return tiny_qwen3(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **more)
+
+
+def fused_layers(engine: Any) -> int:
+    return sum("Liger" in module._get_name() for module in engine.module.modules())
+
+
+@pytest.mark.parametrize("max_tokens", (1000, 4))
+def test_actor_on_trees_equals_rows_alone(max_tokens: int, tmp_path: Path, liger: None) -> None:
+    path, loss = save_model(tmp_path, tiny()), actor_loss("vanilla", "token-mean")
+    stock = run(build_engine(path, tree=None), ppo_batch(ROWS, calculate_entropy=True, **ALONE), loss)
+    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), model=FUSED)
+    # Four norms in the layer, the last one, and the MLP.
+    assert fused_layers(engine) == 6
+    got = run(engine, ppo_batch(ROWS, calculate_entropy=True, **KEEP), loss)
+    assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (max_tokens == 4)
+    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    # The engine's own rows, and another engine of the process, which has no such layers.
+    assert fused_layers(build_engine(path, tree=None)) == 0
+
+
+def test_critic_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
+    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=True)
+    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
+    loss = partial(value_loss, config=config)
+    stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **ALONE), loss)
+    engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True, model=FUSED)
+    assert fused_layers(engine) == 6
+    got = run(engine, ppo_batch(ROWS, **KEEP), loss)
+    everywhere = torch.ones(sum(len(one.tokens) for one in ROWS), dtype=torch.bool)
+    assert_equal_runs(stock, got, everywhere, ("values",))
+
+
+def test_reference_is_fused_too(tmp_path: Path, liger: None) -> None:
+    engine = build_engine(save_model(tmp_path, tiny()), tree=TreeConfig(), model=FUSED, engine={"forward_only": True})
+    assert fused_layers(engine) == 6
+
+
+@pytest.mark.parametrize("value", (False, True))
+def test_a_cpu_is_refused_before_the_model_is_loaded(value: bool, tmp_path: Path, liger: None) -> None:
+    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=value)
+    (path / "model.safetensors").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET")
+        with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: Liger's kernels need a CUDA device"):
+            build_engine(path, tree=TreeConfig(), value=value, model=FUSED)
