@@ -150,6 +150,4 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> N
     for step in steps:
         assert sum(float(step[part]) for part in PARTS) == pytest.approx(float(step["step_s"]), rel=1e-3)
         assert all(float(step[part]) >= -0.01 for part in PARTS), step
-    # Stock verl looks every two seconds, the tree trainers ten times a second.
-    assert float(tree["waiting_s"]) < 0.5 * float(stock["waiting_s"])
     assert float(tree["amdahl_speed_up"]) > 1 and float(tree["speed_up"]) > 0
