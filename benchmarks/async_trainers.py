@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=2 PYTHONPATH=.:kernels:recipes python benchmarks/async_trainers.py outputs/async
 
-Everything but the trainer and its polling of finished prompts is the same; seeds decide the order of the tasks and the
+Everything but the trainer is the same; seeds decide the order of the tasks and the
 sampling. Runs that are there already are kept, so an interrupted comparison goes on, and processes with a seed and a
 trainer each may run side by side. Writes `async_trainers.csv` of the runs that have ended.
 """
@@ -20,7 +20,7 @@ from quickstart.run import Settings, phases
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
 
-SAMPLERS = {"tree_sync": "EagerReplayBuffer", "tree_colocate_async": "EagerReplayBufferAsync"}
+TRAINERS = ("tree_sync", "tree_colocate_async")
 COLUMNS = {
     "reward": "tree/session_score/mean",
     "staleness_oldest_mean": "tree/staleness/oldest/mean",
@@ -52,7 +52,6 @@ def train(settings: Settings, trainer: str, seed: int) -> None:
             f"actor_rollout_ref.rollout.seed={seed}",
             "algorithm.rollout_correction.rollout_is=token",
             f"trainer.v1.trainer_mode={trainer}",
-            f"trainer.v1.sampler.custom_sampler.name={SAMPLERS[trainer]}",
             f"trainer.default_local_dir={settings.output / trainer / str(seed)}",
             "actor_rollout_ref.rollout.custom.tree_dump_dir=null",
         ]
@@ -142,7 +141,7 @@ def compare(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--trainers", nargs="+", choices=sorted(SAMPLERS), default=sorted(SAMPLERS, reverse=True))
+    parser.add_argument("--trainers", nargs="+", choices=sorted(TRAINERS), default=sorted(TRAINERS, reverse=True))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--commit", default=None, help="to write beside figures; asked of git if left out")

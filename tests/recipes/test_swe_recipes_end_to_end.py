@@ -46,6 +46,7 @@ def train(
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
+    assert re.search(r"attention: \w+", finished.stdout), "a run says which tree attention it takes"
     lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
     steps = [
         {name: float(value) for name, value in re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}

@@ -13,6 +13,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.trainer.mixin import POLL_SECONDS
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeDetachActorWorker, TreeTrainingWorker
 
 SEPARATE = [
@@ -62,6 +63,7 @@ def test_each_trainer_has_its_modes_semantics_and_our_workers(mode: str, buffer:
     assert trainer.trainer_mode == mode.removeprefix("tree_")
     assert isinstance(trainer.replay_buffer, buffer)
     assert isinstance(trainer.replay_buffer, ReplayBufferAsync) == (buffer is ReplayBufferAsync)
+    assert trainer.replay_buffer.poll_interval == POLL_SECONDS < 1, "verl's two seconds would be waited every step"
     assert trainer.parameter_sync_step == (2 if mode == "tree_separate_async" else 1)
     assert workers(trainer) == {Role.ActorRolloutRef: actor, Role.Critic: TreeTrainingWorker}
 

@@ -38,6 +38,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "PPOTrainerSeparateAsync": "verl.trainer.ppo.v1.trainer_separate_async",
     "PPOTrainerSync": "verl.trainer.ppo.v1.trainer_sync",
     "TRAINER_REGISTRY": "verl.trainer.ppo.v1.trainer_base",
+    "ReplayBuffer": "verl.trainer.ppo.v1.replay_buffer",
+    "ReplayBufferAsync": "verl.trainer.ppo.v1.replay_buffer",
     "Role": "verl.trainer.ppo.utils",
     "need_critic": "verl.trainer.ppo.utils",
     "apply_kl_penalty": "verl.trainer.ppo.ray_trainer",

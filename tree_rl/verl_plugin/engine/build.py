@@ -74,7 +74,6 @@ def chosen_attention(
     reason = unavailable_reason(chosen, **wanted)
     if reason is not None:
         raise ValueError(f"tree.attention={chosen} cannot run here: {reason}; set tree.attention=auto")
-    logger.info("tree attention runs as %s", chosen)
     return chosen
 
 

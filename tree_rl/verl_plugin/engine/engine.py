@@ -97,6 +97,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             head_size=shape.head_dim,
             deterministic=self.engine_config.full_determinism,
         )
+        if torch.distributed.get_rank() == 0:
+            # Ray shows what workers print, not what they log at this level.
+            print(f"attention: {self.attention_implementation}", flush=True)
         context = StepContext(
             module=self.module,
             device=torch.device(get_device_id()),

@@ -15,6 +15,8 @@ from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
     PPOTrainer,
+    ReplayBuffer,
+    ReplayBufferAsync,
     Role,
     apply_kl_penalty,
     compute_rollout_correction_and_add_to_batch,
@@ -45,6 +47,8 @@ from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, session_me
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
 from tree_rl.verl_plugin.trainer.workers import OF_UPDATE, TreeActorRolloutRefWorker, TreeTrainingWorker
 
+POLL_SECONDS = 0.1
+"""Between two looks for finished groups. verl looks every two seconds, so every step would wait a second on average."""
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
 """Columns that are read where they exist; old log-probs come with the update only where it finds them itself."""
 
@@ -69,6 +73,13 @@ class TreeTrainerMixin(ResumableTrainer):
         for role in self.role_worker_mapping:
             worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
             self.role_worker_mapping[role] = ray.remote(worker)
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        """verl's, which looks often; a sampler that the config names keeps its own pace."""
+        buffer = super()._build_replay_buffer()
+        if type(buffer) in (ReplayBuffer, ReplayBufferAsync):
+            buffer.poll_interval = POLL_SECONDS
+        return buffer
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train as verl does, once every worker of the job has the plugin."""

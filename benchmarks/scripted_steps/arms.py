@@ -1,0 +1,144 @@
+"""What starts a run: stock verl as its Qwen3-8B script sets it up, and the same command with `tree_sync`.
+
+The script is `tree_rl.benchmark.against_verl.engines.EXAMPLE`. What differs from it in both arms: FSDP2, one server per
+GPU, one optimizer step for all rows of a step, and lengths that fit the sessions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers.utils import is_flash_attn_2_available
+
+from scripted_steps.session_scripts import Script
+from tree_rl.benchmark.against_verl.engines import KL_COEF, KL_TYPE, LEARNING_RATE, MAX_TOKENS
+from tree_rl.benchmark.against_verl.without_flash_attention_2 import NAME as FLASH_ATTENTION_4
+
+STOCK, TREE = "verl", "tree_rl"
+ARMS = (STOCK, TREE)
+ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+ATTENTION = f"++{MODEL}.override_config.attn_implementation"
+SAMPLER = "trainer.v1.sampler.custom_sampler"
+CPU = [
+    "hydra.searchpath=[pkg://tree_rl.verl_plugin.config]",
+    "+machine=cpu",
+    "ray_kwargs.ray_init.num_cpus=24",
+]
+"""verl itself has no settings for a CPU."""
+IN_VLLM = [
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.enforce_eager=true",
+    f"{ROLLOUT}.gpu_memory_utilization=0.6",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One arm on one script."""
+
+    arm: str
+    """One of `ARMS`."""
+    script: Script
+    sessions: int
+    """Of each prompt."""
+    steps: int
+    gpus: int
+    """0 runs on the CPU."""
+    model: Path
+    prompts: Path
+    agent_loop: Path
+    output: Path
+    max_tokens: int | None
+    """Of a micro-batch; None takes the script's, or the longest row."""
+    liger: bool
+    overrides: Sequence[str]
+
+    def command(self) -> list[str]:
+        """Overrides of `verl.trainer.main_ppo`."""
+        overrides = [*(IN_VLLM if self.gpus else CPU), *self._common()]
+        overrides += self._tree() if self.arm == TREE else self._stock()
+        return [*overrides, *self.overrides]
+
+    def attention(self) -> str:
+        """How rows attend in the stock arm."""
+        if not self.gpus:
+            return "row by row, SDPA"
+        return "flash_attention_2" if is_flash_attn_2_available() else FLASH_ATTENTION_4
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables that the arm needs."""
+        chosen = {}
+        if self.arm == TREE or not self.gpus:  # the CPU's rollout engine is the plugin's
+            chosen["VERL_USE_EXTERNAL_MODULES"] = "tree_rl.verl_plugin"
+        if not self.gpus:
+            chosen["TORCH_COMPILE_DISABLE"] = "1"
+            if self.arm == STOCK:  # verl lists its own engine for accelerators alone
+                chosen["VERL_ENGINE_DEVICE"] = "cuda"
+        return chosen
+
+    def _common(self) -> list[str]:
+        groups = len(self.script.groups)
+        longest = self.script.longest_prompt + self.script.longest_response
+        tokens = max(self.max_tokens or MAX_TOKENS, longest)
+        buffer = "TimedTreeReplayBuffer" if self.arm == TREE else "TimedReplayBuffer"
+        return [
+            "algorithm.adv_estimator=grpo",
+            "algorithm.use_kl_in_reward=false",
+            f"data.train_files={self.prompts}",
+            f"data.val_files={self.prompts}",
+            f"data.train_batch_size={groups}",
+            f"data.max_prompt_length={self.script.longest_prompt}",
+            f"data.max_response_length={self.script.longest_response}",
+            "data.dataloader_num_workers=0",
+            "data.shuffle=false",
+            f"{MODEL}.path={self.model}",
+            f"{MODEL}.use_remove_padding=true",
+            f"{MODEL}.enable_gradient_checkpointing=true",
+            f"{MODEL}.use_liger={str(self.liger).lower()}",
+            f"{ACTOR}.strategy=fsdp2",
+            f"{ACTOR}.optim.lr={LEARNING_RATE}",
+            f"{ACTOR}.use_dynamic_bsz=true",
+            f"{ACTOR}.ppo_max_token_len_per_gpu={tokens}",
+            # verl pins the memory of a reference on FSDP2, which takes a GPU.
+            f"{ACTOR}.use_kl_loss={str(self.gpus > 0).lower()}",
+            f"{ACTOR}.kl_loss_coef={KL_COEF}",
+            f"{ACTOR}.kl_loss_type={KL_TYPE}",
+            f"{ACTOR}.entropy_coeff=0",
+            f"{REF}.log_prob_use_dynamic_bsz=true",
+            f"{REF}.log_prob_max_token_len_per_gpu={tokens}",
+            f"{REF}.fsdp_config.param_offload=true",
+            f"{ROLLOUT}.n={self.sessions}",
+            f"{ROLLOUT}.tensor_model_parallel_size=1",
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
+            f"{ROLLOUT}.log_prob_max_token_len_per_gpu={tokens}",
+            f"{ROLLOUT}.agent.agent_loop_config_path={self.agent_loop}",
+            f"{SAMPLER}.path=pkg://scripted_steps.timed_replay_buffers",
+            f"{SAMPLER}.name={buffer}",
+            f"trainer.n_gpus_per_node={self.gpus or 1}",
+            "trainer.nnodes=1",
+            "trainer.balance_batch=true",
+            "trainer.val_before_train=false",
+            "trainer.test_freq=-1",
+            "trainer.save_freq=-1",
+            "trainer.resume_mode=disable",
+            "trainer.total_epochs=100000",
+            f"trainer.total_training_steps={self.steps}",
+            "trainer.logger=[console,file]",
+            f"trainer.default_local_dir={self.output / 'checkpoints'}",
+        ]
+
+    def _stock(self) -> list[str]:
+        # verl counts an optimizer step's rows as prompts times sessions, whatever rows a session has.
+        overrides = [
+            "trainer.v1.trainer_mode=sync",
+            f"{ACTOR}.ppo_mini_batch_size={-(-self.script.rows // self.sessions)}",
+        ]
+        if not self.gpus:
+            return [*overrides, f"{MODEL}.external_lib=swe_learning_rows", f"{ATTENTION}=tree_rl_row_by_row"]
+        if self.attention() == FLASH_ATTENTION_4:
+            library = "scripted_steps.without_flash_attention_2"
+            return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}={FLASH_ATTENTION_4}"]
+        return overrides
+
+    def _tree(self) -> list[str]:
+        return ["trainer.v1.trainer_mode=tree_sync", f"{ACTOR}.ppo_mini_batch_size={len(self.script.groups)}"]

@@ -1,0 +1,45 @@
+"""Looks at the GPUs while a run goes on: how busy, how full."""
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@contextmanager
+def watched(path: Path, gpus: int) -> Iterator[None]:
+    """Append to a file, again and again: time, idle share over the GPUs, memory of the fullest.
+
+    Args:
+        path: of the file.
+        gpus: that the run uses, the machine's first; with 0 nothing is written.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_look, args=(path, gpus, ended), daemon=True)
+    if gpus:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if gpus:
+            thread.join()
+
+
+def _look(path: Path, gpus: int, ended: threading.Event) -> None:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(gpus)]
+    with path.open("w") as file:
+        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+            busy = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
+            full = max(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+            look = {"time": time.time(), "idle": 1 - statistics.fmean(busy), "memory_gib": full / 2**30}
+            file.write(json.dumps(look) + "\n")
+    pynvml.nvmlShutdown()

@@ -1,0 +1,86 @@
+"""verl's agent loop that plays a recorded script: it asks for exactly as many tokens a turn as the script says."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from scripted_steps.session_scripts import Script, script_with_overlap, session_calls
+from tree_rl.rollout.transcript import ModelCall
+from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
+
+STAMPS = "TREE_RL_STEP_STAMPS"
+"""Variable that names the folder of the stamps."""
+
+
+def stamp(**figures: Any) -> None:
+    """Append a line to this process's file of stamps."""
+    path = Path(os.environ[STAMPS]) / f"{os.getpid()}.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(figures) + "\n")
+
+
+class ScriptedAgentLoop(AgentLoopBase):
+    """Plays the session that prompt and sample name.
+
+    Args:
+        script: arguments of `script_with_overlap`.
+        vocab: of the model.
+        rest: verl's.
+    """
+
+    def __init__(self, *, script: Mapping[str, Any], vocab: int, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._script_arguments, self._vocab = dict(script), vocab
+
+    @cached_property
+    def _script(self) -> Script:
+        return script_with_overlap(**self._script_arguments)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        """One session.
+
+        Raises:
+            ValueError: the server generated more or fewer tokens than the script says.
+        """
+        group, session = int(kwargs["extra_info"]["index"]), int(kwargs["session_id"])
+        started = time.time()
+        backend, name = VerlBackend(self.server_manager, end_token_ids=frozenset()), uuid4().hex
+        calls: list[ModelCall] = []
+        play = session_calls(self._script.groups[group][session], (group, session), self._vocab)
+        reply: list[int] | None = None
+        while True:
+            try:
+                context, wanted = next(play) if reply is None else play.send(reply)
+            except StopIteration:
+                break
+            generation = await backend.generate(
+                context, max_tokens=wanted, sampling={**sampling_params, "ignore_eos": True}, session=name
+            )
+            reply = list(generation.token_ids)
+            if len(reply) != wanted:
+                raise ValueError(
+                    f"the script says {wanted} tokens behind {len(context)}, the server wrote {len(reply)}"
+                )
+            calls.append(
+                ModelCall(
+                    prompt_ids=tuple(context),
+                    response_ids=tuple(reply),
+                    log_probs=generation.log_probs,
+                    turn=len(calls),
+                    min_version=generation.min_version,
+                    max_version=generation.max_version,
+                )
+            )
+        reward = (7 * group + 3 * session) % 5 / 4
+        outputs = rows_to_outputs(tuple(calls), reward=reward, figures={}, metrics=AgentLoopMetrics())
+        generated = sum(len(call.response_ids) for call in calls)
+        stamp(step=int(kwargs["global_steps"]), started=started, ended=time.time(), generated=generated)
+        return outputs

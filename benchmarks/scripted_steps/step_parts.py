@@ -1,0 +1,106 @@
+"""Where the seconds of each step went, and what Amdahl's law makes of an update's ratio.
+
+A step lasts from the start of its first session to the start of the next step's, so its parts add up to it.
+"""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quickstart.progress import read_steps
+
+TIMED = {"old_log_probs_s": "old_log_prob", "ref_s": "ref", "update_s": "update_actor", "weights_s": "update_weights"}
+"""Column -> verl's timer."""
+PARTS = ("rollout_s", "waiting_s", *TIMED, "rest_s")
+"""Rollout: sessions run. Waiting: all have ended, the trainer has not looked. Weights: servers sleep, get the new
+weights and wake. Rest: advantages, metrics, queues, balancing."""
+UPDATE = ("old_log_probs_s", "ref_s", "update_s")
+"""What trees shorten."""
+COUNTS = ("rows", "flat_tokens", "generated_tokens")
+MEDIANS = ("step_s", *PARTS, "gpu_idle_share", "gpu_memory_gib", "trainer_memory_gib")
+
+
+def step_rows(folder: Path) -> list[dict[str, Any]]:
+    """One row for each step of a run but the last, whose end nobody saw.
+
+    Args:
+        folder: with `metrics.jsonl`, `stamps/` and, from a GPU, `gpus.jsonl`.
+    """
+    metrics = dict(read_steps(folder / "metrics.jsonl"))
+    stamps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for path in (folder / "stamps").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            figures = json.loads(line)
+            stamps[figures["step"]].append(figures)
+    looks = [json.loads(line) for line in _lines(folder / "gpus.jsonl")]
+    begins = {step: min(one["started"] for one in of_step if "started" in one) for step, of_step in stamps.items()}
+    return [
+        _step_row(step, (begins[step], begins[step + 1]), metrics[step], stamps[step], looks)
+        for step in sorted(begins)
+        if step in metrics and step + 1 in begins
+    ]
+
+
+def _step_row(
+    step: int,
+    window: tuple[float, float],
+    metrics: Mapping[str, float],
+    stamps: Sequence[Mapping[str, float]],
+    looks: Sequence[Mapping[str, float]],
+) -> dict[str, Any]:
+    begin, end = window
+    sessions = [one for one in stamps if "ended" in one]
+    (taken,) = (one for one in stamps if "taken" in one)
+    last = max(one["ended"] for one in sessions)
+    row: dict[str, Any] = {"step": step, "step_s": end - begin, "rollout_s": last - begin}
+    row["waiting_s"] = taken["taken"] - last
+    row |= {name: metrics.get(f"timing_s/{timer}", 0.0) for name, timer in TIMED.items()}
+    row["weights_s"] += metrics["timing_s/gen"] - (taken["taken"] - taken["asked"])
+    row["rest_s"] = row["step_s"] - sum(row[name] for name in PARTS[:-1])
+    row |= {"rows": taken["rows"], "flat_tokens": taken["flat_tokens"]}
+    row["generated_tokens"] = sum(one["generated"] for one in sessions)
+    row["trainer_memory_gib"] = metrics.get("actor/perf/max_memory_allocated_gb", "")
+    seen = [look for look in looks if begin <= look["time"] < end]
+    if seen:
+        row["gpu_idle_share"] = statistics.fmean(look["idle"] for look in seen)
+        row["gpu_memory_gib"] = max(look["memory_gib"] for look in seen)
+    return row
+
+
+def summary(rows: Sequence[Mapping[str, Any]], warm_up: int) -> dict[str, Any]:
+    """Medians over the steps behind the warm-up, with the range of whole steps.
+
+    Raises:
+        ValueError: no step is left.
+    """
+    counted = rows[warm_up:]
+    if not counted:
+        raise ValueError(f"expected more than {warm_up} steps before the last one, received {len(rows)}; raise --steps")
+    columns: dict[str, Any] = {"steps": len(counted)}
+    for name in MEDIANS:
+        values = [row[name] for row in counted if row.get(name, "") != ""]
+        columns[name] = statistics.median(values) if values else ""
+    seconds = [row["step_s"] for row in counted]
+    return (
+        columns
+        | {"step_s_low": min(seconds), "step_s_high": max(seconds)}
+        | {name: counted[-1][name] for name in COUNTS}
+    )
+
+
+def amdahl(stock: Mapping[str, Any], update_ratio: float) -> float:
+    """Speed-up of a whole step if only old log-probs, reference and update change, by one GPU's ratio.
+
+    Args:
+        stock: `summary` of the stock arm.
+        update_ratio: stock's seconds over the tree's.
+    """
+    share = sum(stock[name] for name in UPDATE) / stock["step_s"]
+    return 1 / (1 - share + share / update_ratio)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,211 @@
+"""Whole steps of GRPO, stock verl against tree_rl: rollout, log-probs, update, weights, waiting, idle GPUs, memory.
+
+Sessions follow recorded turn lengths, so both arms generate, and train on, as many tokens. Model, tokenizer and prompts
+are made on the machine.
+
+PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 --update-ratio 0.5=1.9 0.9=12
+
+Runs of one --output add up, so arms and overlaps may run in several calls.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import write_csv
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
+from quickstart.progress import Phase, run_phase  # noqa: E402
+from scripted_steps.arms import ARMS, STOCK, TREE, Run  # noqa: E402
+from scripted_steps.gpu_watch import watched  # noqa: E402
+from scripted_steps.inputs import save_agent_loop, save_prompts  # noqa: E402
+from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
+from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
+from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
+from swe_learning import MARK, end_leftovers, python_path  # noqa: E402
+
+PACKAGES = ("torch", "triton", "transformers", "verl", "vllm", "ray", "flash-attn", "flash-attn-4", "liger-kernel")
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("outputs/whole_step"))
+    parser.add_argument("--csv", type=Path, default=Path("outputs/whole_step.csv"))
+    parser.add_argument("--gpus", type=int, default=1, help="0 runs a tiny model on the CPU, without vLLM")
+    parser.add_argument("--model", choices=list(MODEL_SIZES), default="8b")
+    parser.add_argument("--layers", type=int, default=None, help="all by default")
+    parser.add_argument("--por", type=float, nargs="+", default=[0.5, 0.9])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--prompts", type=int, default=8, help="of a step")
+    parser.add_argument("--sessions", type=int, default=4, help="of a prompt")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the recorded lengths")
+    parser.add_argument("--turns", type=int, default=None, help="most turns of a session; all by default")
+    parser.add_argument("--steps", type=int, default=5, help="that are measured")
+    parser.add_argument("--warm-up", type=int, default=1, help="steps before those")
+    parser.add_argument("--max-tokens", type=int, default=None, help="of a micro-batch, both arms")
+    parser.add_argument("--liger", action="store_true", help="fused layers in both arms")
+    parser.add_argument("--update-ratio", nargs="*", default=[], help="POR=RATIO of one GPU's update, for Amdahl's law")
+    parser.add_argument("--deadline", type=float, default=3600.0, help="seconds of one run")
+    parser.add_argument("--commit", default=None)
+    parser.add_argument("--override", nargs="*", default=[], help="of main_ppo, both arms")
+    arguments = parser.parse_args(given)
+    arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
+    arguments.ratios = {float(por): float(ratio) for por, ratio in (one.split("=") for one in arguments.update_ratio)}
+    return arguments
+
+
+def script_arguments(arguments: argparse.Namespace, por: float) -> dict[str, Any]:
+    """Arguments of `script_with_overlap`."""
+    lengths = {"scale": arguments.scale, "turns": arguments.turns}
+    return {"por": por, "groups": arguments.prompts, "sessions": arguments.sessions, **lengths}
+
+
+def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
+    """What a run leaves."""
+    folder: Path = arguments.output / f"{arm}_{por:g}"
+    return folder
+
+
+def random_model(arguments: argparse.Namespace) -> Path:
+    """The folder of the model, which is written if it is not there."""
+    layers = MODEL_SIZES[arguments.model].with_layers(arguments.layers).shape.layers
+    folder: Path = arguments.output / f"model_{arguments.model}_{layers}"
+    if not (folder / "tokenizer.json").exists():
+        command = [sys.executable, "-m", "scripted_steps.inputs", arguments.model, str(layers), str(folder)]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path()}, check=True)
+    return folder
+
+
+def prepare(arguments: argparse.Namespace, arm: str, por: float) -> Run:
+    """Write what the run reads."""
+    folder, named = run_folder(arguments, arm, por), script_arguments(arguments, por)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Run(
+        arm=arm,
+        script=script_with_overlap(**named),
+        sessions=arguments.sessions,
+        steps=arguments.warm_up + arguments.steps + 1,
+        gpus=arguments.gpus,
+        model=random_model(arguments),
+        prompts=save_prompts(folder / "prompts.parquet", arguments.prompts),
+        agent_loop=save_agent_loop(folder / "agent_loops.yaml", named, MODEL_SIZES[arguments.model].shape.vocab),
+        output=folder,
+        max_tokens=arguments.max_tokens,
+        liger=arguments.liger,
+        overrides=arguments.override,
+    )
+
+
+def play(arguments: argparse.Namespace, run: Run) -> None:
+    """Run one arm on one script."""
+    folder, mark = run.output, f"{os.getpid()}-{run.output.name}"
+    stamps = folder / "stamps"
+    stamps.mkdir(exist_ok=True)
+    for old in stamps.iterdir():
+        old.unlink()
+    environment = {
+        "PYTHONPATH": python_path(),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "RAY_memory_monitor_refresh_ms": "0",
+        STAMPS: str(stamps),
+        MARK: mark,
+        **run.environment(),
+    }
+    try:
+        with watched(folder / "gpus.jsonl", run.gpus):
+            run_phase(
+                Phase(
+                    name=folder.name,
+                    command=[sys.executable, "-m", "verl.trainer.main_ppo", *run.command()],
+                    log=folder / "log.txt",
+                    limit_seconds=arguments.deadline,
+                    metrics=folder / "metrics.jsonl",
+                    describe=lambda step, figures: f"step {step:3d}  {figures['timing_s/step']:.1f} s",
+                    environment=environment,
+                )
+            )
+    finally:
+        end_leftovers(mark)
+
+
+def refuse_other_work(rows: Sequence[Mapping[str, Any]], script: Script, name: str) -> None:
+    """Check that every step did the script's work.
+
+    Raises:
+        ValueError: a step generated, or trained on, something else.
+    """
+    wanted = {count: getattr(script, count) for count in COUNTS}
+    for row in rows:
+        received = {count: row[count] for count in COUNTS}
+        if received != wanted:
+            raise ValueError(f"{name}, step {row['step']}: expected {wanted}, received {received}")
+
+
+def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The table of all runs in the output folder, which it also writes and prints."""
+    lines, every = [], []
+    for por in arguments.por:
+        script = script_with_overlap(**script_arguments(arguments, por))
+        found: dict[str, dict[str, Any]] = {}
+        for arm in ARMS:
+            rows = step_rows(run_folder(arguments, arm, por))
+            if not rows:
+                continue
+            refuse_other_work(rows, script, f"{arm}_{por:g}")
+            every += [{"arm": arm, "por": script.por, **row} for row in rows]
+            found[arm] = {"arm": arm, "por": script.por, **summary(rows, arguments.warm_up)}
+        if set(found) == set(ARMS):
+            stock, tree = found[STOCK], found[TREE]
+            tree["speed_up"] = stock["step_s"] / tree["step_s"]
+            spent = [sum(line[name] for name in UPDATE) for line in (stock, tree)]
+            tree["update_ratio"] = spent[0] / spent[1]
+            if por in arguments.ratios:
+                tree["one_gpu_update_ratio"] = arguments.ratios[por]
+                tree["amdahl_speed_up"] = amdahl(stock, arguments.ratios[por])
+        lines += list(found.values())
+    about = {name: getattr(arguments, name) for name in ("model", "layers", "gpus", "prompts", "sessions", "scale")}
+    about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
+    lines = [{**line, **about} for line in lines]
+    write_csv(arguments.csv, lines)
+    write_csv(arguments.output / "steps.csv", [{**row, **about} for row in every])
+    for line in lines:
+        print(describe(line), flush=True)
+    return lines
+
+
+def describe(line: Mapping[str, Any]) -> str:
+    """One arm in one paragraph."""
+    shares = ", ".join(f"{name.removesuffix('_s')} {line[name]:.2f}" for name in PARTS)
+    text = f"{line['arm']}, POR {line['por']:.3f}: {line['step_s']:.2f} s a step ({shares}); {line['rows']} rows"
+    if line["gpu_idle_share"] != "":
+        text += f"; GPUs idle {line['gpu_idle_share']:.2f}, {line['gpu_memory_gib']:.1f} GiB"
+    if "speed_up" in line:
+        text += f"; {line['speed_up']:.2f} times stock verl, updates alone {line['update_ratio']:.2f}"
+    if "amdahl_speed_up" in line:
+        share = line["speed_up"] / line["amdahl_speed_up"]
+        text += f"; Amdahl's law gives {line['amdahl_speed_up']:.2f}, reached {share:.2f}"
+    return text
+
+
+def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run the arms, then report."""
+    arguments = parse(given)
+    made_by = provenance(commit=arguments.commit, packages=PACKAGES)
+    for por in arguments.por:
+        for arm in arguments.arms:
+            run = prepare(arguments, arm, por)
+            made_by["stock_attention"] = run.attention()
+            play(arguments, run)
+    return report(arguments, made_by)
+
+
+if __name__ == "__main__":
+    main()

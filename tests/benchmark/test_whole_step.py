@@ -1,0 +1,153 @@
+"""Whole steps of two arms: the same work in both, parts that add up, and what Amdahl's law makes of an update."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import whole_step
+from scripted_steps.session_scripts import SHARES, Script, script_with_overlap, session_calls
+from scripted_steps.step_parts import PARTS, UPDATE, amdahl, step_rows, summary
+
+from tree_rl.benchmark.results import read_csv
+from tree_rl.rollout.transcript import ModelCall, rows_of_calls
+from tree_rl.tree import Forest
+
+ROOT = Path(__file__).parents[2]
+VOCAB = 150_000
+
+
+def played(script: Script, group: int, session: int) -> list[list[int]]:
+    """Token ids of a session's rows, with drawn replies."""
+    draw = np.random.default_rng((group, session, 99))
+    calls = session_calls(script.groups[group][session], (group, session), VOCAB)
+    made, reply = [], None
+    while True:
+        try:
+            context, wanted = next(calls) if reply is None else calls.send(reply)
+        except StopIteration:
+            break
+        reply = draw.integers(0, VOCAB, wanted).tolist()
+        made.append(ModelCall(prompt_ids=tuple(context), response_ids=tuple(reply), log_probs=None))
+    return [list(row.token_ids) for row in rows_of_calls(made)]
+
+
+@pytest.mark.parametrize("por", [0.5, 0.9])
+def test_sessions_that_follow_the_script_have_its_rows_and_its_overlap(por: float) -> None:
+    script = script_with_overlap(por, groups=3, sessions=2)
+    assert script.por == pytest.approx(por, abs=0.06)
+    rows = {place: played(script, *place) for place in np.ndindex(3, 2)}
+    for (group, session), of_session in rows.items():
+        assert sorted(map(len, of_session)) == sorted(script.groups[group][session].row_tokens())
+    every = [np.array(row) for of_session in rows.values() for row in of_session]
+    keys = [str(group) for (group, _), of_session in rows.items() for _ in of_session]
+    forest = Forest.from_rows(every, merge_key=keys)
+    assert (len(every), forest.num_flat, forest.num_unique) == (script.rows, script.flat_tokens, script.unique_tokens)
+    assert max(len(row) for row in every) <= script.longest_prompt + script.longest_response
+
+
+def test_a_script_is_what_its_arguments_say() -> None:
+    small = script_with_overlap(0.9, groups=60, sessions=5, scale=0.01, turns=1)
+    assert small.rows == 300, "one turn is one row"
+    assert len(SHARES) == len(set(SHARES))
+    full = script_with_overlap(1.0, groups=1, sessions=1)
+    assert full.rows == len(full.groups[0][0].turns), "every turn drops its thought"
+
+
+def write_run(folder: Path, *, generated: int = 20, idle: bool = True) -> None:
+    """Three steps of ten seconds, as a run would leave them."""
+    (folder / "stamps").mkdir(parents=True)
+    lines, metrics, looks = [], [], []
+    for step in (1, 2, 3):
+        begin = 10.0 * step
+        lines += [
+            {"step": step, "started": begin + late, "ended": begin + 3, "generated": generated} for late in (0, 1)
+        ]
+        lines.append({"step": step, "asked": begin + 0.5, "taken": begin + 4, "rows": 5, "flat_tokens": 70})
+        timers = {"gen": 3.75, "old_log_prob": 1.0, "update_actor": 2.0, "update_weights": 0.5}
+        metrics.append({"step": step, "data": {f"timing_s/{name}": value for name, value in timers.items()}})
+        looks += [{"time": begin + second, "idle": second / 9, "memory_gib": second + step} for second in range(10)]
+    half = len(lines) // 2
+    for number, part in enumerate((lines[:half], lines[half:])):
+        (folder / "stamps" / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in part))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    if idle:
+        (folder / "gpus.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+
+
+def test_the_parts_of_a_step_are_its_seconds(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    rows = step_rows(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2], "nobody saw the end of the last step"
+    expected = {"rollout_s": 3.0, "waiting_s": 1.0, "old_log_probs_s": 1.0, "ref_s": 0.0, "update_s": 2.0}
+    expected |= {"weights_s": 0.75, "rest_s": 2.25, "step_s": 10.0}
+    assert {name: rows[0][name] for name in expected} == pytest.approx(expected)
+    assert sum(rows[1][name] for name in PARTS) == pytest.approx(rows[1]["step_s"])
+    assert (rows[0]["rows"], rows[0]["flat_tokens"], rows[0]["generated_tokens"]) == (5, 70, 40)
+    assert (rows[1]["gpu_idle_share"], rows[1]["gpu_memory_gib"]) == (pytest.approx(0.5), 11)
+    with pytest.raises(ValueError, match="--steps"):
+        summary(rows, warm_up=2)
+
+
+def test_a_cpu_reports_no_idle_share(tmp_path: Path) -> None:
+    write_run(tmp_path, idle=False)
+    assert summary(step_rows(tmp_path), warm_up=0)["gpu_idle_share"] == ""
+
+
+def test_amdahl_shortens_the_update_alone(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    stock = summary(step_rows(tmp_path), warm_up=0)
+    assert sum(stock[name] for name in UPDATE) == pytest.approx(3.0)
+    assert amdahl(stock, 1.0) == pytest.approx(1.0)
+    assert amdahl(stock, 2.0) == pytest.approx(10 / 8.5)
+
+
+def test_an_arm_that_did_other_work_is_refused(tmp_path: Path) -> None:
+    given = ["--output", str(tmp_path), "--csv", str(tmp_path / "t.csv"), "--por", "0.5", "--commit", "x"]
+    arguments = whole_step.parse([*given, "--prompts", "1", "--sessions", "1"])
+    write_run(tmp_path / "verl_0.5")
+    with pytest.raises(ValueError, match=r"verl_0.5, step 1: expected .*rows"):
+        whole_step.report(arguments, {"stock_attention": ""})
+
+
+def measure(folder: Path, arguments: Sequence[str]) -> list[dict[str, str]]:
+    """Run the benchmark; its table."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "whole_step.py"), "--output", str(folder)]
+    command += ["--csv", str(folder / "table.csv"), "--commit", "test", *arguments]
+    finished = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    return read_csv(folder / "table.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(1200)
+def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> None:
+    sizes = ["--gpus", "0", "--model", "tiny", "--por", "0.7", "--prompts", "2", "--sessions", "2", "--scale", "0.05"]
+    table = measure(tmp_path, [*sizes, "--turns", "4", "--steps", "2", "--update-ratio", "0.7=2"])
+    stock, tree = table
+    assert (stock["arm"], tree["arm"]) == ("verl", "tree_rl")
+    assert (stock["stock_attention"], stock["commit"]) == ("row by row, SDPA", "test")
+    for count in ("rows", "flat_tokens", "generated_tokens"):
+        assert int(stock[count]) == int(tree[count]) > 0
+    steps = read_csv(tmp_path / "steps.csv")
+    assert len(steps) == 2 * 3
+    for step in steps:
+        assert sum(float(step[part]) for part in PARTS) == pytest.approx(float(step["step_s"]), rel=1e-3)
+        assert all(float(step[part]) >= -0.01 for part in PARTS), step
+    assert float(tree["amdahl_speed_up"]) > 1 and float(tree["speed_up"]) > 0
