@@ -97,7 +97,7 @@ def drawn_trees(tokens: int, row_tokens: int, vocab: int) -> Batch:
 
 def recorded_trees(rows: list[Row], tokens: int, vocab: int) -> Batch:
     """Whole trees of a recording in random order, of at most `tokens` unique tokens in all."""
-    groups = list(rows_by_group(rows).values())
+    groups = list(rows_by_group(row.group for row in rows).values())
     chosen: list[int] = []
     left = tokens
     for index in np.random.default_rng(0).permutation(len(groups)):
