@@ -135,7 +135,9 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config:
         weight_B = tree_mean_weights(forest) if rows.weight_F is None else _weight_of_rows(rows.weight_F, forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
     if config.path_weighting == "token_unique":
-        weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
+        weight_of_next_F = np.append(
+            (_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0
+        )
         flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
         pairs = zip(batches, flat_of, strict=True)
         return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]

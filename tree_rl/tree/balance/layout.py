@@ -83,7 +83,8 @@ def _starts(whole: Parts) -> list[Parts]:
         candidates = [*sorted(apart.ranks_of[group]), int(strange.argmin())]
         one = np.array([path])
         ends = [
-            apart.load_D[rank] - (groups[group].cost(held) if len(held) else 0.0)
+            apart.load_D[rank]
+            - (groups[group].cost(held) if len(held) else 0.0)
             + groups[group].cost(np.union1d(held, one))
             for rank in candidates
             for held in [apart.on_rank[rank].get(group, np.zeros(0, dtype=np.int64))]

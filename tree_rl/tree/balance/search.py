@@ -112,7 +112,8 @@ class Search:
         """The runs of a rank, found once for all that it holds."""
         held = tuple(parts.runs(rank, group) for group in sorted(parts.on_rank[rank]))
         known = self._known.get(rank)
-        if known is None or len(known.held) != len(held) or any(a is not b for a, b in zip(known.held, held)):
+        # Runs are equal where they are the same object: any change of a rank finds its runs anew.
+        if known is None or known.held != held:
             most = 1 if self._only_whole else max(1, MOST_SWAPPED // len(held))
             self._known[rank] = known = _Swappable.of(held, most)
         return known

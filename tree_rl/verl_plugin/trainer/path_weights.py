@@ -46,9 +46,12 @@ def path_weight_columns(
         weights = once_per_token_weights(forest, forest.row_index.with_values(np.concatenate(masks)))
         for local, row in enumerate(rows):
             size = len(trained[row])
-            by_name = {"sep_avg": np.full(size, weight_B[local]), "token_unique": weights[local][-size:] if size else []}
+            by_name = {
+                "sep_avg": np.full(size, weight_B[local]),
+                "token_unique": weights[local][len(masks[local]) - size :],
+            }
             for name in weightings:
-                columns[name][row] = torch.as_tensor(np.array(by_name[name]), dtype=torch.float64)
+                columns[name][row] = torch.from_numpy(by_name[name])
     return {
         PATH_WEIGHT_COLUMNS[name]: torch.nested.as_nested_tensor(entries, layout=torch.jagged)
         for name, entries in columns.items()
