@@ -136,7 +136,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
 BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1], [1, 2], [1, 1]]
 
 
-def test_groups_stay_whole_and_steps_do_not_grow(queue: LocalQueue) -> None:
+def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
     batch = put_rows(queue, BRANCHES)
     metrics: dict[str, Any] = {}
     trainer = make_trainer(critic=True)
@@ -149,9 +149,11 @@ def test_groups_stay_whole_and_steps_do_not_grow(queue: LocalQueue) -> None:
         block = len(balanced) // (2 * steps)
         for row, key in enumerate(balanced.keys):
             if not balanced.tags[row].get("is_padding", False):
-                homes.setdefault(key.rsplit("_", 2)[0], set()).add(row // block)
+                homes.setdefault(key.rsplit("_", 2)[0], set()).add(row // block % steps)
         assert all(len(found) == 1 for found in homes.values())
         assert len(homes) == len(BRANCHES)
+    assert metrics["tree/imbalance"] >= 1
+    assert {"tree/split_groups", "tree/repeated_tokens", "tree/padding_rows"} <= metrics.keys()
     assert metrics["tree/sessions"] == 12
     assert metrics["tree/paths_per_session/max"] == 4
     assert 0 < metrics["tree/por"] < 1
