@@ -4,8 +4,8 @@
     python benchmarks/rank_balance.py --data examples/tau_bench_airline/trajectories.json \\
         --tokenizer outputs/qwen_tokenizer --out docs/benchmarks/rank_balance.csv
 
-The mean is the cost of whole groups spread perfectly, so tokens that two ranks compute count as loss. Costs are those of
-an 8B model. No GPU is needed.
+The mean is the cost of whole groups spread perfectly, so tokens that two ranks compute count as loss. Costs are those
+of an 8B model. No GPU is needed.
 """
 
 import argparse
@@ -36,7 +36,8 @@ PROMPTS, ROWS = 50, 8
 def groups_of(source: str, args: argparse.Namespace) -> tuple[np.ndarray, list[np.ndarray]]:
     """Group and token ids of each row."""
     if source == "equal":
-        batch = agent_batch(por=0.5, num_rows=ROWS, row_tokens=4096, num_groups=PROMPTS, trained_share=0.3, vocab=32_000)
+        shape = {"num_rows": ROWS, "row_tokens": 4096, "num_groups": PROMPTS}
+        batch = agent_batch(por=0.5, trained_share=0.3, vocab=32_000, **shape)
         names, rows = batch.groups, list(batch.rows)
     else:
         recorded = read_row_file(args.data, tokenizer=args.tokenizer, rows_per=RowsPer(source))
