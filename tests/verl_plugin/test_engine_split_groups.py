@@ -16,8 +16,8 @@ from verl.utils import tensordict_utils as tu
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
+from tree_rl.verl_plugin.path_weights import path_weight_columns
 from tree_rl.verl_plugin.trainer.balance import number_groups
-from tree_rl.verl_plugin.trainer.path_weights import path_weight_columns
 
 SHAPES = shapes()
 NAMES = (

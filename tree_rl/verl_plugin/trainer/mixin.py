@@ -24,12 +24,12 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
-from tree_rl.verl_plugin.trainer.path_weights import path_weight_columns, wanted_weightings
 from tree_rl.verl_plugin.trainer.prepared_config import NEEDS_SUM_PI_SQUARED, prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import fetch_row_tokens, put_with_padding, real_rows, reward_components
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
