@@ -97,7 +97,7 @@ def drawn_trees(tokens: int, row_tokens: int, vocab: int) -> Batch:
 
 def recorded_trees(rows: list[Row], tokens: int, vocab: int) -> Batch:
     """Whole trees of a recording in random order, of at most `tokens` unique tokens in all."""
-    groups = list(rows_by_group(rows).values())
+    groups = list(rows_by_group(row.group for row in rows).values())
     chosen: list[int] = []
     left = tokens
     for index in np.random.default_rng(0).permutation(len(groups)):
@@ -119,17 +119,19 @@ def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape) 
     group_of_row = np.array([number[name] for name in names])
     overlaps = measure_groups(group_of_row, rows, shape)
     costs = np.array([overlap.cost for overlap in overlaps])
-    if arm == EQUAL:
-        rank_of_group = np.arange(len(costs)) * world // len(costs)
-    elif arm == DRAWN:
-        rank_of_group = np.random.default_rng(1).permutation(len(costs)) * world // len(costs)
-    else:
-        layout = lay_out_groups(group_of_row, costs, num_ranks=world, num_cells=1)
-        rank_of_group = np.zeros(len(costs), dtype=np.int64)
+    rank_of_row = np.zeros(len(rows), dtype=np.int64)
+    if arm == BALANCED:
+        paths = [overlap.paths for overlap in overlaps]
+        layout = lay_out_groups(group_of_row, paths, num_ranks=world, num_cells=1)
         for member, slots in enumerate(layout.order.reshape(world, -1)):
-            rank_of_group[group_of_row[slots[slots < layout.num_rows]]] = member
-    mine = np.flatnonzero(rank_of_group[group_of_row] == rank)
-    loads = np.bincount(rank_of_group, weights=costs, minlength=world)
+            rank_of_row[slots[slots < layout.num_rows]] = member
+        loads = layout.load_DC[:, 0]
+    else:
+        places = np.arange(len(costs)) if arm == EQUAL else np.random.default_rng(1).permutation(len(costs))
+        rank_of_group = places * world // len(costs)
+        rank_of_row = rank_of_group[group_of_row]
+        loads = np.bincount(rank_of_group, weights=costs, minlength=world)
+    mine = np.flatnonzero(rank_of_row == rank)
     size = len(one.rows)
     batch = Batch(
         name=one.name,

@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tree_rl.tree.cost import ModelShape
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
@@ -136,7 +137,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
 BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1], [1, 2], [1, 1]]
 
 
-def test_groups_stay_whole_and_steps_do_not_grow(queue: LocalQueue) -> None:
+def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
     batch = put_rows(queue, BRANCHES)
     metrics: dict[str, Any] = {}
     trainer = make_trainer(critic=True)
@@ -149,9 +150,11 @@ def test_groups_stay_whole_and_steps_do_not_grow(queue: LocalQueue) -> None:
         block = len(balanced) // (2 * steps)
         for row, key in enumerate(balanced.keys):
             if not balanced.tags[row].get("is_padding", False):
-                homes.setdefault(key.rsplit("_", 2)[0], set()).add(row // block)
+                homes.setdefault(key.rsplit("_", 2)[0], set()).add(row // block % steps)
         assert all(len(found) == 1 for found in homes.values())
         assert len(homes) == len(BRANCHES)
+    assert metrics["tree/imbalance"] >= 1
+    assert {"tree/split_groups", "tree/repeated_tokens", "tree/padding_rows"} <= metrics.keys()
     assert metrics["tree/sessions"] == 12
     assert metrics["tree/paths_per_session/max"] == 4
     assert 0 < metrics["tree/por"] < 1
@@ -234,3 +237,31 @@ def test_a_missing_reward_component_is_named(queue: LocalQueue) -> None:
 
 def test_verl_finds_the_trainer_by_name() -> None:
     assert get_trainer_cls("tree_sync") is PPOTrainerTreeSync
+
+
+@pytest.mark.parametrize("weighting", ["sep_avg", "token_unique"])
+def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, weighting: str) -> None:
+    trainer = make_trainer(ranks=6)
+    engine = {"fsdp_config": {"tree": {"path_weighting": weighting}}, "ppo_mini_batch_size": 8}
+    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
+    metrics: dict[str, Any] = {}
+    batch = trainer._compute_advantage(trainer._balance_batch(put_rows(queue, [[3, 5], [1]]), metrics), metrics)
+    assert metrics["tree/split_groups"] > 0
+    column = PATH_WEIGHT_COLUMNS[weighting]
+    rows = [queue.rows[key] for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+    weights = [row[column] for row in rows]
+    assert [len(one) for one in weights] == [len(row["response_mask"]) for row in rows]
+    if weighting == "sep_avg":
+        # The prompt of eight rows and that of one.
+        assert {(row["uid"], *one.unique().tolist()) for row, one in zip(rows, weights, strict=True)} == {
+            ("uid-0", 1 / 8),
+            ("uid-1", 1.0),
+        }
+        return
+    paths = {
+        (row["uid"], *row["input_ids"][: len(row["input_ids"]) - len(one) + index + 1].tolist())
+        for row, one in zip(rows, weights, strict=True)
+        for index in row["response_mask"].nonzero().flatten().tolist()
+    }
+    # Each unique trained token weighs one in all.
+    assert float(sum(one.sum() for one in weights)) == pytest.approx(len(paths))

@@ -31,6 +31,9 @@ class Rows:
     """int64 [B], number of each row's group (the prompt it answers); rows of two groups merge only if asked to."""
     label_B: tuple[str, ...]
     """How messages name each row."""
+    weight_F: np.ndarray | None = None
+    """float64 [F], what `path_weighting` gives each token whose log-prob the loss counts, 0 elsewhere, counted over
+    groups that other ranks may hold in part; None: counted over these rows."""
     routes_FLK: np.ndarray | None = None
     """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: none is told."""
 

@@ -11,6 +11,10 @@ from tree_rl.training.options import AUTO, TreeOptions
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
 """verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
 
+PATH_WEIGHT_COLUMNS = {"sep_avg": "tree_row_weights", "token_unique": "tree_token_weights"}
+"""By `tree.path_weighting` the column of the trainer's weights, one entry per response token; without the column an
+engine counts the rows of its own call."""
+
 
 @dataclass
 class TreeConfig(TreeOptions, BaseConfig):

@@ -171,19 +171,30 @@ def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> Mic
 
 
 def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
-    """The batches, each with its share of the path weights of the whole call."""
+    """The batches, each with its share of the path weights: those that came with the rows, else of the whole call."""
     if config.path_weighting == "sep_avg":
-        weight_B = tree_mean_weights(forest)
+        weight_B = tree_mean_weights(forest) if rows.weight_F is None else _weight_of_rows(rows.weight_F, forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
     if config.path_weighting == "token_unique":
-        trained_F = np.zeros(forest.num_flat, dtype=bool)
-        trained_F[1:] = rows.counted_F[:-1]
-        weights = once_per_token_weights(forest, forest.row_index.with_values(trained_F))
-        weight_of_next_F = np.append(weights.values[1:], 0.0)
+        weight_of_next_F = np.append(
+            (_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0
+        )
         flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
         pairs = zip(batches, flat_of, strict=True)
         return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]
     return batches
+
+
+def _weight_of_rows(weight_F: np.ndarray, forest: Forest) -> np.ndarray:
+    """float64 [B] from weights that are equal in each row; a row without any weighs 1, and has no loss."""
+    weight_B = np.maximum.reduceat(weight_F, forest.row_index.offsets[:-1])
+    return np.where(weight_B > 0, weight_B, 1.0)
+
+
+def _weight_of_tokens(forest: Forest, rows: Rows) -> np.ndarray:
+    trained_F = np.zeros(forest.num_flat, dtype=bool)
+    trained_F[1:] = rows.counted_F[:-1]
+    return once_per_token_weights(forest, forest.row_index.with_values(trained_F)).values
 
 
 def _flat_bins(forest: Forest, members: list[int], budget: Budget) -> list[list[int]]:

@@ -121,7 +121,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._reader = RowsReader(
             vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
-            less_rejected=self.tree_config.path_weighting == "token_unique",
+            path_weighting=self.tree_config.path_weighting,
             replay=self.replay,
             is_actor=not (self.is_critic or self.engine_config.forward_only),
             context=context,

@@ -18,6 +18,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.features import refuse_batch_features
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
@@ -30,8 +31,8 @@ class RowsReader:
     """Ids must be below it."""
     max_positions: int | None
     """Longest row that the model's positions cover; None for no limit."""
-    less_rejected: bool
-    """Leave out of `counted_F` what `algorithm.rollout_correction` has rejected."""
+    path_weighting: str
+    """How rows of a tree weigh; decides which columns are read."""
     replay: RouterReplay | None
     """Record and replay of routes; None where the engine does neither."""
     is_actor: bool
@@ -60,7 +61,7 @@ class RowsReader:
             data,
             vocab_size=self.vocab_size,
             max_positions=self.max_positions,
-            less_rejected=self.less_rejected,
+            path_weighting=self.path_weighting,
         )
         if self.replay is None:
             return rows
@@ -91,18 +92,19 @@ def wanted_of_language_model(data: TensorDict) -> Wanted:
     return (LOG_PROBS, *asked)
 
 
-def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, less_rejected: bool = False) -> Rows:
+def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, path_weighting: str = "verl") -> Rows:
     """Read and check the rows of an engine call.
 
     Args:
         data: verl's batch without padding: nested `input_ids` and `loss_mask`, optional `uid`, `temperature`.
         vocab_size: ids must be below it.
         max_positions: longest row the model's positions cover; None for no limit.
-        less_rejected: leave out of `counted_F` what `algorithm.rollout_correction` has rejected; reads another column.
+        path_weighting: `token_unique` leaves out of `counted_F` what `algorithm.rollout_correction` has rejected; it
+            and `sep_avg` read their column of weights where the batch has it.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
-            positions, a trained first token, or a non-finite advantage; names the row.
+            positions, a trained first token, a non-finite advantage, or a path weight that is none; names the row.
     """
     labels = _labels(data)
     offsets, token_ids_F = _jagged(data["input_ids"])
@@ -120,7 +122,7 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, l
             _check_finite(data[column], column, labels)
     wanted_F = _wanted(data["loss_mask"], offsets, labels)
     # Rejections stand in response_mask alone; SFT has no such column.
-    is_read = less_rejected and "response_mask" in data
+    is_read = path_weighting == "token_unique" and "response_mask" in data
     kept_F = _wanted(data["response_mask"], offsets, labels) if is_read else wanted_F
     return Rows(
         token_ids_F=token_ids_F,
@@ -130,7 +132,30 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, l
         temperature_B=_temperatures(data, len(lengths)),
         group_B=_groups(data, len(lengths)),
         label_B=tuple(labels),
+        weight_F=_path_weights(data, path_weighting, offsets, wanted_F & kept_F, labels),
     )
+
+
+def _path_weights(
+    data: TensorDict, path_weighting: str, offsets: np.ndarray, counted_F: np.ndarray, labels: list[str]
+) -> np.ndarray | None:
+    """float64 [F], the weights that came with the rows, where the loss counts the token; None without such a column."""
+    column = PATH_WEIGHT_COLUMNS.get(path_weighting)
+    if column is None or column not in data:
+        return None
+    weight_offsets, given = _jagged(data[column])
+    lengths, given_lengths = np.diff(offsets), np.diff(weight_offsets)
+    _refuse(given_lengths > lengths, labels, f"has more entries of {column} than tokens", given_lengths)
+    weight_F = np.zeros(int(offsets[-1]))
+    weight_F[np.arange(len(given)) + np.repeat(offsets[1:] - weight_offsets[1:], given_lengths)] = given
+    counts_F = np.zeros(len(weight_F), dtype=bool)
+    counts_F[1:] = counted_F[:-1]
+    wrong_F = counts_F & ~((weight_F > 0) & (weight_F <= 1))
+    if wrong_F.any():
+        flat = int(np.flatnonzero(wrong_F)[0])
+        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+        raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected above 0, up to 1")
+    return np.where(counts_F, weight_F, 0.0)
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:

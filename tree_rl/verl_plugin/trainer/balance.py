@@ -1,4 +1,4 @@
-"""Gives every prompt's group a rank and a mini-batch: groups stay whole, and their costs even out over the ranks.
+"""Gives every prompt's group a mini-batch and every row a rank: groups stay whole unless splitting them is faster.
 
 verl hands each rank an equal, contiguous share of the batch and cuts it into mini-batches of equally many rows. A cell
 is what one rank trains in one optimizer step; padding rows fill all cells to the same number of rows.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.bins import least_loaded
+from tree_rl.tree.balance import MOST_TRIALS, GroupPaths, lay_out_cell
 from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 
@@ -29,6 +29,8 @@ class GroupOverlap:
     """Floating point operations of one update on the trees."""
     depth: int
     """Tokens of the longest row."""
+    paths: GroupPaths
+    """Along which the group may split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,10 +43,14 @@ class BatchLayout:
     """B, without padding rows."""
     load_DC: np.ndarray
     """float64 [D, C], cost of each cell."""
+    split_groups: int
+    """Groups whose rows lie on several ranks."""
+    repeated_tokens: int
+    """Tokens that several ranks compute, counted once for every rank but one."""
 
     @property
     def imbalance(self) -> float:
-        """Time of the slowest rank of every cell over the mean of all ranks; 1 is perfect."""
+        """Predicted time of the slowest rank of every cell over the mean of all ranks; 1 is perfect."""
         mean = self.load_DC.mean(axis=0).sum()
         return float(self.load_DC.max(axis=0).sum() / mean) if mean else 1.0
 
@@ -72,44 +78,56 @@ def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], s
             flat_tokens=forest.num_flat,
             cost=shape.cost.forest(forest),
             depth=int(forest.row_index.lengths.max()),
+            paths=GroupPaths.of(forest, shape.cost),
         )
         for forest in forests
     ]
 
 
-def lay_out_groups(group_of_row: np.ndarray, cost_G: np.ndarray, *, num_ranks: int, num_cells: int) -> BatchLayout:
-    """Give every group a rank and a cell.
+def lay_out_groups(
+    group_of_row: np.ndarray, paths: Sequence[GroupPaths], *, num_ranks: int, num_cells: int
+) -> BatchLayout:
+    """Give every group a cell and its rows ranks.
 
     Cells take groups in batch order, so lengths do not decide which groups share a mini-batch. Within a cell the
-    costliest group goes first, to the rank with the least work in the cell, on a tie to the one with the least overall.
-    Some cells may hold padding rows only.
+    slowest rank is made as fast as `lay_out_cell` can; its costliest part goes to the rank with the least work in the
+    cells before. Some cells may hold padding rows only.
 
     Args:
         group_of_row: int [B], from 0 to G - 1.
-        cost_G: float [G].
+        paths: of each of G groups.
         num_ranks: D.
         num_cells: C.
 
     Raises:
-        ValueError: no rows, a group without rows or without a cost.
+        ValueError: no rows, a group without rows or without paths, paths of other rows than the group's.
     """
-    num_groups = len(cost_G)
+    num_groups = len(paths)
     rows_of_group = np.bincount(group_of_row, minlength=num_groups)
-    if len(group_of_row) == 0 or len(rows_of_group) != num_groups or not rows_of_group.all():
-        raise ValueError(f"expected rows for each of {num_groups} groups, received {rows_of_group.tolist()} rows")
-    place_of_group = np.zeros(num_groups, dtype=np.int64)
+    if len(group_of_row) == 0 or rows_of_group.tolist() != [len(one.order.rows) for one in paths]:
+        expected = [len(one.order.rows) for one in paths]
+        raise ValueError(f"rows of {num_groups} groups: expected {expected} rows, received {rows_of_group.tolist()}")
+    members = np.split(np.argsort(group_of_row, kind="stable"), np.cumsum(rows_of_group)[:-1])
     load_DC = np.zeros((num_ranks, num_cells))
+    rows_of_place: list[list[int]] = [[] for _ in range(num_ranks * num_cells)]
     first_groups = np.arange(1, num_cells) * num_groups // num_cells
+    split_groups = computed = 0
     for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
-        for rank, content in enumerate(least_loaded(cost_G[groups], num_ranks, earlier=load_DC.sum(axis=1))):
-            place_of_group[groups[content]] = rank * num_cells + cell
-            load_DC[rank, cell] = cost_G[groups[content]].sum()
-    place_of_row = place_of_group[group_of_row]
-    rows_per_cell = int(np.bincount(place_of_row).max())
-    by_group = np.argsort(group_of_row, kind="stable")
+        layout = lay_out_cell([paths[group] for group in groups], num_ranks, trials=MOST_TRIALS // num_cells)
+        split_groups += layout.split_groups
+        ranks = np.argsort(load_DC.sum(axis=1), kind="stable")
+        for rank, part in zip(ranks, np.argsort(-layout.load_D, kind="stable"), strict=True):
+            load_DC[rank, cell] = layout.load_D[part]
+            for index, rows in layout.rows[part]:
+                rows_of_place[rank * num_cells + cell] += members[groups[index]][rows].tolist()
+                computed += paths[groups[index]].order.select(rows).num_unique
+    rows_per_cell = max(map(len, rows_of_place))
     padding = itertools.count(len(group_of_row))
-    order: list[int] = []
-    for place in range(num_ranks * num_cells):
-        rows = by_group[place_of_row[by_group] == place].tolist()
-        order += rows + list(itertools.islice(padding, rows_per_cell - len(rows)))
-    return BatchLayout(order=np.array(order, dtype=np.int64), num_rows=len(group_of_row), load_DC=load_DC)
+    order = [row for rows in rows_of_place for row in [*rows, *itertools.islice(padding, rows_per_cell - len(rows))]]
+    return BatchLayout(
+        order=np.array(order, dtype=np.int64),
+        num_rows=len(group_of_row),
+        load_DC=load_DC,
+        split_groups=split_groups,
+        repeated_tokens=computed - sum(one.order.num_unique for one in paths),
+    )

@@ -28,6 +28,7 @@ from tree_rl.verl_plugin.compat import (
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
@@ -43,7 +44,13 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
     reward_components,
 )
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.trainer.step_metrics import overlap_metrics, session_metrics, staleness_metrics, update_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import (
+    balance_metrics,
+    overlap_metrics,
+    session_metrics,
+    staleness_metrics,
+    update_metrics,
+)
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
 from tree_rl.verl_plugin.trainer.workers import OF_UPDATE, TreeActorRolloutRefWorker, TreeTrainingWorker
 
@@ -99,7 +106,7 @@ class TreeTrainerMixin(ResumableTrainer):
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
-        """Give whole groups to ranks and mini-batches, and pad every cell to the same number of rows."""
+        """Give groups to mini-batches and rows to ranks, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
         workers = self.actor_rollout_wg
         if "actor" not in workers._dispatch_info:
@@ -112,16 +119,11 @@ class TreeTrainerMixin(ResumableTrainer):
         actor_steps = mini_batch_count(len(overlaps), self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         critic_groups = self.config.critic.ppo_mini_batch_size if self.use_critic else len(overlaps)
         self._steps = actor_steps, mini_batch_count(len(overlaps), critic_groups)
-        layout = lay_out_groups(
-            group_of_row,
-            np.array([overlap.cost for overlap in overlaps]),
-            num_ranks=num_ranks,
-            num_cells=math.lcm(*self._steps),
-        )
-        metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys), layout.imbalance))
+        paths = [overlap.paths for overlap in overlaps]
+        layout = lay_out_groups(group_of_row, paths, num_ranks=num_ranks, num_cells=math.lcm(*self._steps))
+        metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
         # A step trains on the weights that the step before it left behind.
         metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
-        metrics["tree/padding_rows"] = len(layout.order) - layout.num_rows
         batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
         partitions = layout.order.reshape(num_ranks, -1).tolist()
@@ -208,7 +210,23 @@ class TreeTrainerMixin(ResumableTrainer):
             estimation = Estimation(estimator=estimator, algorithm=self.config.algorithm, num_repeat=num_repeat)
             data = session_advantages(data, sessions, estimation, token_weights)
         columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
+        columns |= self._path_weights(keys, batch.partition_id, data.batch["response_mask"])
         return put_with_padding(batch, real, columns)
+
+    def _path_weights(
+        self, keys: list[str], partition_id: str, response_mask_BT: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The columns of `tree.path_weighting`, which count rows of a group on other ranks too."""
+        weightings = wanted_weightings(self.config)
+        if not weightings:
+            return {}
+        loss_mask = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["loss_mask"])["loss_mask"]
+        kept_BT = response_mask_BT.cpu() != 0
+        trained = [
+            (mask != 0).logical_and(kept_BT[row, : len(mask)]).numpy() for row, mask in enumerate(loss_mask.unbind())
+        ]
+        groups = number_groups([uid_of_row(key) for key in keys])
+        return path_weight_columns(weightings, groups, [self._row_tokens[key] for key in keys], trained)
 
     def _fetch_for_advantage(
         self, keys: list[str], partition_id: str, estimator: str

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from tree_rl.verl_plugin.compat import Metric
-from tree_rl.verl_plugin.trainer.balance import GroupOverlap
+from tree_rl.verl_plugin.trainer.balance import BatchLayout, GroupOverlap
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error")
 """The engine's metrics besides token counts, without their prefix `tree/`."""
 
 
-def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions, imbalance: float) -> dict[str, float]:
+def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions) -> dict[str, float]:
     """Metrics of the batch before it trains; `sessions` are those of the real rows."""
     unique, flat = sum(group.unique_tokens for group in groups), sum(group.flat_tokens for group in groups)
     paths = [len(rows) for rows in sessions.rows_of_session]
@@ -29,7 +29,16 @@ def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions, imbalanc
         "tree/paths_per_session/mean": float(np.mean(paths)),
         "tree/paths_per_session/max": float(max(paths)),
         "tree/sessions": float(len(sessions)),
-        "tree/imbalance": imbalance,
+    }
+
+
+def balance_metrics(layout: BatchLayout) -> dict[str, float]:
+    """How evenly the ranks work as predicted, and what that takes."""
+    return {
+        "tree/imbalance": layout.imbalance,
+        "tree/split_groups": float(layout.split_groups),
+        "tree/repeated_tokens": float(layout.repeated_tokens),
+        "tree/padding_rows": float(len(layout.order) - layout.num_rows),
     }
 
 

@@ -1,0 +1,65 @@
+"""Weights of `tree.path_weighting`, counted over whole groups before their rows go to ranks.
+
+A rank may hold part of a group, so no engine can count K or g_t. Legend: B rows, F flat tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
+
+ENGINE_CONFIGS = ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
+"""Where a config holds the `tree:` blocks of engines that train."""
+
+
+def wanted_weightings(config: DictConfig) -> list[str]:
+    """The values of `tree.path_weighting` that need a column, of the engines that train."""
+    nodes = [OmegaConf.select(config, f"{path}.tree.path_weighting") for path in ENGINE_CONFIGS]
+    return sorted({str(value) for value in nodes} & PATH_WEIGHT_COLUMNS.keys())
+
+
+def path_weight_columns(
+    weightings: Sequence[str],
+    group_of_row: np.ndarray,
+    row_tokens: Sequence[np.ndarray],
+    trained: Sequence[np.ndarray],
+) -> dict[str, torch.Tensor]:
+    """Nested float64 columns, one entry per response token: 1 / K of the row's tree, or 1 / g_t where trained.
+
+    Args:
+        weightings: `sep_avg`, `token_unique`.
+        group_of_row: int [B], the prompt of each row; trees of two prompts stay apart.
+        row_tokens: B arrays of token ids, prompt and response.
+        trained: B arrays, nonzero where the loss counts a token; a row and its array end together.
+    """
+    columns: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(trained) for name in weightings}
+    for group in np.unique(group_of_row).tolist():
+        rows = np.flatnonzero(group_of_row == group).tolist()
+        forest = Forest.from_rows([row_tokens[row] for row in rows])
+        masks = [_at_the_end(trained[row], len(row_tokens[row])) for row in rows]
+        weight_B = tree_mean_weights(forest)
+        weights = once_per_token_weights(forest, forest.row_index.with_values(np.concatenate(masks)))
+        for local, row in enumerate(rows):
+            size = len(trained[row])
+            by_name = {
+                "sep_avg": np.full(size, weight_B[local]),
+                "token_unique": weights[local][len(masks[local]) - size :],
+            }
+            for name in weightings:
+                columns[name][row] = torch.from_numpy(by_name[name])
+    return {
+        PATH_WEIGHT_COLUMNS[name]: torch.nested.as_nested_tensor(entries, layout=torch.jagged)
+        for name, entries in columns.items()
+    }
+
+
+def _at_the_end(mask: np.ndarray, size: int) -> np.ndarray:
+    """bool [size], a mask that ends where its row ends."""
+    full = np.zeros(size, dtype=bool)
+    full[size - len(mask) :] = mask != 0
+    return full
