@@ -50,7 +50,7 @@ class MemoryModel:
     chunk_tensors: float = CHUNK_TENSORS
     """Tensors of that size that its backward holds."""
     attention_block: int = 0
-    """Query tokens that attention takes at a time with copies of all their keys; 0 for kernels, which copy none."""
+    """Query tokens that attention takes at a time with all their keys; 0 for kernels, which take tiles."""
     offloads: bool = True
     """Whether host memory is other memory than the device's."""
     tiles: bool = True
@@ -162,8 +162,8 @@ class MemoryModel:
         keys = max(FLOAT32, self.value_bytes) * 2 * self._key_width
         keys += self.keys_and_values if self.value_bytes < FLOAT32 else 0
         if self.attention_block:
-            # Their keys and values, those's gradients, and the mask.
-            keys += 2 * self.keys_and_values + self.value_bytes * min(self.attention_block, tokens)
+            # Gradients of the block's keys and values, and its mask.
+            keys += self.keys_and_values + self.value_bytes * min(self.attention_block, tokens)
         attention = tokens * (gradient + 2 * self.value_bytes * self._query_width) + (tokens + past) * keys
         saved = kept * tokens + self.keys_and_values * past
         if not self.checkpointing:
