@@ -242,3 +242,14 @@ class MemoryModel:
     def _mlp_gradients(self) -> float:
         """Gradients of gate and up; Liger writes them over what it saved."""
         return (0 if self.fused else 2) * self._width_bytes + self.shape.active_experts * self.boundary
+
+
+def assumed_memory_model(shape: ModelShape) -> MemoryModel:
+    """A model of these sizes as it usually trains: bf16, gradient checkpointing, unfused layers, a GPU of 80 GiB."""
+    return MemoryModel(
+        shape=shape,
+        head_norms=True,
+        logits_bytes=80 * 2**30 / 64,
+        chunk_tensors=TRITON_CHUNK_TENSORS,
+        tiles=shape.active_experts == 0,
+    )
