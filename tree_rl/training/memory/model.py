@@ -159,7 +159,7 @@ class MemoryModel:
             mlp = tokens * (self._mlp_input(is_tiled) + 2 * gradient)
             mlp += min(tile_tokens, tokens) * (self._mlp_saves + self._mlp_gradients)
             weights = 3 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
-        keys = max(FLOAT32, self.value_bytes) * 2 * self._key_width
+        keys: float = max(FLOAT32, self.value_bytes) * 2 * self._key_width
         keys += self.keys_and_values if self.value_bytes < FLOAT32 else 0
         if self.attention_block:
             # Gradients of the block's keys and values, and its mask.
@@ -211,7 +211,7 @@ class MemoryModel:
     def _attention_saves(self, is_tiled: bool = False) -> float:
         """The first norm; queries, keys and values; the output with its log-sum-exp."""
         e, query, key = self.value_bytes, self._query_width, self._key_width
-        projected = e * (query + key)
+        projected: float = e * (query + key)
         if self.head_norms:
             own_input = e * (query + key) if self._keeps_norm_input else 0
             projected = own_input + self._norm(query + key)
