@@ -151,14 +151,14 @@ class MemoryModel:
         """
         gradient, is_tiled = self.boundary, tile_tokens is not None
         kept = self._attention_saves(is_tiled)
-        weights = self._largest_weight
+        weights: float = self._largest_weight
         if tile_tokens is None:
-            mlp = tokens * (self._mlp_saves + self._mlp_gradients + gradient)
+            mlp: float = tokens * (self._mlp_saves + self._mlp_gradients + gradient)
         else:
             # Norms run in tiles, too; sums over tiles are float32.
             mlp = tokens * (self._mlp_input(is_tiled) + 2 * gradient)
             mlp += min(tile_tokens, tokens) * (self._mlp_saves + self._mlp_gradients)
-            weights = 3 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
+            weights = 3.0 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
         keys: float = max(FLOAT32, self.value_bytes) * 2 * self._key_width
         keys += self.keys_and_values if self.value_bytes < FLOAT32 else 0
         if self.attention_block:
