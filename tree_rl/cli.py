@@ -31,6 +31,8 @@ from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.text import format_report, format_run_plan
+from tree_rl.training.memory.choice import Chooser
+from tree_rl.training.memory.model import assumed_memory_model
 
 if TYPE_CHECKING:
     from tree_rl.benchmark.options import BenchOptions
@@ -167,10 +169,14 @@ def plan_file(
     model: Model = None,
     groups: Groups = 20,
 ) -> None:
-    """Show how each group of rows in FILE would run: whole or in partitions, and without trees."""
+    """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
+
+    With --model: how groups beyond the budget would run on a GPU, and the memory that takes.
+    """
     with one_line_errors():
         rows = _read(file, tokenizer, rows_per, group_by, model)
-        say(format_run_plan(plan_run(rows, max_tokens), at_most=groups))
+        chooser = None if model is None else Chooser(model=assumed_memory_model(read_model_shape(model)))
+        say(format_run_plan(plan_run(rows, max_tokens, chooser), at_most=groups))
 
 
 @app.command("doctor")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tree_rl.inspection.report import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
+from tree_rl.training.memory.choice import Choice, Chooser, quick_plan
 from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks
 from tree_rl.tree.packing import PackedGroups, pack_groups
@@ -21,7 +22,9 @@ class GroupRun:
     unique_tokens: int
     """Tokens that it computes: each once, whole or partitioned."""
     partitions: PartitionPlan | None
-    """None where the group fits the budget and runs whole."""
+    """None where the group runs in one forward."""
+    choice: Choice | None
+    """How a group beyond the budget runs, with its predicted peak; None within it, or where no model is named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,36 +45,51 @@ class RunPlan:
     """Blocks that attention visits in all forwards over trees."""
 
     @property
+    def beyond(self) -> list[GroupRun]:
+        """Groups beyond the budget that run in one forward each."""
+        return [group for group in self.groups if group.choice is not None and group.partitions is None]
+
+    @property
     def partitioned(self) -> list[PartitionPlan]:
-        """Plans of the groups beyond the budget."""
+        """Plans of the groups that run in partitions."""
         return [group.partitions for group in self.groups if group.partitions is not None]
 
 
-def plan_run(rows: list[Row], max_tokens: int) -> RunPlan:
+def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -> RunPlan:
     """Plan every group as the engine does with `tree.mode: tree` and `tree.scope: uid`.
 
     Args:
         rows: those of all groups.
         max_tokens: most unique tokens of a forward, at least 1.
+        chooser: for a model; chooses how groups beyond the budget run. None: in partitions.
     """
     forest = forest_of(rows)
-    groups, whole = [], []
+    groups, whole, alone = [], [], []
     for name, members in rows_by_group(row.group for row in rows).items():
         part = forest.select_rows(members)
-        plan = None if part.num_unique <= max_tokens else plan_partitions(part, max_tokens)
-        whole += [] if plan else [members]
-        groups.append(GroupRun(name=name, num_rows=len(members), unique_tokens=part.num_unique, partitions=plan))
-    alone = Forest.from_rows([row.token_ids for row in rows], merge_key=list(range(len(rows))))
+        fits, choice, plan = part.num_unique <= max_tokens, None, None
+        if fits:
+            whole.append(members)
+        elif chooser is None:
+            plan = plan_partitions(part, max_tokens)
+        else:
+            choice = chooser.choose(part, chooser.budget(max_tokens), quick_plan)
+            plan = choice.plan
+        alone += [] if fits or plan else [part]
+        unique = part.num_unique
+        groups.append(GroupRun(name=name, num_rows=len(members), unique_tokens=unique, partitions=plan, choice=choice))
+    unshared = Forest.from_rows([row.token_ids for row in rows], merge_key=list(range(len(rows))))
     fitting = [[index] for index, row in enumerate(rows) if len(row.token_ids) <= max_tokens]
     packed = pack_groups(forest, whole, max_tokens=max_tokens)
-    counts = [count_attention_blocks(forest.select_rows(forward.rows).subtree_end) for forward in packed]
+    forests = [*(forest.select_rows(forward.rows) for forward in packed), *alone]
+    counts = [count_attention_blocks(one.subtree_end) for one in forests]
     for one in (one for group in groups if group.partitions for one in group.partitions.partitions):
         counts.append(count_attention_blocks(one.local_subtree_end, past_length=one.past_length))
     return RunPlan(
         max_tokens=max_tokens,
         groups=tuple(groups),
         whole=packed,
-        flat=pack_groups(alone, fitting, max_tokens=max_tokens),
+        flat=pack_groups(unshared, fitting, max_tokens=max_tokens),
         oversized_rows=tuple(row for row in rows if len(row.token_ids) > max_tokens),
         attention=sum(counts, start=AttentionBlocks(full=0, partial=0)),
     )

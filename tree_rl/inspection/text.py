@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
+from tree_rl.training.memory.choice import Choice
 from tree_rl.tree.attention_blocks import BLOCK
 from tree_rl.tree.cost import ModelShape
 
 OVERLAP = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
 TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
 RUNS = ("group", "rows", "unique", "runs", "partitions", "utilisation", "relayed", "depth", "peak live", "solver")
+CHOICES = ("beyond the budget", "GPU GiB", "host GiB", "runs as")
+CHOICES_SAY = "Predicted peaks, beside weights, gradients and optimizer."
+GIB = 2**30
 
 NAME_LENGTH = 32
 
@@ -35,10 +39,11 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
     parts = [partition.num_tokens for group in plan.partitioned for partition in group.partitions]
     flat = [forward.unique_tokens for forward in plan.flat]
     long = [len(row.token_ids) for row in plan.oversized_rows]
+    beyond = [group.unique_tokens for group in plan.beyond]
     num_groups, num_cut = len(plan.groups), len(plan.partitioned)
     totals = [
-        _total("tree", num_groups, whole + parts, plan.max_tokens),
-        _total("  whole groups", num_groups - num_cut, whole, plan.max_tokens),
+        _total("tree", num_groups, whole + beyond + parts, plan.max_tokens),
+        _total("  whole groups", num_groups - num_cut, whole + beyond, plan.max_tokens),
         _total("  in partitions", num_cut, parts, plan.max_tokens),
         _total("rows", num_groups, flat + long, plan.max_tokens),
     ]
@@ -46,6 +51,8 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
     lines = [format_table(TOTALS, totals)]
     if at_most:
         lines += ["", format_table(RUNS, [_run_cells(group) for group in ordered[:at_most]])]
+        chosen = [_choice_cells(group.name, group.choice) for group in ordered[:at_most] if group.choice is not None]
+        lines += ["", format_table(CHOICES, chosen), CHOICES_SAY] if chosen else []
     if num_groups > at_most:
         lines.append(f"({num_groups - at_most} more groups; list them with --groups {num_groups})")
     blocks = plan.attention
@@ -89,6 +96,11 @@ def _overlap_cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
         f"{sum(report.causes.values()):,}",
         f"{overlap.depth:,}",
     )
+
+
+def _choice_cells(name: str, choice: Choice) -> tuple[str, ...]:
+    peak = choice.peak
+    return escaped(name, NAME_LENGTH), f"{peak.device / GIB:.1f}", f"{peak.host / GIB:.1f}", choice.name
 
 
 def _total(name: str, num_groups: int, sizes: Sequence[int], max_tokens: int) -> tuple[str, ...]:

@@ -107,9 +107,8 @@ class TreeStep:
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
-        model = self.context.memory
-        offload = self.options.offload
-        self.memory = None if model is None else StepMemory(model, offload=offload, num_ranks=self.context.num_ranks)
+        memory, ranks = self.context.memory, self.context.num_ranks
+        self.memory = None if memory is None else StepMemory(memory, offload=self.options.offload, num_ranks=ranks)
         coef, hooks = self.options.router_aux_loss_coef, self.context.routers
         self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, self.context)
         self.dummy_ops = 0

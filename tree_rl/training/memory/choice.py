@@ -32,8 +32,10 @@ TILE_TOKENS = (8192, 2048)
 SLACK = 1.05
 """No budget counts as less than so many times the least that any way needs: the last few per cent cost the most."""
 CAPACITY_BITS = 4
-PATIENCE = 8
-"""So many capacities in a row, each smaller than the one before, that lower no peak end the search."""
+MOST_PARTITIONS = 512
+"""No capacity is smaller than this share of the forest."""
+PATIENCE, WORTH_CUTTING = 8, 0.98
+"""So many capacities in a row, each smaller than the one before, that do not lower the peak so far end the search."""
 
 Plans = Callable[[Forest, int], PartitionPlan]
 """The partitions of a forest for a capacity in tokens."""
@@ -120,7 +122,7 @@ class Chooser:
             found = choices()
             if found[0].plan is not None:
                 lower = _least(found)
-                lowest, in_vain = (lower, 0) if lower < lowest else (lowest, in_vain + 1)
+                lowest, in_vain = (lower, 0) if lower < WORTH_CUTTING * lowest else (lowest, in_vain + 1)
                 if in_vain > PATIENCE:
                     break
             fitting += [choice for choice in found if choice.peak.host <= budget.host]
@@ -228,7 +230,7 @@ def capacities(tokens: int) -> list[int]:
     """Capacities of partitions below so many tokens, descending: eight sizes between a power of two and the next."""
     sizes = []
     size = _rounded_down(tokens - 1)
-    while size >= 1:
+    while size >= max(tokens // MOST_PARTITIONS, 1):
         sizes.append(size)
         size = _rounded_down(size - 1)
     return sizes

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from tree_rl.training.memory.choice import Chooser
 from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
-from tree_rl.training.memory.model import MemoryModel
+from tree_rl.training.memory.model import MemoryModel, Peak
 from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,10 @@ class StepMemory:
             model = self.model.scaled(working_scale)
             self._chooser = known = Chooser(model=model, offload=self._offload, host_bytes=host)
         return known
+
+    def predicted(self, batches: list[MicroBatch], working_scale: float) -> Peak:
+        """Largest predicted peaks of micro-batches."""
+        return predicted_peak(batches, self.model.scaled(working_scale))
 
     def smaller_budget(self, batches: list[MicroBatch], working_scale: float, tokens: int) -> int:
         """Tokens of a plain forest that needs half of what the batches were predicted to need, or of the budget.

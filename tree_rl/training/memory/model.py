@@ -50,7 +50,7 @@ class MemoryModel:
     chunk_tensors: float = CHUNK_TENSORS
     """Tensors of that size that its backward holds."""
     attention_block: int = 0
-    """Query tokens that attention takes at a time with copies of all their keys; 0 for kernels, which copy none."""
+    """Query tokens that attention takes at a time with all their keys; 0 for kernels, which take tiles."""
     offloads: bool = True
     """Whether host memory is other memory than the device's."""
     tiles: bool = True
@@ -151,19 +151,19 @@ class MemoryModel:
         """
         gradient, is_tiled = self.boundary, tile_tokens is not None
         kept = self._attention_saves(is_tiled)
-        weights = self._largest_weight
+        weights: float = self._largest_weight
         if tile_tokens is None:
-            mlp = tokens * (self._mlp_saves + self._mlp_gradients + gradient)
+            mlp: float = tokens * (self._mlp_saves + self._mlp_gradients + gradient)
         else:
             # Norms run in tiles, too; sums over tiles are float32.
             mlp = tokens * (self._mlp_input(is_tiled) + 2 * gradient)
             mlp += min(tile_tokens, tokens) * (self._mlp_saves + self._mlp_gradients)
-            weights = 3 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
-        keys = max(FLOAT32, self.value_bytes) * 2 * self._key_width
+            weights = 3.0 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
+        keys: float = max(FLOAT32, self.value_bytes) * 2 * self._key_width
         keys += self.keys_and_values if self.value_bytes < FLOAT32 else 0
         if self.attention_block:
-            # Their keys and values, those's gradients, and the mask.
-            keys += 2 * self.keys_and_values + self.value_bytes * min(self.attention_block, tokens)
+            # Gradients of the block's keys and values, and its mask.
+            keys += self.keys_and_values + self.value_bytes * min(self.attention_block, tokens)
         attention = tokens * (gradient + 2 * self.value_bytes * self._query_width) + (tokens + past) * keys
         saved = kept * tokens + self.keys_and_values * past
         if not self.checkpointing:
@@ -211,7 +211,7 @@ class MemoryModel:
     def _attention_saves(self, is_tiled: bool = False) -> float:
         """The first norm; queries, keys and values; the output with its log-sum-exp."""
         e, query, key = self.value_bytes, self._query_width, self._key_width
-        projected = e * (query + key)
+        projected: float = e * (query + key)
         if self.head_norms:
             own_input = e * (query + key) if self._keeps_norm_input else 0
             projected = own_input + self._norm(query + key)
@@ -242,3 +242,14 @@ class MemoryModel:
     def _mlp_gradients(self) -> float:
         """Gradients of gate and up; Liger writes them over what it saved."""
         return (0 if self.fused else 2) * self._width_bytes + self.shape.active_experts * self.boundary
+
+
+def assumed_memory_model(shape: ModelShape) -> MemoryModel:
+    """A model of these sizes as it usually trains: bf16, gradient checkpointing, unfused layers, a GPU of 80 GiB."""
+    return MemoryModel(
+        shape=shape,
+        head_norms=True,
+        logits_bytes=80 * 2**30 / 64,
+        chunk_tensors=TRITON_CHUNK_TENSORS,
+        tiles=shape.active_experts == 0,
+    )

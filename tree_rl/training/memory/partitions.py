@@ -36,7 +36,7 @@ class PartitionSize:
         return cls(
             tokens=partition.num_tokens,
             past=partition.past_length,
-            relayed=len(np.unique(np.concatenate(paths))) if paths else 0,
+            relayed=len(np.unique(np.concatenate(paths))) if len(paths) > 1 else sum(map(len, paths)),
             cuts=len(paths),
             head_tokens=round(head_share * partition.num_tokens),
         )

@@ -66,4 +66,5 @@ def _shape_of(module: nn.Module) -> ModelShape | None:
         shape = ModelShape.from_config(config.get_text_config().to_dict())
     except ValueError:
         return None
-    return shape if module.get_output_embeddings() is not None else replace(shape, vocab=1)
+    head_of: Any = getattr(module, "get_output_embeddings", None)
+    return shape if head_of is not None and head_of() is not None else replace(shape, vocab=1)

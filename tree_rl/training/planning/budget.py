@@ -23,6 +23,7 @@ LEAST_TOKENS = 1024
 GRANULARITY = 1024
 LEAST_SCALE, LARGEST_SCALE = 0.5, 4.0
 """A measured working set outside of these, over the counted one, is that of something else."""
+SCALE_STEP = 0.01
 _NO_LIMIT = 2**31 - 1
 
 
@@ -154,10 +155,13 @@ def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float],
         predicted: peak of the update under a model; 0 without rows.
         measured_bytes: weights, gradients and optimizer state apart.
     """
-    once, twice = predicted(model.scaled(1.0)), predicted(model.scaled(2.0))
-    if twice <= once:
-        return LEAST_SCALE
-    return min(max(1.0 + (measured_bytes - once) / (twice - once), LEAST_SCALE), LARGEST_SCALE)
+    low, high = LEAST_SCALE, LARGEST_SCALE
+    if predicted(model.scaled(high)) <= 0:
+        return low
+    while high - low > SCALE_STEP:
+        middle = (low + high) / 2
+        low, high = (middle, high) if predicted(model.scaled(middle)) < measured_bytes else (low, middle)
+    return high
 
 
 def _rounded(tokens: float) -> int:

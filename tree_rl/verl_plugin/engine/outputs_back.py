@@ -61,6 +61,12 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
         "tree/dummy_ops": step.dummy_ops,
     }
     metrics = {key: Metric(AggregationType.SUM, float(value * step.context.num_ranks)) for key, value in sums.items()}
+    if step.memory is not None:
+        peak = step.memory.predicted(list(batches), step.budget.working_scale)
+        layers = max((batch.measures.offloaded_layers for batch in batches), default=0)
+        metrics["tree/offloaded_layers"] = Metric(AggregationType.MAX, float(layers))
+        metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / 2**30)
+        metrics["tree/predicted_host_gib"] = Metric(AggregationType.MAX, peak.host / 2**30)
     return metrics | {
         "tree/micro_batches": Metric(AggregationType.SUM, float(len(batches))),
         "tree/out_of_memory": Metric(AggregationType.MAX, float(step.out_of_memory)),
