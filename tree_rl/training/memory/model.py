@@ -49,6 +49,8 @@ class MemoryModel:
     """Of float32 logits that the head holds at a time, at most: one chunk."""
     chunk_tensors: float = CHUNK_TENSORS
     """Tensors of that size that its backward holds."""
+    sums_query_gradients: bool = False
+    """Whether attention's backward sums the gradients of queries in float32 beside them, as flash-attn-4 does."""
     attention_block: int = 0
     """Query tokens that attention takes at a time with all their keys; 0 for kernels, which take tiles."""
     offloads: bool = True
@@ -164,7 +166,8 @@ class MemoryModel:
         if self.attention_block:
             # Gradients of the block's keys and values, and its mask.
             keys += self.keys_and_values + self.value_bytes * min(self.attention_block, tokens)
-        attention = tokens * (gradient + 2 * self.value_bytes * self._query_width) + (tokens + past) * keys
+        queries = (2 * self.value_bytes + (FLOAT32 if self.sums_query_gradients else 0)) * self._query_width
+        attention = tokens * (gradient + queries) + (tokens + past) * keys
         saved = kept * tokens + self.keys_and_values * past
         if not self.checkpointing:
             # What layers save is part of the graph.
@@ -240,16 +243,17 @@ class MemoryModel:
 
     @cached_property
     def _mlp_gradients(self) -> float:
-        """Gradients of gate and up; Liger writes them over what it saved."""
-        return (0 if self.fused else 2) * self._width_bytes + self.shape.active_experts * self.boundary
+        """Gradients of gate and up, or of their product: Liger writes the others over what it saved."""
+        return (1 if self.fused else 2) * self._width_bytes + self.shape.active_experts * self.boundary
 
 
 def assumed_memory_model(shape: ModelShape) -> MemoryModel:
-    """A model of these sizes as it usually trains: bf16, gradient checkpointing, unfused layers, a GPU of 80 GiB."""
+    """A model of these sizes as it usually trains: bf16, checkpointing, no Liger, flash-attn-4, a GPU of 80 GiB."""
     return MemoryModel(
         shape=shape,
         head_norms=True,
         logits_bytes=80 * 2**30 / 64,
         chunk_tensors=TRITON_CHUNK_TENSORS,
+        sums_query_gradients=True,
         tiles=shape.active_experts == 0,
     )

@@ -36,6 +36,7 @@ def read_memory_model(
     layers = [layer for layer in modules if isinstance(layer, GradientCheckpointingLayer)]
     runs_triton = chosen_implementation(device=device, dtype=dtype) == "triton"
     is_chunked = any(isinstance(head, EdgeHead) for head in modules)
+    attention = tree_attention_implementation(device=device, dtype=dtype, head_size=shape.head_dim)
     chunk = FLOAT32 * shape.vocab * default_chunk_rows(device, shape.vocab) if is_chunked else math.inf
     return MemoryModel(
         shape=shape,
@@ -46,16 +47,12 @@ def read_memory_model(
         head_norms=any(name.endswith("q_norm") for name, _ in module.named_modules()),
         logits_bytes=chunk,
         chunk_tensors=TRITON_CHUNK_TENSORS if runs_triton else CHUNK_TENSORS,
-        attention_block=_attention_block(shape, dtype=dtype, device=device),
+        sums_query_gradients=attention == "fa4",
+        attention_block=BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS) if attention == "sdpa" else 0,
         # On a CPU both would be the same memory.
         offloads=device.type == "cuda",
         tiles=bool(tileable_layers(module)) and shape.active_experts == 0,
     )
-
-
-def _attention_block(shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> int:
-    attention = tree_attention_implementation(device=device, dtype=dtype, head_size=shape.head_dim)
-    return BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS) if attention == "sdpa" else 0
 
 
 def _shape_of(module: nn.Module) -> ModelShape | None:

@@ -1,0 +1,120 @@
+"""A real step runs what the memory model chooses, and its gradients are those of the rows.
+
+On a CPU there is nothing to choose. Here the model is told that host memory is other memory, as on a GPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from measured_models import KINDS, build, hostile_rows
+
+from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
+from tree_rl.training.context import StepContext
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
+from tree_rl.training.memory.model import MemoryModel
+from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.planning import budget as budget_module
+
+CPU = torch.device("cpu")
+SHARES = (0.95, 0.8, 0.6, 0.5, 0.3, 0.1)
+"""Of the whole forest's predicted peak."""
+
+
+def memory_of(model: Any) -> MemoryModel:
+    memory = read_memory_model(model, dtype=torch.float32, device=CPU)
+    assert memory is not None
+    return replace(memory, offloads=True)
+
+
+def step_of(model: Any, memory: MemoryModel | None, **options: Any) -> TreeStep:
+    context = replace(StepContext.of(model), memory=memory)
+    return TreeStep(model, TreeOptions(mode="tree", **options), context=context)
+
+
+def run(step: TreeStep, model: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """What every trained parameter gets, and the step's result."""
+    ids = hostile_rows()
+    output = VALUES if hasattr(model, "score") else LOG_PROBS
+    weight_F = torch.from_numpy(np.random.default_rng(3).normal(size=sum(map(len, ids)))).float()
+    starts = np.cumsum([0, *map(len, ids)])
+
+    def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
+        mine = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in members])
+        return (weight_F[mine] * outputs[output] + 0.1 * outputs[output].square()).sum(), {}
+
+    model.zero_grad()
+    rows = Rows.of(ids)
+    step.infer(rows, outputs=(output,))
+    result = step.run(rows, loss, outputs=(output,), is_separable=True)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, result
+
+
+def tokens_for(memory: MemoryModel, share: float) -> int:
+    """`max_tokens` that stands for a share of what all rows in one forest need."""
+    whole = len({tuple(row[:end]) for row in hostile_rows() for end in range(1, len(row) + 1)})
+    return memory.tokens_of(share * memory.bytes_of(whole))
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        scale = gradient.abs().max().item()
+        assert torch.allclose(found[name], gradient, rtol=1e-5, atol=1e-5 * scale), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
+    model = build(kind)
+    expected, _ = run(step_of(model, None), model)
+    memory = memory_of(model)
+    chosen = set()
+    for offload, shares in (("auto", SHARES[1::2]), (True, (0.5,)), (False, (0.3,))):
+        for share in shares:
+            step = step_of(model, memory, max_tokens=tokens_for(memory, share), offload=offload)
+            found, result = run(step, model)
+            assert_close(found, expected)
+            chosen |= {batch.choice.kind for batch in result.micro_batches if batch.choice is not None}
+    cuts, offloads, _, on_host = (any(kind[place] for kind in chosen) for place in range(4))
+    assert cuts and offloads and on_host, chosen
+
+
+def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_module, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(budget_module, "GRANULARITY", 1)
+    model = build("dense")
+    expected, whole = run(step_of(model, None), model)
+    memory = memory_of(model)
+    step = step_of(model, memory)
+    first = step.memory.predicted(list(whole.micro_batches), 1.0) if step.memory is not None else None
+    assert first is not None
+    failures = iter([True])
+
+    def fail_once(module: Any, arguments: Any) -> None:
+        if torch.is_grad_enabled() and next(failures, False):
+            raise torch.cuda.OutOfMemoryError("no memory left")
+
+    hook = model.model.layers[2].register_forward_pre_hook(fail_once)
+    found, result = run(step, model)
+    hook.remove()
+    assert step.out_of_memory == 1
+    assert_close(found, expected)
+    assert step.budget.tokens is not None
+    assert memory.bytes_of(step.budget.tokens) <= first.device / 2
+    second = step.memory.predicted(list(result.micro_batches), 1.0) if step.memory is not None else None
+    assert second is not None and second.device < first.device
+
+
+def test_a_smaller_budget_never_predicts_more() -> None:
+    model = build("dense")
+    memory = memory_of(model)
+    peaks = []
+    for share in SHARES:
+        step = step_of(model, memory, max_tokens=tokens_for(memory, share))
+        _, result = run(step, model)
+        assert step.memory is not None
+        peaks.append(step.memory.predicted(list(result.micro_batches), 1.0).device)
+    assert peaks == sorted(peaks, reverse=True)
