@@ -59,6 +59,7 @@ def _sparse(shape: ModelShape, *, experts: int, per_token: int) -> ModelSize:
     """Qwen3-MoE; `shape.intermediate` is the width of all experts that a token visits."""
     more = {"num_experts": experts, "num_experts_per_tok": per_token, "norm_topk_prob": True}
     more["moe_intermediate_size"] = shape.intermediate // per_token
+    shape = replace(shape, active_experts=per_token)
     return ModelSize(shape=shape, tied=False, family="qwen3_moe", more=more)
 
 
