@@ -79,17 +79,19 @@ def test_a_group_is_trained_whole_and_only_when_its_last_session_has_ended(queue
     assert groups_of(second) == {"uid-1": whole(1), "uid-2": whole(2)}
 
 
-def test_a_batch_of_mixed_versions_keeps_groups_whole_and_reports_its_lag(queue: PollableQueue) -> None:
+def test_a_batch_of_mixed_versions_keeps_groups_in_one_mini_batch_and_reports_its_lag(queue: PollableQueue) -> None:
     for prompt in range(len(BRANCHES)):
         status(queue, prompt, "finished")
     batch, _ = async_buffer().sample(global_steps=TRAINER_VERSION + 1, partition_id="train", batch_size=4)
     trainer, metrics = make_trainer(), {}
     balanced = trainer._balance_batch(batch, metrics)
-    block = len(balanced) // (2 * trainer._steps[0])
+    # One rank after the other, each with all mini-batches in order.
+    of_rank = len(balanced) // 2
+    block = of_rank // trainer._steps[0]
     homes: dict[str, set[int]] = {}
     for row, (key, tag) in enumerate(zip(balanced.keys, balanced.tags, strict=True)):
         if not tag.get("is_padding", False):
-            homes.setdefault(key.rsplit("_", 2)[0], set()).add(row // block)
+            homes.setdefault(key.rsplit("_", 2)[0], set()).add(row % of_rank // block)
     assert len(homes) == len(BRANCHES) and all(len(places) == 1 for places in homes.values())
     versions = [
         v

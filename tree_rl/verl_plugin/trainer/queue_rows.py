@@ -33,7 +33,7 @@ def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[di
     columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     if "extra_fields" not in columns:
         return []
-    reports = [extra.get("reward_extra_info") or {} for extra in columns["extra_fields"].tolist()]
+    reports = [extra.get("reward_extra_info") or {} for extra in columns.pop("extra_fields").tolist()]
     return [
         {name: float(value) for name, value in report.items() if isinstance(value, bool | int | float | np.number)}
         for report in reports

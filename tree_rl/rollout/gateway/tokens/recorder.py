@@ -22,7 +22,7 @@ from tree_rl.rollout.gateway.tokens.drift import (
     first_difference,
 )
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
-from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, opens_reasoning
+from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, opens_reasoning, split_reasoning
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
@@ -166,7 +166,7 @@ class Recorder:
         Templates open the last turn with an empty reasoning, and leave it out as soon as another message follows.
         Reasoning that is not empty, once left out, makes another context.
         """
-        is_silent = not (message.reasoning or "").strip()
+        is_silent = not (message.reasoning or split_reasoning(message.content)[0] or "").strip()
         followers = [ChatMessage(role="user", content=FOLLOWER)] if is_silent else []
         if is_silent and message.tool_calls:
             followers.append(ChatMessage(role="tool", content=FOLLOWER, tool_call_id=message.tool_calls[0].id))
