@@ -37,7 +37,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[GroupPaths], int, int]:
     return group_of_row, paths, draw(st.integers(1, 5)), draw(st.integers(1, 6))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(batches())
 def test_every_row_has_one_slot_and_every_group_one_mini_batch(
     batch: tuple[np.ndarray, list[GroupPaths], int, int],
@@ -60,7 +60,7 @@ def test_every_row_has_one_slot_and_every_group_one_mini_batch(
     np.testing.assert_allclose(layout.load_DC.sum(), whole + layout.repeated_tokens)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4))
 def test_mini_batches_hold_the_configured_number_of_groups(groups: int, per_mini_batch: int, factor: int) -> None:
     steps = mini_batch_count(groups, per_mini_batch)
