@@ -121,9 +121,13 @@ def test_frozen_weights_and_inputs_without_gradient() -> None:
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    # Engines of other tests in this process leave one.
+    is_ours = not torch.distributed.is_initialized()
+    if is_ours:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
-    torch.distributed.destroy_process_group()
+    if is_ours:
+        torch.distributed.destroy_process_group()
 
 
 def test_wrong_tiles_are_refused_by_name(one_rank: None) -> None:
