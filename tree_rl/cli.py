@@ -110,7 +110,7 @@ class BenchOption:
         float, typer.Option(min=0.0, help="Learning rate of --steps. Fine-tuning uses 1e-6 to 1e-5.")
     ]
     TreeAttention = Annotated[str, typer.Option(help="Implementation of tree attention.")]
-    PackedAttention = Annotated[str, typer.Option(help="Attention of packed rows: fa4, cudnn, flash, flex or sdpa.")]
+    PackedAttention = Annotated[str, typer.Option(help="Attention of rows: fa4, cudnn, fa2, flash, flex or sdpa.")]
     ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens, too.")]
     Checkpointing = Annotated[bool, typer.Option(help="Recompute every layer in the backward.")]
     Liger = Annotated[

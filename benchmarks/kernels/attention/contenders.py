@@ -19,7 +19,7 @@ from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.tree import Forest
 
 DEFAULT = {
-    "cuda": ("tree fa4", "tree triton", "tree flex", "paths fa4", "paths cudnn", "causal fa4"),
+    "cuda": ("tree fa4", "tree triton", "tree flex", "paths fa4", "paths cudnn", "paths fa2", "causal fa4"),
     "cpu": ("tree sdpa", "paths sdpa", "causal sdpa"),
 }
 """Who is timed on a device unless named otherwise: "tree" with an implementation of `tree_attention`, "paths" and

@@ -4,6 +4,7 @@ Legend: B rows, F packed tokens, H heads, D head size, L tokens of a row.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -19,8 +20,9 @@ from tree_kernels.implementation import UnsupportedImplementation
 from tree_rl.tree.forest.jagged import offsets_of
 
 OP = "packed_attention"
-IMPLEMENTATIONS = ("fa4", "cudnn", "flash", "flex", "sdpa")
-"""In the order in which "auto" tries them. `fa4` and `flex` run all rows at once, the others row by row."""
+IMPLEMENTATIONS = ("fa4", "cudnn", "fa2", "flash", "flex", "sdpa")
+"""In the order in which "auto" tries them. `fa4`, `fa2` (flash-attention 2, as torch ships it) and `flex` run all rows
+at once, the others row by row."""
 BACKENDS = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_FLASH4_HEAD = 128
@@ -58,6 +60,8 @@ def unavailable_reason(
         return f"it needs a CUDA device, received {device}"
     if impl != "flex" and dtype not in HALF:
         return f"it needs one of {HALF}, received {dtype}"
+    if impl == "fa2":
+        return _varlen_import_error()
     if impl != "fa4":
         return None
     if head_size > LARGEST_FLASH4_HEAD:
@@ -95,6 +99,8 @@ def packed_attention(
         raise UnsupportedImplementation(OP, impl, reason)
     if impl == "fa4":
         return _flash4(q_FHD, k_FHD, v_FHD, layout, scale)
+    if impl == "fa2":
+        return _flash2(q_FHD, k_FHD, v_FHD, layout, scale)
     if impl == "flex":
         return _flex(q_FHD, k_FHD, v_FHD, layout, scale)
     with sdpa_kernel(BACKENDS[impl]) if impl in BACKENDS else nullcontext():
@@ -119,6 +125,26 @@ def _flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLay
     rows |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
     out = flash_attn_varlen_func(q, k, v, **rows, softmax_scale=scale, causal=True)
     return out[0] if isinstance(out, tuple) else out
+
+
+@functools.cache
+def _varlen_import_error() -> str | None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
+    except ImportError as error:
+        return f"torch {torch.__version__} has no varlen_attn: {error}"
+    return None
+
+
+def _flash2(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = max(layout.lengths)
+    # Some releases of torch share key heads unasked and have no such argument.
+    shares_heads = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    shared: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if shares_heads else {}
+    rows = (layout.offsets, layout.offsets, longest, longest)
+    return varlen_attn(q, k, v, *rows, scale=scale, window_size=(-1, 0), **shared)
 
 
 def _causal_row(q_LHD: torch.Tensor, k_LHD: torch.Tensor, v_LHD: torch.Tensor, scale: float | None) -> torch.Tensor:
