@@ -3,6 +3,7 @@
 python benchmarks/deep_trunks.py --model 8b --liger --trunk 131072 --branches 2 --branch-tokens 8192 \
     --plans whole offloaded offloaded+tiled:8192 partitioned:65536
 A plan is `whole` or `partitioned:TOKENS`, with `offloaded[:LAYERS]`, `tiled:TOKENS` and `relays_on_host` joined by +.
+`budget:TOKENS` runs what a step chooses for `tree.max_tokens`, given all the host memory that it asks for.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import gc
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ from tree_rl.benchmark.results import collect_rows
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS
+from tree_rl.training.memory.choice import Chooser, quick_plan
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.micro_batch_runs import PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
-from tree_rl.tree.partition import plan_partitions
 
 CLIP = 0.2
 WARM_SHARE = 64
@@ -48,6 +50,10 @@ class Plan:
     """C; None runs the forest whole."""
     measures: MemoryMeasures
     """What saves memory."""
+    budget_tokens: int | None = None
+    """Budget by which capacity and measures are chosen; None: they are given."""
+    predicted_bytes: float | None = None
+    """Peak beside weights and gradients that the choice predicts."""
 
     @classmethod
     def parse(cls, name: str, layers: int) -> "Plan":
@@ -57,11 +63,14 @@ class Plan:
             ValueError: an unknown word.
         """
         capacity: int | None = None
+        budget: int | None = None
         measures: dict[str, Any] = {}
         for word in name.split("+"):
             kind, _, number = word.partition(":")
             if kind == "partitioned":
                 capacity = int(number)
+            elif kind == "budget":
+                budget = int(number)
             elif kind == "offloaded":
                 measures["offloaded_layers"] = int(number or layers)
             elif kind == "tiled":
@@ -70,12 +79,30 @@ class Plan:
                 measures["relays_on_host"] = True
             elif kind != "whole":
                 raise ValueError(f"--plans {name}: expected whole, partitioned:TOKENS, offloaded, tiled:TOKENS, ...")
-        return cls(name=name, capacity_tokens=capacity, measures=MemoryMeasures(**measures))
+        return cls(name=name, capacity_tokens=capacity, measures=MemoryMeasures(**measures), budget_tokens=budget)
+
+    def chosen(self, model: Any, tree: "Tree") -> "Plan":
+        """This plan; with a budget, what a step of the model would choose for the tree."""
+        if self.budget_tokens is None:
+            return self
+        parameter = next(model.parameters())
+        memory = read_memory_model(model, dtype=parameter.dtype, device=parameter.device)
+        assert memory is not None
+        chooser = Chooser(model=memory)
+        head_share = np.count_nonzero(tree.forest.rows_that_mark(tree.trained)) / tree.forest.num_unique
+        choice = chooser.choose(tree.forest, chooser.budget(self.budget_tokens), quick_plan, head_share=head_share)
+        return replace(
+            self,
+            name=f"{self.name} ({choice.name})",
+            capacity_tokens=None if choice.plan is None else choice.plan.capacity_tokens,
+            measures=choice.measures,
+            predicted_bytes=choice.peak.device,
+        )
 
     def scaled(self, share: int) -> "Plan":
         """The same for a tree `share` times smaller; tiles stay as large as kernels like them."""
         capacity = None if self.capacity_tokens is None else max(1, self.capacity_tokens // share)
-        return Plan(name=self.name, capacity_tokens=capacity, measures=self.measures)
+        return replace(self, capacity_tokens=capacity)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +153,7 @@ class Measured:
     seconds: float
     loss: float
     partitions: int
+    base_bytes: int
     peak_bytes: int
     reserved_bytes: int
 
@@ -135,7 +163,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     context = StepContext.of(model)
     on_gpu = context.device.type == "cuda"
     forest = tree.forest
-    cut = None if plan.capacity_tokens is None else plan_partitions(forest, plan.capacity_tokens)
+    cut = None if plan.capacity_tokens is None else quick_plan(forest, plan.capacity_tokens)
     batch = MicroBatch(
         rows=tuple(range(tree.rows.num_rows)),
         offsets=tree.rows.offsets,
@@ -152,6 +180,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
+    base_bytes = torch.cuda.memory_allocated() if on_gpu else 0
     started = time.perf_counter()
     if cut is None:
         run: Any = WholeBatchRun(context, call, batch, routers)
@@ -165,6 +194,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         seconds=time.perf_counter() - started,
         loss=run.result.loss,
         partitions=batch.num_partitions,
+        base_bytes=base_bytes,
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
         reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else 0,
     )
@@ -181,7 +211,7 @@ def _zero_gradients(model: Any) -> None:
 
 def pin(plan: Plan, tree: Tree, size: ModelSize, dtype: torch.dtype, device: torch.device) -> float:
     """Seconds to take the plan's host memory beforehand: a training run pays them once."""
-    cut = None if plan.capacity_tokens is None else plan_partitions(tree.forest, plan.capacity_tokens)
+    cut = None if plan.capacity_tokens is None else quick_plan(tree.forest, plan.capacity_tokens)
     tokens = tree.forest.num_unique if cut is None else cut.peak_live_tokens
     wanted = plan.measures.offloaded_layers * tokens * size.shape.hidden * dtype.itemsize
     started = time.perf_counter()
@@ -200,7 +230,7 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
     warm = Tree.draw(small[0], args.branches, small[1], vocab=size.shape.vocab, device=device)
     operations = size.shape.cost.forest(tree.forest, tree.trained)
     first: tuple[float, float] | None = None
-    for plan in [Plan.parse(name, size.shape.layers) for name in args.plans]:
+    for plan in [Plan.parse(name, size.shape.layers).chosen(model, tree) for name in args.plans]:
         row: dict[str, Any] = {"plan": plan.name, "unique": tree.forest.num_unique, "flat": tree.forest.num_flat}
         try:
             row["pin_s"] = round(pin(plan, tree, size, dtype, device), 2)
@@ -218,6 +248,8 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
                 "seconds": round(seconds, 3),
                 "tokens_per_s": round(tree.forest.num_unique / seconds, 1),
                 "tflops": round(operations / seconds / 1e12, 2),
+                "base_gib": round(last.base_bytes / 2**30, 2),
+                "predicted_gib": None if plan.predicted_bytes is None else round(plan.predicted_bytes / 2**30, 6),
                 "peak_gib": round(max(one.peak_bytes for one in runs) / 2**30, 2),
                 "reserved_gib": round(max(one.reserved_bytes for one in runs) / 2**30, 2),
                 "loss": last.loss,

@@ -32,6 +32,15 @@ def test_plans_agree(benchmark: Any) -> None:
         assert row["loss_deviation"] < 1e-6 and row["gradient_norm_deviation"] < 1e-5
 
 
+def test_a_smaller_budget_runs_as_a_step_would_choose_and_computes_the_same(benchmark: Any) -> None:
+    sizes = {"model": "tiny", "layers": None, "trunk": 200, "branches": 3, "branch_tokens": 30}
+    args = argparse.Namespace(**sizes, plans=["budget:400", "budget:100"], liger=False, repeats=1)
+    large, small = benchmark.measured(args, torch.device("cpu"))
+    assert large["plan"] == "budget:400 (whole)" and large["partitions"] == 1
+    assert small["partitions"] > 1 and small["predicted_gib"] < large["predicted_gib"]
+    assert small["loss_deviation"] < 1e-6 and small["gradient_norm_deviation"] < 1e-5
+
+
 def test_unknown_plans_are_refused(benchmark: Any) -> None:
     with pytest.raises(ValueError, match="--plans halved"):
         benchmark.Plan.parse("halved", layers=2)
