@@ -86,7 +86,7 @@ def test_bf16_is_no_further_from_float32_than_rows_are(family: str) -> None:
         rows = rows_of(seed)
         truth = gradient(exact, branch_log_probs(exact, rows), seed)
         alone = gradient(rows_model, branch_log_probs(rows_model, rows), seed)
-        tree = gradient(tree_model, forest_log_probs(tree_model, Forest.from_rows(rows)), seed)
+        tree = gradient(tree_model, forest_log_probs(tree_model, Forest.from_rows(rows), device=CUDA), seed)
         errors.append([float((got - truth).norm() / truth.norm()) for got in (alone, tree)])
     rows_error, tree_error = np.array(errors).T
     print(f"{family}: bf16 gradient error against stock float32: rows alone {rows_error}, tree {tree_error}")

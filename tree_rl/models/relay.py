@@ -52,14 +52,14 @@ class LayerRelay:
         return {} if self._past is None else self._past(layer)
 
     def capture(self, layer: int, *, at_cuts: bool = False, **tensors: torch.Tensor | None) -> None:
-        """Keep a layer's tensors with their graph.
+        """Keep a layer's tensors with their graph, if children hang from the partition.
 
         Gradient checkpointing runs the layer again in the backward: the first pass is the one whose graph counts.
 
         Raises:
             ValueError: a tensor is missing, because the layer was not asked to return it.
         """
-        if layer in self._captured:
+        if layer in self._captured or not self.cuts:
             return
         kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         if len(kept) < len(tensors):

@@ -93,9 +93,9 @@ class CutRelay:
         Args:
             relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
         """
-        captured: list[Captured | None] = [*self.layers.take()]
         if relayed is None:
             return
+        captured: list[Captured | None] = [*self.layers.take()]
         for number, layer in enumerate(captured):
             assert layer is not None
             gathered = {name: t if layer.at_cuts else t[relayed] for name, t in layer.tensors.items()}
@@ -138,9 +138,7 @@ class CutRelay:
         return past
 
     def receive(self, gradients: Sequence[Tensors], path: CutPath) -> None:
-        """Add what a child sends back for its past.
-
-        Sums are made when the first child reports, so that on a long path of partitions only one set is alive.
+        """Add what a child sends back for its past; the stack adds up what one path to one cut gets.
 
         Args:
             gradients: at least float32, of the shapes that `past_of_child` gave.

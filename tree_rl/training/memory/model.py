@@ -119,10 +119,16 @@ class MemoryModel:
         working = max(self.head(tokens, head_tokens), self.layer_backward(tokens, tile_tokens=measures.tile_tokens))
         return Peak(device=waiting.device + self.inputs * tokens + working, host=waiting.host)
 
-    def waiting(self, tokens: int, measures: MemoryMeasures) -> Peak:
-        """Where what waits for the backward of all layers lies."""
+    def waiting(self, tokens: int, measures: MemoryMeasures, *, in_flight: int = IN_FLIGHT) -> Peak:
+        """Where what waits for the backward of all layers lies.
+
+        Args:
+            tokens: n.
+            measures: what the forest does to need less.
+            in_flight: offloaded layers whose inputs are on the device; 0 of a partition that does not run.
+        """
         away = min(measures.offloaded_layers, self.shape.layers) if self.checkpointing else 0
-        on_device = self.graph - max(away - IN_FLIGHT, 0) * self.boundary
+        on_device = self.graph - max(away - in_flight, 0) * self.boundary
         return Peak(device=on_device * tokens, host=away * self.boundary * tokens)
 
     def head(self, tokens: int, head_tokens: int | None = None) -> float:
@@ -135,13 +141,17 @@ class MemoryModel:
         return self.last_norm * tokens + (self.boundary + gradient) * reads + logits + of_weight
 
     def head_waits(self, tokens: int, head_tokens: int | None = None) -> float:
-        """What waits for the backward of the head and of the norm before it."""
+        """What waits for the backward of the head and of the norm before it, whose output the head does not keep."""
         reads = tokens if head_tokens is None else min(head_tokens, tokens)
-        return self.last_norm * tokens + self.boundary * reads
+        return (self.last_norm - self.boundary) * tokens + self.boundary * reads
 
-    def layer_forward(self, tokens: int) -> float:
-        """Bytes that one layer needs beside its input where nothing is kept."""
-        return self._scaled(tokens * (3 * self._width_bytes + 2 * self.boundary))
+    def layer_forward(self, tokens: int, *, tile_tokens: int | None = None) -> float:
+        """Bytes that one layer needs beside its input where nothing is kept: in its MLP, or in its attention."""
+        at_once = tokens if tile_tokens is None else min(tile_tokens, tokens)
+        mlp = 2 * self.boundary * tokens + 3 * self._width_bytes * at_once
+        # Queries, keys and values, as projected, normalised or turned, and as attention reads them.
+        attention = (self.boundary + 3 * self.value_bytes * (self._query_width + self._key_width)) * tokens
+        return self._scaled(max(mlp, attention))
 
     def layer_backward(self, tokens: int, past: int = 0, *, tile_tokens: int | None = None) -> float:
         """Bytes of one layer that runs again and then backward: its MLP's backward, or its attention's.

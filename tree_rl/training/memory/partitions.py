@@ -98,7 +98,7 @@ class PartitionedPeak:
 
     def _alive(self, size: PartitionSize, measures: MemoryMeasures) -> _Alive:
         model = self._model
-        graph = model.waiting(size.tokens, measures)
+        graph = model.waiting(size.tokens, measures, in_flight=0)
         head = model.head_waits(size.tokens, size.head_tokens) + model.inputs * size.tokens
         own = model.relayed * size.relayed if size.cuts > 1 else 0.0
         on_host = own if measures.relays_on_host else 0.0
@@ -110,11 +110,12 @@ class PartitionedPeak:
         )
 
     def _forward(self, size: PartitionSize, measures: MemoryMeasures) -> float:
-        """Layers keep keys and values of all tokens until the forward's end."""
+        """Layers keep keys and values of all tokens until the forward's end, where children will read some."""
         model = self._model
-        kept = model.waiting(size.tokens, measures).device + (model.inputs + model.relayed) * size.tokens
+        captured = model.relayed if size.cuts else 0.0
+        kept = model.waiting(size.tokens, measures).device + (model.inputs + captured) * size.tokens
         past = model.keys_and_values * size.past * (2 if measures.relays_on_host else 1)
-        return kept + model.layer_forward(size.tokens) + past
+        return kept + model.layer_forward(size.tokens, tile_tokens=measures.tile_tokens) + past
 
     def _backward(self, size: PartitionSize, measures: MemoryMeasures, *, has_graph: bool = True) -> float:
         """At its start: in the head, or in the last layer; at its end without what waited for it."""
