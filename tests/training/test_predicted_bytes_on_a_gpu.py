@@ -4,17 +4,22 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.training.memory.choice import Chooser, quick_plan
 from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.memory.model import TRITON_CHUNK_TENSORS, MemoryModel
+from tree_rl.tree.forest import Forest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 GIB = 2**30
 MEMORY = 139.8 * GIB
 FILES = sorted(FOLDER.glob("deep_trunks_*.csv"))
-ROWS = [row for path in FILES for row in csv.DictReader(path.read_text().splitlines()) if row["peak_gib"]]
+ALL = [row for path in FILES for row in csv.DictReader(path.read_text().splitlines()) if row["peak_gib"]]
+BUDGETS = [row for row in ALL if row["plan"].startswith("budget:")]
+ROWS = [row for row in ALL if row not in BUDGETS]
 
 
 def measures_of(plan: str, layers: int) -> MemoryMeasures:
@@ -25,11 +30,9 @@ def measures_of(plan: str, layers: int) -> MemoryMeasures:
     )
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['layers']}-{row['unique']}-{row['plan']}")
-def test_measured_peaks_are_predicted(row: dict[str, Any]) -> None:
-    shape = MODEL_SIZES[row["model"]].with_layers(int(row["layers"])).shape
-    model = MemoryModel(
-        shape=shape,
+def model_of(row: dict[str, Any]) -> MemoryModel:
+    return MemoryModel(
+        shape=MODEL_SIZES[row["model"]].with_layers(int(row["layers"])).shape,
         fused=row["layer_kernels"] == "liger",
         head_norms=True,
         # A chunk of logits is a share of the GPU's memory.
@@ -37,9 +40,35 @@ def test_measured_peaks_are_predicted(row: dict[str, Any]) -> None:
         chunk_tensors=TRITON_CHUNK_TENSORS,
         sums_query_gradients=bool(row["flash_attn_4"]),
     )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['layers']}-{row['unique']}-{row['plan']}")
+def test_measured_peaks_are_predicted(row: dict[str, Any]) -> None:
+    model = model_of(row)
+    shape = model.shape
     trained = int(row["branches"]) * int(row["branch_tokens"])
     peak = model.whole(int(row["unique"]), trained, measures_of(row["plan"], shape.layers))
     of_layers = shape.cost.per_token / 6 + 2 * shape.vocab * shape.hidden
     weights_and_gradients = 2 * model.value_bytes * of_layers
     assert (weights_and_gradients + peak.device) / GIB == pytest.approx(float(row["peak_gib"]), rel=0.02)
     assert peak.host / GIB == pytest.approx(float(row["host_gib"]), rel=0.01)
+
+
+@pytest.mark.parametrize("row", BUDGETS, ids=lambda row: row["plan"].partition(" ")[0])
+def test_peaks_of_what_a_budget_chooses_are_predicted(row: dict[str, Any]) -> None:
+    trunk, branches, tokens = (int(row[name]) for name in ("trunk", "branches", "branch_tokens"))
+    prompt = np.arange(trunk)
+    answers = [trunk + branch * tokens + np.arange(tokens) for branch in range(branches)]
+    forest = Forest.from_rows([np.concatenate([prompt, answer]) for answer in answers])
+    chooser = Chooser(model=model_of(row))
+    budget = chooser.budget(int(row["plan"].partition(" ")[0].removeprefix("budget:")))
+    choice = chooser.choose(forest, budget, quick_plan, head_share=branches * tokens / forest.num_unique)
+    assert f"({choice.name})" in row["plan"]
+    measured = float(row["peak_gib"]) - float(row["base_gib"])
+    assert choice.peak.device / GIB == pytest.approx(measured, rel=0.1)
+
+
+def test_a_smaller_budget_never_had_a_higher_peak() -> None:
+    by_budget = sorted(BUDGETS, key=lambda row: -int(row["plan"].partition(" ")[0].removeprefix("budget:")))
+    peaks = [float(row["peak_gib"]) for row in by_budget]
+    assert len(peaks) == 5 and peaks == sorted(peaks, reverse=True)
