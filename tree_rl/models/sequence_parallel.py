@@ -36,6 +36,10 @@ class SequenceParallel:
             return None
         return cls(group, torch.distributed.get_world_size(group), torch.distributed.get_rank(group))
 
+    def own_tokens(self, tokens: int) -> int:
+        """n, tokens that each rank holds of a forest of so many once it is padded."""
+        return -(-tokens // self.size)
+
     def heads_of_tokens(self, x_nHD: torch.Tensor) -> torch.Tensor:
         """From own tokens with all heads, [n, H, ...], to all tokens with own heads, [N, h, ...].
 
@@ -68,8 +72,7 @@ class SequenceParallel:
             ValueError: N is no multiple of S.
         """
         self._check_tokens(len(x_N))
-        own = len(x_N) // self.size
-        return x_N[self.rank * own : (self.rank + 1) * own]
+        return x_N[self.own_range(len(x_N))]
 
     def own_heads(self, x_H: torch.Tensor) -> torch.Tensor:
         """Own heads [h, ...] of a parameter [H, ...]: the heads that `heads_of_tokens` leaves on this rank.
@@ -78,8 +81,12 @@ class SequenceParallel:
             ValueError: H is no multiple of S.
         """
         self._check_heads(len(x_H))
-        own = len(x_H) // self.size
-        return x_H[self.rank * own : (self.rank + 1) * own]
+        return x_H[self.own_range(len(x_H))]
+
+    def own_range(self, length: int) -> slice:
+        """This rank's share of so many, a multiple of S."""
+        own = length // self.size
+        return slice(self.rank * own, (self.rank + 1) * own)
 
     def _check_heads(self, heads: int) -> None:
         if heads % self.size:
@@ -141,7 +148,7 @@ class _GatherTokens(torch.autograd.Function):
         ctx.ranks = ranks
         x_n = x_n.contiguous()
         gathered = x_n.new_empty((ranks.size * len(x_n), *x_n.shape[1:]))
-        torch.distributed.all_gather_into_tensor(gathered, x_n, group=ranks.group)
+        torch.distributed.all_gather(list(gathered.chunk(ranks.size)), x_n, group=ranks.group)
         return gathered
 
     @staticmethod

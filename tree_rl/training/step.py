@@ -32,7 +32,8 @@ from tree_rl.training.planning.micro_batches import (
     predicted_peak,
 )
 from tree_rl.training.planning.plan_memory import PlanMemory
-from tree_rl.training.ranks.lock_step import Agreement, agree_on_ops, run_in_step
+from tree_rl.training.ranks.lock_step import Agreement, SharedPlan, agree_on_ops, run_in_step
+from tree_rl.training.ranks.shared_plan import shared_plan
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad, LoadReport
 from tree_rl.training.row_memory import RowMemory
@@ -171,7 +172,9 @@ class TreeStep:
         module = self.context.module
         # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.
         is_first = not call.trains or all(parameter.grad is None for parameter in module.parameters())
-        result = self._run(call, may_repeat=is_first and self.context.may_repeat)
+        # A rank that failed between two exchanges could not rejoin those that wait in the next one.
+        may_repeat = is_first and self.context.may_repeat and self.context.ranks is None
+        result = self._run(call, may_repeat=may_repeat)
         if result is None:
             if call.trains:
                 module.zero_grad()
@@ -200,7 +203,7 @@ class TreeStep:
         started = time.perf_counter()
         context, options = self.context, self.options
         is_routed = call.records_routes or call.rows.routes_FLK is not None
-        if call.flat_rows is None or context.leaks_when_packed or is_routed:
+        if call.flat_rows is None or context.leaks_when_packed or is_routed or context.ranks is not None:
             options = replace(options, mode="tree")
         budget = self.budget.budget(options.max_tokens, call.host_tokens)
         failure: RowError | None = None
@@ -214,7 +217,8 @@ class TreeStep:
             self.memory.tell(batches, budget.unique_tokens)
         runs = [self._bind(call, batch) for batch in batches]
         ops = "".join(run.ops for run in runs)
-        agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat)
+        shared = shared_plan(context.ranks, call.rows, batches)
+        agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat, shared=shared)
         if failure is not None:
             raise failure
         if agreement.is_refused:
@@ -228,7 +232,7 @@ class TreeStep:
             plan_seconds=time.perf_counter() - started,
         )
 
-    def _agree(self, ops: str, *, is_refused: bool, may_repeat: bool) -> Agreement:
+    def _agree(self, ops: str, *, is_refused: bool, may_repeat: bool, shared: SharedPlan | None = None) -> Agreement:
         context = self.context
         return agree_on_ops(
             ops,
@@ -236,13 +240,14 @@ class TreeStep:
             may_repeat=may_repeat,
             num_ranks=context.num_ranks,
             group=context.data_parallel,
+            shared=shared,
         )
 
     def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
         """A micro-batch as work."""
         if batch.forest is None:
             return FlatBatchRun(self.context, call, batch)
-        routers = CallRouters(hooks=self.context.routers, load=self.load)
+        routers = CallRouters(hooks=self.context.routers, load=self.load, group=self.context.ranks)
         if batch.plan is None:
             return WholeBatchRun(self.context, call, batch, routers)
         is_coupled = call.trains and not call.is_separable
@@ -257,14 +262,17 @@ class TreeStep:
         )
 
     def _check_once(self, attempt: _Attempt) -> None:
-        """The self-check, before the first batch of a host that can run rows without a tree."""
-        if not self.options.self_check or self.self_check_error is not None or attempt.call.flat_rows is None:
+        """The self-check, before the first batch of a host that can run rows without a tree, or that shares tokens."""
+        ranks, has_other_way = self.context.ranks, attempt.call.flat_rows is not None
+        if not self.options.self_check or self.self_check_error is not None or not (has_other_way or ranks):
             return
+        most = min(attempt.budget.unique_tokens, attempt.budget.flat_tokens)
         self.self_check_error = run_self_check(
             self.context,
             attempt.call,
             attempt.batches,
-            max_tokens=min(attempt.budget.unique_tokens, attempt.budget.flat_tokens),
+            # Rows that run alone are not shared.
+            max_tokens=most if ranks is None else most // ranks.size,
             idle_forward=self.idle_forward,
         )
 
