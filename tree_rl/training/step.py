@@ -6,7 +6,7 @@ those of the rows run alone (paper, section 3).
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,7 +19,7 @@ from torch import nn
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.rows_loss import Loss, Metrics
+from tree_rl.training.loss.rows_loss import Loss
 from tree_rl.training.memory.chosen import StepMemory, gradients_to_come
 from tree_rl.training.micro_batch_runs import FlatBatchRun, MicroBatchRun, PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.options import AUTO, TreeOptions
@@ -34,34 +34,15 @@ from tree_rl.training.planning.micro_batches import (
 from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.ranks.lock_step import Agreement, SharedPlan, agree_on_ops, run_in_step
 from tree_rl.training.ranks.shared_plan import shared_plan
+from tree_rl.training.result import StepResult, in_row_order
 from tree_rl.training.routers.call_routers import CallRouters
-from tree_rl.training.routers.expert_load import ExpertLoad, LoadReport
+from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.row_memory import RowMemory
 from tree_rl.training.rows import Rows
 from tree_rl.training.self_check import run_self_check
 from tree_rl.tree.forest import Forest, RowError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepResult:
-    """What a call returns: outputs in the order of the rows, and one loss and its metrics for each micro-batch."""
-
-    outputs: EdgeOutputs
-    """[F] without graph; 0 where nothing was asked for."""
-    routes_FLK: torch.Tensor | None
-    """int16 [F, L, K], experts that ran; None where the call did not record them."""
-    losses: tuple[float, ...]
-    """The rows' loss of each micro-batch."""
-    metrics: tuple[list[Metrics], ...]
-    """What the loss reported of each micro-batch, one entry for each part of its rows."""
-    micro_batches: tuple[MicroBatch, ...]
-    """How the rows ran."""
-    plan_seconds: float
-    """Host time of planning and agreeing."""
-    load: LoadReport | None
-    """Load of experts; None but for an update with `router_aux_loss_coef`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -108,8 +89,7 @@ class TreeStep:
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
-        memory, ranks = self.context.memory, self.context.num_ranks
-        self.memory = None if memory is None else StepMemory(memory, offload=self.options.offload, num_ranks=ranks)
+        self.memory = _memory_of(self.context, self.options)
         coef, hooks = self.options.router_aux_loss_coef, self.context.routers
         self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, self.context)
         self.dummy_ops = 0
@@ -368,11 +348,11 @@ class TreeStep:
         results = [run.result for run in attempt.runs if run.result is not None]
         outputs_of = [result.outputs.present() for result in results]
         names = call.outputs if results else ()
-        outputs = {name: _in_row_order([found[name] for found in outputs_of], batches, call.rows) for name in names}
+        outputs = {name: in_row_order([found[name] for found in outputs_of], batches, call.rows) for name in names}
         routes = [result.routes_fLK for result in results if result.routes_fLK is not None]
         return StepResult(
             outputs=EdgeOutputs.of(outputs),
-            routes_FLK=_in_row_order(routes, batches, call.rows) if routes else None,
+            routes_FLK=in_row_order(routes, batches, call.rows) if routes else None,
             losses=tuple(result.loss for result in results),
             metrics=tuple(result.metrics for result in results),
             micro_batches=tuple(batches),
@@ -391,14 +371,16 @@ class TreeStep:
             self.load.remember(rows)
 
 
+def _memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
+    if context.memory is None:
+        return None
+    return StepMemory(
+        context.memory,
+        offload=options.offload,
+        num_ranks=context.num_ranks,
+        sequence_parallel=context.sequence_parallel,
+    )
+
+
 def _no_sync(is_last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
-
-
-def _in_row_order(parts: Sequence[torch.Tensor], batches: Sequence[MicroBatch], rows: Rows) -> torch.Tensor:
-    """Values [f, ...] of each micro-batch as [F, ...] in the order of the rows."""
-    places = np.concatenate([rows.flat_positions(batch.rows) for batch in batches])
-    joined = torch.cat(list(parts))
-    ordered = torch.empty_like(joined)
-    ordered[torch.from_numpy(places).to(joined.device)] = joined
-    return ordered
