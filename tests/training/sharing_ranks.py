@@ -255,7 +255,7 @@ def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[
                 check(case, rank // size, shares[rank // size])
             except AssertionError:
                 failures[f"{size}:{case.name}"] = traceback.format_exc()
-    Path(f"{out}/failures_{world}_{rank}.json").write_text(json.dumps(failures))
+    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
     dist.destroy_process_group()
 
 

@@ -386,8 +386,9 @@ class TreeStep:
 def _memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
     if context.memory is None:
         return None
+    ranks = context.ranks
     return StepMemory(
-        context.memory,
+        context.memory if ranks is None else replace(context.memory, sequence_ranks=ranks.size),
         offload=options.offload,
         num_ranks=context.num_ranks,
         sequence_parallel=context.sequence_parallel,
