@@ -83,12 +83,12 @@ def _most_edges(call: StepCall, batch: MicroBatch, partition_N: np.ndarray, own:
 
 
 def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize]) -> Iterator[str]:
-    """Runs stand-ins of the given ops; yields the kind of each before it runs."""
-    ranks = context.ranks
-    assert ranks is not None
+    """Runs stand-ins of the given ops, if any; yields the kind of each before it runs."""
     alive: dict[int, torch.Tensor] = {}
     for size in sizes:
         yield size.kind
+        ranks = context.ranks
+        assert ranks is not None
         ranks.exchanges.pretend(size.tokens, size.gathered)
         if size.kind == BACKWARD:
             alive.pop(size.number).backward()
