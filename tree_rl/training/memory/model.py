@@ -138,7 +138,8 @@ class MemoryModel:
         """Bytes that the norm before the head, the head and its backward need."""
         reads = tokens if head_tokens is None else min(head_tokens, tokens)
         hidden, vocabulary = self.shape.hidden, self.shape.vocab
-        logits = min(self.logits_bytes, FLOAT32 * reads * vocabulary) * self.chunk_tensors
+        of_own_reads = FLOAT32 * reads * vocabulary / self.sequence_ranks
+        logits = min(self.logits_bytes, of_own_reads) * self.chunk_tensors
         gradient = FLOAT32 * hidden + (self.boundary if self.value_bytes < FLOAT32 else 0)
         of_weight = self.value_bytes * hidden * vocabulary
         own = self.last_norm * tokens + (self.boundary + gradient) * reads
