@@ -61,6 +61,8 @@ class StepContext:
     """Device memory that the first optimizer step will take for good."""
     routers: RouterHooks | None = None
     """Hooks on the routers of a model with experts; None leaves them alone."""
+    is_deterministic: bool = False
+    """Whether equal runs shall give equal bits: then no measured time decides how rows run."""
     leaks_when_packed: bool = False
     """Whether the host's flat rows see each other; then rows that share nothing run as a forest, too."""
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
+from tree_rl.training.cost.measured_calls import MeasuredCall, MeasuredCalls
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Loss
 from tree_rl.training.memory.chosen import StepMemory, gradients_to_come
@@ -91,6 +92,8 @@ class TreeStep:
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
         self.memory = _memory_of(self.context, self.options)
+        shape, decides = self.context.model_shape, not self.context.is_deterministic
+        self.calls = MeasuredCalls(shape, self.context.device, decides=decides)
         coef, hooks = self.options.router_aux_loss_coef, self.context.routers
         self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, self.context)
         self.dummy_ops = 0
@@ -170,7 +173,9 @@ class TreeStep:
         if self.load is not None and not self._charge_load(self.load, attempt):
             return None
         base_bytes = self._base_bytes(call)
-        if not self._follow(attempt.runs, attempt.agreement, attempt, trains=call.trains):
+        with self.calls.timed(call.rows, attempt.batches) if call.trains else nullcontext():
+            is_done = self._follow(attempt.runs, attempt.agreement, attempt, trains=call.trains)
+        if not is_done:
             return None
         if base_bytes is not None:
             self._learn_budget(base_bytes, attempt)
@@ -191,7 +196,7 @@ class TreeStep:
         batches: list[MicroBatch] = []
         try:
             chooser = None if self.memory is None else self.memory.chooser(self.budget.working_scale)
-            batches = plan_micro_batches(call.rows, options, budget, context.model_shape, self.plans, chooser)
+            batches = plan_micro_batches(call.rows, options, budget, self.calls.model, self.plans, chooser)
         except RowError as error:
             failure = error
         if self.memory is not None:
@@ -199,11 +204,13 @@ class TreeStep:
         runs = [self._bind(call, batch) for batch in batches]
         ops = "".join(run.ops for run in runs)
         shared = shared_plan(context.ranks, call.rows, batches)
-        agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat, shared=shared)
+        told = self.calls.take_last()
+        agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat, shared=shared, told=told)
         if failure is not None:
             raise failure
         if agreement.is_refused:
             raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
+        self.calls.learn(agreement.told)
         return _Attempt(
             call=call,
             budget=budget,
@@ -213,7 +220,15 @@ class TreeStep:
             plan_seconds=time.perf_counter() - started,
         )
 
-    def _agree(self, ops: str, *, is_refused: bool, may_repeat: bool, shared: SharedPlan | None = None) -> Agreement:
+    def _agree(
+        self,
+        ops: str,
+        *,
+        is_refused: bool,
+        may_repeat: bool,
+        shared: SharedPlan | None = None,
+        told: MeasuredCall | None = None,
+    ) -> Agreement:
         context = self.context
         return agree_on_ops(
             ops,
@@ -222,6 +237,7 @@ class TreeStep:
             num_ranks=context.num_ranks,
             group=context.data_parallel,
             shared=shared,
+            told=told,
         )
 
     def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:

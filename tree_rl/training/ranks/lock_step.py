@@ -25,6 +25,8 @@ class Agreement:
     """Whether any rank refused its rows."""
     may_repeat: bool
     """Whether every rank could run the call again from the start."""
+    told: tuple[Any, ...] = ()
+    """What each rank told the others beside, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ def agree_on_ops(
     num_ranks: int,
     group: torch.distributed.ProcessGroup | None,
     shared: SharedPlan | None = None,
+    told: Any = None,
 ) -> Agreement:
     """Settle a call with the other ranks.
 
@@ -55,20 +58,22 @@ def agree_on_ops(
         num_ranks: of the group.
         group: the ranks that run in lock-step.
         shared: with sequence parallelism.
+        told: anything that this rank tells the others beside; it is pickled.
 
     Raises:
         RuntimeError: ranks that share tokens have planned differently; all ranks raise it.
     """
     if num_ranks == 1:
-        return Agreement(schedule=ops, is_refused=is_refused, may_repeat=may_repeat)
+        return Agreement(schedule=ops, is_refused=is_refused, may_repeat=may_repeat, told=(told,))
     gathered: list[Any] = [None] * num_ranks
-    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared), group=group)
-    ops_of_rank, refused, repeatable, plans = zip(*gathered, strict=True)
+    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared, told), group=group)
+    ops_of_rank, refused, repeatable, plans, told_by = zip(*gathered, strict=True)
     if not any(refused):
         _check_shared(plans)
     return Agreement(
         schedule="" if any(refused) else merge_ops(list(ops_of_rank)),
         is_refused=any(refused),
+        told=told_by,
         may_repeat=all(repeatable),
     )
 
