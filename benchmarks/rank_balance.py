@@ -61,7 +61,7 @@ def whole_groups(paths: Sequence[GroupPaths], num_ranks: int, num_cells: int) ->
 def measure(source: str, args: argparse.Namespace) -> list[Columns]:
     """One line per number of ranks and mini-batches."""
     group_of_row, rows = groups_of(source, args)
-    overlaps = measure_groups(group_of_row, rows, MODEL_SIZES[MODEL].shape)
+    overlaps = measure_groups(group_of_row, rows, MODEL_SIZES[MODEL].shape.cost)
     paths = [overlap.paths for overlap in overlaps]
     lines: list[Columns] = []
     for mini_batches in MINI_BATCHES:

@@ -117,7 +117,7 @@ def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape) 
     names = [f"{copy} {group}" for copy in range(world) for group in one.groups]
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     group_of_row = np.array([number[name] for name in names])
-    overlaps = measure_groups(group_of_row, rows, shape)
+    overlaps = measure_groups(group_of_row, rows, shape.cost)
     costs = np.array([overlap.cost for overlap in overlaps])
     rank_of_row = np.zeros(len(rows), dtype=np.int64)
     if arm == BALANCED:

@@ -116,18 +116,18 @@ def branching_groups(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
 
 def test_a_group_costs_what_the_cost_model_says() -> None:
     group_of_row, rows = branching_groups(0)
-    overlaps = measure_groups(group_of_row, rows, SHAPE)
+    overlaps = measure_groups(group_of_row, rows, SHAPE.cost)
     forests = [Forest.from_rows([rows[row] for row in np.flatnonzero(group_of_row == group)]) for group in range(24)]
     assert [overlap.cost for overlap in overlaps] == [SHAPE.cost.forest(forest) for forest in forests]
     lengths = np.array([1, 100, 3000])
-    single = measure_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE)
+    single = measure_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE.cost)
     np.testing.assert_allclose([overlap.cost for overlap in single], SHAPE.cost.rows(lengths))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_costs_of_forests_even_out_and_the_layout_is_the_same_each_time(seed: int) -> None:
     group_of_row, rows = branching_groups(seed)
-    overlaps = measure_groups(group_of_row, rows, SHAPE)
+    overlaps = measure_groups(group_of_row, rows, SHAPE.cost)
     cost, paths = np.array([overlap.cost for overlap in overlaps]), [overlap.paths for overlap in overlaps]
     layout = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
     again = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)

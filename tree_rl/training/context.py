@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed
 from torch import nn
 
 from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel import Exchanges, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
@@ -34,6 +35,11 @@ class StepContext:
     """Where it runs."""
     data_parallel: Group = None
     """The ranks that run in lock-step; None is the default group, where there is one."""
+    sequence_parallel: Group = None
+    """The ranks among them, this one included, that share each forest's tokens; they hold equal rows, and their
+    gradients are averaged with all others. None: this rank runs its forests alone."""
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    """Collectives among those, counted so that a rank can catch up after a failure."""
     model_shape: ModelShape | None = None
     """Sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree."""
     memory: MemoryModel | None = None
@@ -55,22 +61,26 @@ class StepContext:
     """Device memory that the first optimizer step will take for good."""
     routers: RouterHooks | None = None
     """Hooks on the routers of a model with experts; None leaves them alone."""
+    is_deterministic: bool = False
+    """Whether equal runs shall give equal bits: then no measured time decides how rows run."""
     leaks_when_packed: bool = False
     """Whether the host's flat rows see each other; then rows that share nothing run as a forest, too."""
 
     @classmethod
-    def of(cls, module: nn.Module, group: Group = None) -> "StepContext":
+    def of(cls, module: nn.Module, group: Group = None, *, sequence_parallel: Group = None) -> "StepContext":
         """The context of a plain torch loop.
 
         Args:
             module: prepared by `use_tree_attention`.
             group: ranks that run in lock-step.
+            sequence_parallel: see the field.
         """
         first = next(module.parameters())
         return cls(
             module=module,
             device=first.device,
             data_parallel=group,
+            sequence_parallel=sequence_parallel,
             memory=read_memory_model(module, dtype=first.dtype, device=first.device) if first.is_cuda else None,
             compute_dtype=first.dtype,
             leaks_when_packed=hasattr(module, "config") and leaks_when_packed(module),
@@ -81,6 +91,11 @@ class StepContext:
         """Ranks of the data-parallel group; 1 where torch.distributed is not initialised."""
         is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return 1 if is_alone else torch.distributed.get_world_size(self.data_parallel)
+
+    @property
+    def ranks(self) -> SequenceParallel | None:
+        """The ranks that share a forest's tokens; None where this rank runs its forests alone."""
+        return SequenceParallel.of(self.sequence_parallel, self.exchanges)
 
     def forward(self, **model_kwargs: Any) -> Any:
         """The module under the host's mixed precision."""

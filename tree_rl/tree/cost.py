@@ -33,6 +33,8 @@ class CostModel:
     """Scores and weighted values of one visible pair, in all layers with attention."""
     per_head_token: float = 0.0
     """One position of the language-model head."""
+    per_forward: float = 0.0
+    """What a forward and its backward cost however small they are; balance and `mode: auto` leave it out."""
 
     def step(self, tokens: Amount, pairs: Amount, head_tokens: Amount) -> Amount:
         """Cost of so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""

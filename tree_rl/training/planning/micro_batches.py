@@ -15,7 +15,7 @@ from tree_rl.training.planning.budget import Budget
 from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.rows import Rows
 from tree_rl.tree.bins import best_fit
-from tree_rl.tree.cost import ModelShape
+from tree_rl.tree.cost import CostModel
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
 from tree_rl.tree.packing import pack_groups
@@ -63,7 +63,7 @@ def plan_micro_batches(
     rows: Rows,
     config: TreeOptions,
     budget: Budget,
-    shape: ModelShape | None,
+    cost: CostModel | None,
     plans: PlanMemory,
     chooser: Chooser | None = None,
 ) -> list[MicroBatch]:
@@ -73,7 +73,7 @@ def plan_micro_batches(
         rows: all rows of this rank; none give no micro-batch.
         config: the tree options.
         budget: most tokens of a micro-batch.
-        shape: sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree.
+        cost: of the model, with which `mode: auto` compares; None runs every group as a tree.
         plans: partition plans of earlier calls.
         chooser: chooses how a forest beyond the budget runs; None: in partitions of the budget's size.
 
@@ -94,7 +94,7 @@ def plan_micro_batches(
     whole_groups, large, flat_rows = [], [], []
     for group in groups:
         part = forest.select_rows(group)
-        if not (always or shape is None or shape.cost.tree_pays(part, wanted.select(group))):
+        if not (always or cost is None or cost.tree_pays(part, wanted.select(group))):
             flat_rows += group.tolist()
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)

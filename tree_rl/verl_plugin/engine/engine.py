@@ -115,6 +115,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             may_repeat=self.device_mesh.ndim == 1,
             pending_bytes=lambda: build.moments_to_come(self.module, self.optimizer),
             routers=self._router_hooks,
+            is_deterministic=self.engine_config.full_determinism,
             leaks_when_packed=leaks_when_packed(self._plain_module),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
@@ -280,7 +281,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self.forget()
         super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
         if local_path is not None:
-            load_engine_state(local_path, self.step.budget, self.scaler)
+            load_engine_state(local_path, self.step, self.scaler)
 
     def save_checkpoint(
         self,
@@ -292,7 +293,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     ) -> None:
         """verl's checkpoint, and what the step has learnt."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
-        save_engine_state(local_path, self.step.budget, self.scaler)
+        save_engine_state(local_path, self.step, self.scaler)
 
 
 def _reuses_log_probs(data: TensorDict) -> bool:

@@ -1,5 +1,6 @@
 """What an engine call returns to verl: outputs in the order of the rows, losses, metrics that every rank shares."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from tree_rl.training.routers.expert_load import LoadReport
 from tree_rl.training.step import StepResult, TreeStep
 from tree_rl.verl_plugin.compat import AggregationType, Metric, append_to_dict
 from tree_rl.verl_plugin.engine.router_replay import COLUMN
+
+COST = "tree/cost_s/"
+"""Prefix of the fitted coefficients, in seconds."""
 
 
 def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *, keeps_outputs: bool) -> dict[str, Any]:
@@ -67,12 +71,25 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
         metrics["tree/offloaded_layers"] = Metric(AggregationType.MAX, float(layers))
         metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / 2**30)
         metrics["tree/predicted_host_gib"] = Metric(AggregationType.MAX, peak.host / 2**30)
-    return metrics | {
-        "tree/micro_batches": Metric(AggregationType.SUM, float(len(batches))),
-        "tree/out_of_memory": Metric(AggregationType.MAX, float(step.out_of_memory)),
-        "tree/plan_seconds": Metric(AggregationType.MAX, result.plan_seconds),
-        "tree/self_check_error": Metric(AggregationType.MAX, step.self_check_error or 0.0),
-    }
+    return (
+        metrics
+        | _cost_metrics(step)
+        | {
+            "tree/micro_batches": Metric(AggregationType.SUM, float(len(batches))),
+            "tree/out_of_memory": Metric(AggregationType.MAX, float(step.out_of_memory)),
+            "tree/plan_seconds": Metric(AggregationType.MAX, result.plan_seconds),
+            "tree/self_check_error": Metric(AggregationType.MAX, step.self_check_error or 0.0),
+        }
+    )
+
+
+def _cost_metrics(step: TreeStep) -> dict[str, Metric]:
+    """`tree/cost_error` and the fitted coefficients, once there are any; every rank has the same."""
+    fitted, error = step.calls.fitted, step.calls.error
+    found = {} if fitted is None else {f"{COST}{name}": value for name, value in dataclasses.asdict(fitted).items()}
+    if error is not None:
+        found["tree/cost_error"] = error
+    return {key: Metric(AggregationType.MAX, value) for key, value in found.items()}
 
 
 def _load_metrics(load: LoadReport) -> dict[str, Metric]:

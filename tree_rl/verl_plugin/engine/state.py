@@ -1,4 +1,5 @@
-"""What an engine learns while it trains and verl does not save: the budget of `tree.max_tokens: auto`, a loss scale.
+"""What an engine learns while it trains and verl does not save: the budget of `tree.max_tokens: auto`, costs, a
+loss scale.
 
 One small file per rank beside verl's own; without it, as with another number of ranks, the engine learns anew.
 """
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.training.planning.budget import AutoBudget
+from tree_rl.training.step import TreeStep
 
 
 def state_file(folder: str) -> Path:
@@ -26,26 +27,30 @@ def device_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
-def save_engine_state(folder: str, budget: AutoBudget, scaler: Any) -> None:
+def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Write the file.
 
     Args:
         folder: of this rank's checkpoint; exists.
-        budget: what the step has learnt.
+        step: has learnt its budget and its costs.
         scaler: verl's gradient scaler of float16 training, or None.
     """
     scaled = None if scaler is None else scaler.state_dict()
-    state = {"device_bytes": device_bytes(), "budget": budget.state(), "scaler": scaled}
+    costs = None if step.calls.fit is None else step.calls.fit.state()
+    state = {"device_bytes": device_bytes(), "budget": step.budget.state(), "scaler": scaled, "costs": costs}
     state_file(folder).write_text(json.dumps(state))
 
 
-def load_engine_state(folder: str, budget: AutoBudget, scaler: Any) -> None:
+def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Take up what the file says, if there is one."""
     path = state_file(folder)
     if not path.exists():
         return
     state = json.loads(path.read_text())
     if state["device_bytes"] == device_bytes():
-        budget.restore(state["budget"])
+        step.budget.restore(state["budget"])
+        # Checkpoints of earlier versions have none.
+        if step.calls.fit is not None and state.get("costs") is not None:
+            step.calls.fit.restore(state["costs"])
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])

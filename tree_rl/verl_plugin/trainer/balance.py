@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.tree.balance import MOST_TRIALS, GroupPaths, lay_out_cell
-from tree_rl.tree.cost import ModelShape
+from tree_rl.tree.cost import CostModel
 from tree_rl.tree.forest import Forest
 
 
@@ -26,7 +26,7 @@ class GroupOverlap:
     flat_tokens: int
     """Tokens of its rows."""
     cost: float
-    """Floating point operations of one update on the trees."""
+    """Of one update on the trees, in the unit of the cost model."""
     depth: int
     """Tokens of the longest row."""
     paths: GroupPaths
@@ -66,7 +66,7 @@ def mini_batch_count(num_groups: int, groups_per_mini_batch: int) -> int:
     return max(1, math.ceil(num_groups / groups_per_mini_batch))
 
 
-def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], shape: ModelShape) -> list[GroupOverlap]:
+def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], cost: CostModel) -> list[GroupOverlap]:
     """Overlap and cost of each of G groups; `group_of_row` is int [B], from 0 to G - 1, `row_tokens` B arrays."""
     members: list[list[np.ndarray]] = [[] for _ in range(int(group_of_row.max()) + 1)]
     for group, tokens in zip(group_of_row, row_tokens, strict=True):
@@ -76,9 +76,9 @@ def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], s
         GroupOverlap(
             unique_tokens=forest.num_unique,
             flat_tokens=forest.num_flat,
-            cost=shape.cost.forest(forest),
+            cost=cost.forest(forest),
             depth=int(forest.row_index.lengths.max()),
-            paths=GroupPaths.of(forest, shape.cost),
+            paths=GroupPaths.of(forest, cost),
         )
         for forest in forests
     ]

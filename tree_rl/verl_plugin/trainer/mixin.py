@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from verl.protocol import DataProto
 
-from tree_rl.tree.cost import ModelShape
+from tree_rl.tree.cost import CostModel, ModelShape
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
     PPOTrainer,
@@ -46,6 +46,7 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import (
     balance_metrics,
+    fitted_cost,
     overlap_metrics,
     session_metrics,
     staleness_metrics,
@@ -69,6 +70,8 @@ class TreeTrainerMixin(ResumableTrainer):
     """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
     """Whether the present update finds the old log-probs itself."""
+    _fitted_cost: CostModel | None = None
+    """Seconds that the last update's engines report; None leaves groups to the model's shape."""
 
     def __init__(self, config: DictConfig) -> None:
         prepare_config(config, self.base_trainer_mode)
@@ -115,7 +118,7 @@ class TreeTrainerMixin(ResumableTrainer):
         group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
         self._row_tokens = fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
-        overlaps = measure_groups(group_of_row, tokens, self.model_shape)
+        overlaps = measure_groups(group_of_row, tokens, self._fitted_cost or self.model_shape.cost)
         actor_steps = mini_batch_count(len(overlaps), self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         critic_groups = self.config.critic.ppo_mini_batch_size if self.use_critic else len(overlaps)
         self._steps = actor_steps, mini_batch_count(len(overlaps), critic_groups)
@@ -258,6 +261,7 @@ class TreeTrainerMixin(ResumableTrainer):
         batch = super()._update_actor(batch, metrics)
         if self._reuses_log_probs:
             self._report_log_probs_of_update(batch, metrics)
+        self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost
         metrics.update(update_metrics(metrics, "actor"))
         return batch
 

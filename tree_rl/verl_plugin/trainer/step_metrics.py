@@ -4,15 +4,18 @@ Legend: B rows, G groups (one per prompt).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from tree_rl.tree.cost import CostModel
 from tree_rl.verl_plugin.compat import Metric
+from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.trainer.balance import BatchLayout, GroupOverlap
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
-ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error")
+ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error", "cost_error")
 """The engine's metrics besides token counts, without their prefix `tree/`."""
 
 
@@ -103,6 +106,14 @@ def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
     ran, flat = metrics.get("tree/unique_tokens"), metrics.get("tree/flat_tokens")
     if ran is not None and flat:
         metrics["tree/realised_saving"] = 1.0 - ran / flat
+
+
+def fitted_cost(metrics: Mapping[str, Any], role: str) -> CostModel | None:
+    """The engine's fitted coefficients among a step's metrics; None where there are none."""
+    found = {name: metrics.get(f"{role}/{COST}{name}") for name in (field.name for field in fields(CostModel))}
+    if any(value is None for value in found.values()):
+        return None
+    return CostModel(**{name: float(value) for name, value in found.items() if value is not None})
 
 
 def update_metrics(metrics: Mapping[str, Any], role: str) -> dict[str, float]:

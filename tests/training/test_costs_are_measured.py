@@ -1,0 +1,74 @@
+"""What a step counts of its calls, and that ranks which tell each other the same learn the same."""
+
+import numpy as np
+import torch
+
+from tree_rl.training import Rows
+from tree_rl.training.cost.measured_calls import MeasuredCall, MeasuredCalls, work_of
+from tree_rl.training.options import TreeOptions
+from tree_rl.training.planning.budget import Budget
+from tree_rl.training.planning.micro_batches import plan_micro_batches
+from tree_rl.training.planning.plan_memory import PlanMemory
+from tree_rl.tree.cost import CostModel, ModelShape
+from tree_rl.tree.cost_fit import LEAST_EQUATIONS, Work
+
+SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=100)
+CPU = torch.device("cpu")
+
+
+def test_work_is_that_of_the_trees_and_of_rows_without_one() -> None:
+    ids = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [9, 8]]
+    trained = [np.array([0, 0, 0, 1, 1]), np.array([0, 0, 0, 1]), np.array([0, 1])]
+    rows = Rows.of(ids, trained=trained, groups=[0, 0, 1])
+    budget = Budget(unique_tokens=100, flat_tokens=100)
+    trees = plan_micro_batches(rows, TreeOptions(mode="tree"), budget, None, PlanMemory())
+    # Heads at tokens 3, 4 and 9: the edges 3-4 and 3-6 share theirs.
+    assert work_of(rows, trees) == Work(forwards=1, tokens=8, pairs=1 + 2 + 3 + 4 + 5 + 4 + 1 + 2, head_tokens=3)
+    apart = Rows.of([[1, 2, 3], [4, 5]], trained=[np.array([0, 0, 1]), np.array([0, 1])], groups=[0, 0])
+    cost = CostModel(per_token=1.0, per_pair=1.0)
+    flat = plan_micro_batches(apart, TreeOptions(mode="auto"), budget, cost, PlanMemory())
+    assert [batch.forest for batch in flat] == [None]
+    assert work_of(apart, flat) == Work(forwards=1, tokens=5, pairs=6 + 3, head_tokens=5)
+
+
+def call(tokens: float, seconds: float, predicted: float | None = None) -> MeasuredCall:
+    work = Work(forwards=1, tokens=tokens, pairs=tokens * 9, head_tokens=tokens / 2)
+    return MeasuredCall(work=work, seconds=seconds, predicted_seconds=predicted)
+
+
+def test_ranks_learn_the_slowest_ones_work_alike() -> None:
+    ranks = [MeasuredCalls(SHAPE, CPU) for _ in range(3)]
+    for number in range(LEAST_EQUATIONS):
+        told = [call(100 + number, 2.0), call(50, 2.1), call(400 + 10 * number, 1.9, predicted=1.8)]
+        for rank in ranks:
+            rank.learn(told)
+    models = [rank.model for rank in ranks]
+    assert models[0] == models[1] == models[2] == ranks[0].fitted is not None
+    assert ranks[0].error is not None and abs(ranks[0].error - (1 - 1.8 / 2.1)) < 1e-12
+    # 420 tokens took 2.1 seconds.
+    assert abs(ranks[0].fitted.step(420, 420 * 9, 210) + ranks[0].fitted.per_forward - 2.1) < 0.1
+
+
+def test_a_rank_that_measured_nothing_makes_no_equation() -> None:
+    calls = MeasuredCalls(SHAPE, CPU)
+    for _ in range(2 * LEAST_EQUATIONS):
+        calls.learn([call(100, 1.0), None])
+        calls.learn([None])
+    assert calls.fitted is None and calls.error is None and calls.model == SHAPE.cost
+
+
+def test_a_failed_call_is_forgotten() -> None:
+    calls, rows = MeasuredCalls(SHAPE, CPU), Rows.of([[1, 2]], trained=[np.array([0, 1])])
+    batches = plan_micro_batches(
+        rows, TreeOptions(mode="tree"), Budget(unique_tokens=9, flat_tokens=9), None, PlanMemory()
+    )
+    with calls.timed(rows, batches):
+        pass
+    taken = calls.take_last()
+    assert taken is not None and taken.seconds >= 0 and calls.take_last() is None
+    try:
+        with calls.timed(rows, batches):
+            raise MemoryError
+    except MemoryError:
+        pass
+    assert calls.take_last() is None

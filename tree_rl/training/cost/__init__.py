@@ -1,0 +1,1 @@
+"""What a step's own calls cost, measured while it trains."""
