@@ -6,6 +6,7 @@ import torch
 
 from tree_rl.models.routers.merge_routes import routes_of_unique_tokens
 from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.training.routers.expert_load import ExpertLoad
@@ -20,6 +21,8 @@ class CallRouters:
     """On the model; None where nobody asks about its routers."""
     load: ExpertLoad | None
     """Counts experts' load and charges imbalance; None where not asked for."""
+    ranks: SequenceParallel | None = None
+    """Ranks that share a forest's tokens; None where one rank runs all of them."""
 
     def open(self, call: StepCall, batch: MicroBatch, device: torch.device) -> ForestRouting | None:
         """Before a forest runs; None where nobody asks."""
@@ -31,6 +34,7 @@ class CallRouters:
             device,
             routes=routes_of_unique_tokens(batch.forest, routes) if routes else None,
             weight_LE=None if self.load is None else self.load.weight,
+            ranks=self.ranks,
         )
 
     def close(self, routing: ForestRouting | None, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
