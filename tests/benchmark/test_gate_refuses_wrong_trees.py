@@ -23,8 +23,8 @@ def siblings_follow_each_other(batch: Batch) -> Iterator[ForwardPlan]:
     for forward in tree_planner(10_000, CPU)(batch):
         inputs = forward.inputs
         assert isinstance(inputs, TreeInputs)
-        wrong_1N = torch.arange(inputs.input_ids_1N.shape[1])[None]
-        yield replace(forward, inputs=replace(inputs, position_ids_1N=wrong_1N))
+        wrong_1N = torch.arange(inputs.input_ids_1n.shape[1])[None]
+        yield replace(forward, inputs=replace(inputs, position_ids_1n=wrong_1N))
 
 
 def test_wrong_positions_do_not_pass_the_gate() -> None:

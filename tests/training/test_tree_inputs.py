@@ -23,9 +23,9 @@ def test_inputs_are_those_of_the_checked_mask(past: int) -> None:
         mine, theirs = getattr(inputs.layout, name), getattr(checked, name)
         assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype == torch.int32
     assert inputs.layout.past_length == past
-    assert inputs.input_ids_1N.tolist() == [forest.input_ids.tolist()]
-    assert inputs.position_ids_1N.tolist() == [checked.depth.tolist()]
-    assert inputs.input_ids_1N.dtype == inputs.position_ids_1N.dtype == torch.int64
+    assert inputs.input_ids_1n.tolist() == [forest.input_ids.tolist()]
+    assert inputs.position_ids_1n.tolist() == [checked.depth.tolist()]
+    assert inputs.input_ids_1n.dtype == inputs.position_ids_1n.dtype == torch.int64
 
 
 def test_nothing_on_the_device_is_read_for_what_the_host_knows() -> None:

@@ -2,8 +2,10 @@
 
 A forward that passes `tree_layout=` reads one DFS-serialised forest (paper, "Attention Mask"); without it the layer
 runs the attention the model was loaded with. The layout travels as a keyword, so gradient checkpointing keeps it.
+With `sequence_parallel=` a layer holds a slice of the tokens, and attention reads all tokens with a slice of the heads.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
 from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
 from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tiled_mlp import use_tiled_mlp
 
 PREFIX = "tree_rl_over_"
@@ -93,9 +96,10 @@ def _attention_forward(
     deterministic: bool,
     tree_layout: TreeLayout | None = None,
     kv_relay: LayerRelay | None = None,
+    sequence_parallel: SequenceParallel | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Signature of transformers' attention interface; the result is [1, N, H, D]."""
+    """Signature of transformers' attention interface; the result is [1, N, H, D], of the tokens given."""
     if tree_layout is None:
         optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         given = {name: value for name, value in optional.items() if value is not None}
@@ -119,6 +123,9 @@ def _attention_forward(
         )
     # Views throughout: the gradient of an index would be copied into zeros, laid out head by head.
     query_NHD, key_NHD, value_NHD = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key_1HND, value_1HND))
+    if sequence_parallel is not None:
+        query_NHD, key_NHD, value_NHD = _own_heads(sequence_parallel, query_NHD, key_NHD, value_NHD)
+        s_aux = None if s_aux is None else sequence_parallel.own_heads(s_aux)
     past: LayerTensors = {}
     if kv_relay is not None:
         past = kv_relay.past(module.layer_idx)
@@ -138,7 +145,29 @@ def _attention_forward(
         deterministic=deterministic,
     )
     assert isinstance(out_NHD, torch.Tensor)
+    if sequence_parallel is not None:
+        out_NHD = sequence_parallel.tokens_of_heads(out_NHD)
     return out_NHD.unsqueeze(0), None
+
+
+def _own_heads(
+    ranks: SequenceParallel, query_nHD: torch.Tensor, key_nHD: torch.Tensor, value_nHD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All tokens' queries, keys and values of this rank's heads; keys and values of few heads go to several ranks."""
+    heads, key_heads = query_nHD.shape[1], key_nHD.shape[1]
+    copies = math.lcm(key_heads, ranks.size) // key_heads
+    if heads % (key_heads * copies):
+        raise ValueError(
+            f"{heads} heads over {key_heads} key-value heads cannot be divided among {ranks.size} ranks; set "
+            f"ulysses_sequence_parallel_size to a divisor of {heads} that divides {key_heads} or is a multiple of it"
+        )
+    if copies > 1:
+        key_nHD, value_nHD = (t.repeat_interleave(copies, dim=1) for t in (key_nHD, value_nHD))
+    return (
+        ranks.heads_of_tokens(query_nHD),
+        ranks.heads_of_tokens(key_nHD),
+        ranks.heads_of_tokens(value_nHD),
+    )
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""One forest, or one partition of it, on the device as a model reads it. Legend: N unique tokens, P past tokens."""
+"""One forest, or one partition of it, on the device as a model reads it.
+
+Legend: N unique tokens, P past tokens, n tokens that this rank holds: N without sequence parallelism.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,10 +11,11 @@ import torch
 
 from tree_kernels.host_copy import to_device_together
 from tree_kernels.layout import TreeLayout
-from tree_rl.models import tiled_mlp
+from tree_rl.models import sequence_parallel, tiled_mlp
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.relay import LayerRelay
 from tree_rl.models.routers.trace import KEYWORD, RouterTrace
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest
 
@@ -27,18 +31,21 @@ class ModelInputs(Protocol):
 class TreeInputs:
     """A forest or a partition on the device."""
 
-    input_ids_1N: torch.Tensor
-    """int64 [1, N], DFS order."""
-    position_ids_1N: torch.Tensor
-    """int64 [1, N], depth on the path: siblings share positions."""
+    input_ids_1n: torch.Tensor
+    """int64 [1, n], DFS order."""
+    position_ids_1n: torch.Tensor
+    """int64 [1, n], depth on the path: siblings share positions."""
     layout: TreeLayout
-    """The attention mask of the forest."""
+    """The attention mask of the forest, of all N tokens; with sequence parallelism padded to a multiple of its size by
+    tokens that nobody sees."""
     router_trace: RouterTrace | None = None
     """Carried to the routers of a model with `RouterHooks`; None leaves them alone."""
     relay: LayerRelay | None = None
     """Carried to every layer of a partition; None for a whole forest."""
     tile_tokens: int | None = None
     """Tokens of a tile of each dense layer's MLP; None runs it over all tokens at once."""
+    ranks: SequenceParallel | None = None
+    """The ranks that share the tokens; None: this rank holds all of them."""
 
     @classmethod
     def from_forest(
@@ -48,6 +55,7 @@ class TreeInputs:
         *,
         router_trace: RouterTrace | None = None,
         tile_tokens: int | None = None,
+        ranks: SequenceParallel | None = None,
     ) -> "TreeInputs":
         """Move a forest to `device`; the other arguments are fields."""
         return cls.of_plan(
@@ -57,6 +65,7 @@ class TreeInputs:
             device,
             router_trace=router_trace,
             tile_tokens=tile_tokens,
+            ranks=ranks,
         )
 
     @classmethod
@@ -71,6 +80,7 @@ class TreeInputs:
         router_trace: RouterTrace | None = None,
         relay: LayerRelay | None = None,
         tile_tokens: int | None = None,
+        ranks: SequenceParallel | None = None,
     ) -> "TreeInputs":
         """Move a planned forest or partition to `device`; a plan needs no check.
 
@@ -83,11 +93,16 @@ class TreeInputs:
             router_trace: see the field.
             relay: see the field.
             tile_tokens: see the field.
+            ranks: see the field.
         """
         end = subtree_end.astype(np.int32, copy=False)
+        own = slice(None)
+        if ranks is not None:
+            input_ids, position, end = _padded(input_ids, position, end, past_length, ranks.size)
+            own = ranks.own_range(len(end))
         arrays: list[np.ndarray] = [
-            input_ids.astype(np.int64),
-            position.astype(np.int64),
+            input_ids[own].astype(np.int64),
+            position[own].astype(np.int64),
             (position - past_length).astype(np.int32),
             end,
         ]
@@ -95,26 +110,46 @@ class TreeInputs:
         # Counted on the host: a count on the device would wait for it.
         share = count_attention_blocks(end, past_length=past_length).partial_share
         return cls(
-            input_ids_1N=ids.unsqueeze(0),
-            position_ids_1N=positions.unsqueeze(0),
+            input_ids_1n=ids.unsqueeze(0),
+            position_ids_1n=positions.unsqueeze(0),
             layout=TreeLayout(end_on_device, local, past_length, share, end),
             router_trace=router_trace,
             relay=relay,
             tile_tokens=tile_tokens,
+            ranks=ranks,
         )
+
+    def of_all(self, values_n: torch.Tensor) -> torch.Tensor:
+        """Values of all tokens, padding included, from those of this rank's."""
+        return values_n if self.ranks is None else self.ranks.gather_tokens(values_n)
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
         routers = {} if self.router_trace is None else {KEYWORD: self.router_trace}
         relay = {} if self.relay is None else {"kv_relay": self.relay}
         tiles = {} if self.tile_tokens is None else {tiled_mlp.KEYWORD: self.tile_tokens}
+        ranks = {} if self.ranks is None else {sequence_parallel.KEYWORD: self.ranks}
         return {
-            "input_ids": self.input_ids_1N,
-            "position_ids": self.position_ids_1N,
-            "attention_mask": skip_mask(self.input_ids_1N.device),
+            "input_ids": self.input_ids_1n,
+            "position_ids": self.position_ids_1n,
+            "attention_mask": skip_mask(self.input_ids_1n.device),
             "tree_layout": self.layout,
             "use_cache": False,
             **routers,
             **relay,
             **tiles,
+            **ranks,
         }
+
+
+def _padded(
+    input_ids: np.ndarray, position: np.ndarray, end: np.ndarray, past_length: int, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, positions and ends of subtrees, with roots behind them that nobody sees, to a multiple of `size`."""
+    tokens = len(end)
+    pads = np.arange(tokens, tokens + -tokens % size)
+    return (
+        np.append(input_ids, np.zeros_like(pads)),
+        np.append(position, np.full_like(pads, past_length)),
+        np.append(end, pads + 1).astype(np.int32),
+    )

@@ -7,8 +7,9 @@ if TYPE_CHECKING:
     from tree_rl.training.context import StepContext
     from tree_rl.training.loss.outputs import EdgeOutputs
     from tree_rl.training.options import TreeOptions
+    from tree_rl.training.result import StepResult
     from tree_rl.training.rows import Rows
-    from tree_rl.training.step import StepResult, TreeStep
+    from tree_rl.training.step import TreeStep
 
 __all__ = ["EdgeOutputs", "Rows", "StepContext", "StepResult", "TreeOptions", "TreeStep"]
 
@@ -16,7 +17,7 @@ _HOME = {
     "EdgeOutputs": "loss.outputs",
     "Rows": "rows",
     "StepContext": "context",
-    "StepResult": "step",
+    "StepResult": "result",
     "TreeOptions": "options",
     "TreeStep": "step",
 }

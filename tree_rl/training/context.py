@@ -10,6 +10,7 @@ import torch.distributed
 from torch import nn
 
 from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
@@ -34,6 +35,9 @@ class StepContext:
     """Where it runs."""
     data_parallel: Group = None
     """The ranks that run in lock-step; None is the default group, where there is one."""
+    sequence_parallel: Group = None
+    """The ranks among them, this one included, that share each forest's tokens; they hold equal rows, and their
+    gradients are averaged with all others. None: this rank runs its forests alone."""
     model_shape: ModelShape | None = None
     """Sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree."""
     memory: MemoryModel | None = None
@@ -59,18 +63,20 @@ class StepContext:
     """Whether the host's flat rows see each other; then rows that share nothing run as a forest, too."""
 
     @classmethod
-    def of(cls, module: nn.Module, group: Group = None) -> "StepContext":
+    def of(cls, module: nn.Module, group: Group = None, *, sequence_parallel: Group = None) -> "StepContext":
         """The context of a plain torch loop.
 
         Args:
             module: prepared by `use_tree_attention`.
             group: ranks that run in lock-step.
+            sequence_parallel: see the field.
         """
         first = next(module.parameters())
         return cls(
             module=module,
             device=first.device,
             data_parallel=group,
+            sequence_parallel=sequence_parallel,
             memory=read_memory_model(module, dtype=first.dtype, device=first.device) if first.is_cuda else None,
             compute_dtype=first.dtype,
             leaks_when_packed=hasattr(module, "config") and leaks_when_packed(module),
@@ -81,6 +87,11 @@ class StepContext:
         """Ranks of the data-parallel group; 1 where torch.distributed is not initialised."""
         is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return 1 if is_alone else torch.distributed.get_world_size(self.data_parallel)
+
+    @property
+    def ranks(self) -> SequenceParallel | None:
+        """The ranks that share a forest's tokens; None where this rank runs its forests alone."""
+        return SequenceParallel.of(self.sequence_parallel)
 
     def forward(self, **model_kwargs: Any) -> Any:
         """The module under the host's mixed precision."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.edges import EdgePlan, plan_edges
@@ -93,7 +94,11 @@ class WholeBatchRun:
         offloaded = _offloaded_inputs(context, call, batch)
         with context.autocast(), offloaded.of_forward():
             inputs = TreeInputs.from_forest(
-                batch.forest, context.device, router_trace=trace, tile_tokens=batch.measures.tile_tokens
+                batch.forest,
+                context.device,
+                router_trace=trace,
+                tile_tokens=batch.measures.tile_tokens,
+                ranks=context.ranks,
             )
             outputs = _outputs(context, call, batch.rows, batch.forest, inputs)
             value = torch.tensor(1.0, device=context.device)
@@ -159,6 +164,7 @@ class PartitionedBatchRun:
             offload=self._offload or batch.measures.relays_on_host,
             inputs=_offloaded_inputs(context, call, batch),
             tile_tokens=batch.measures.tile_tokens,
+            ranks=context.ranks,
         )
         loss = None if call.loss is None else weigh(call.loss, batch)
         if call.trains:
@@ -183,14 +189,28 @@ class PartitionedBatchRun:
 def _offloaded_inputs(context: StepContext, call: StepCall, batch: MicroBatch) -> OffloadedInputs:
     """Where layer inputs wait for the backward."""
     live_tokens = batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens
+    ranks = context.ranks
+    if ranks is not None:
+        # Each forward is padded for itself.
+        live_tokens = ranks.own_tokens(live_tokens) + batch.num_partitions
     layers = batch.measures.offloaded_layers if call.trains else 0
     return OffloadedInputs(context.module, layers=layers, live_tokens=live_tokens)
 
 
-def run_forest(context: StepContext, call: StepCall, members: Sequence[int], forest: Forest) -> EdgeOutputs:
-    """One forward of a forest of the given rows; outputs [f], with graph where gradients are on."""
+def run_forest(
+    context: StepContext, call: StepCall, members: Sequence[int], forest: Forest, *, ranks: SequenceParallel | None
+) -> EdgeOutputs:
+    """One forward of a forest of the given rows; outputs [f], with graph where gradients are on.
+
+    Args:
+        context: the model and its host.
+        call: what is asked.
+        members: the forest's rows in the call.
+        forest: of these rows.
+        ranks: share its tokens; None: this rank runs all of it.
+    """
     with context.autocast():
-        return _outputs(context, call, members, forest, TreeInputs.from_forest(forest, context.device))
+        return _outputs(context, call, members, forest, TreeInputs.from_forest(forest, context.device, ranks=ranks))
 
 
 def _outputs(
@@ -198,13 +218,20 @@ def _outputs(
 ) -> EdgeOutputs:
     if VALUES in call.outputs:
         return tree_values(context.module, forest, inputs)
-    edges = partial(_edges, context, call, members, forest)
+    edges = partial(_edges, context, call, members, forest, ranks=inputs.ranks)
     return tree_log_probs(context.module, inputs, edges, extras=_extras(call))
 
 
-def _edges(context: StepContext, call: StepCall, members: Sequence[int], forest: Forest) -> EdgePlan:
+def _edges(
+    context: StepContext,
+    call: StepCall,
+    members: Sequence[int],
+    forest: Forest,
+    *,
+    ranks: SequenceParallel | None = None,
+) -> EdgePlan:
     wanted_F = call.rows.wanted_F[call.rows.flat_positions(members)]
-    return plan_edges(forest, wanted_F, call.rows.temperature_B[list(members)], context.device)
+    return plan_edges(forest, wanted_F, call.rows.temperature_B[list(members)], context.device, ranks=ranks)
 
 
 def _extras(call: StepCall) -> tuple[str, ...]:
@@ -216,4 +243,4 @@ def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout
     if VALUES in call.outputs:
         return ValueReadout(batch.forest, batch.plan, device=context.device)
     edges = _edges(context, call, batch.rows, batch.forest)
-    return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device)
+    return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

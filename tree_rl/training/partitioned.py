@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.host_store import HostStore
@@ -56,6 +57,7 @@ class PartitionedRun:
         offload: bool = False,
         inputs: OffloadedInputs | None = None,
         tile_tokens: int | None = None,
+        ranks: SequenceParallel | None = None,
     ) -> None:
         """Bind a model to a forest.
 
@@ -68,6 +70,7 @@ class PartitionedRun:
             offload: keep keys and values that wait for children in host memory.
             inputs: where layer inputs wait for the backward; None keeps them on the device.
             tile_tokens: of the dense layers' MLPs; None runs them over all tokens at once.
+            ranks: share the tokens of each partition, and the heads that it relays; None: this rank holds all.
         """
         self.model = model
         self.forest = forest
@@ -75,6 +78,7 @@ class PartitionedRun:
         self.readout = readout
         self.routing = routing
         self.tile_tokens = tile_tokens
+        self.ranks = ranks
         self._offload = offload
         self._store = HostStore(readout.device) if offload else None
         self._offloaded = nullcontext if inputs is None else inputs.of_forward
@@ -150,6 +154,7 @@ class PartitionedRun:
             router_trace=trace,
             relay=relay.layers,
             tile_tokens=self.tile_tokens,
+            ranks=self.ranks,
         )
         outputs, anchor = self.readout.read(self.model, inputs, number)
         relay.close(self._index(relayed_tokens(partition)) if partition.cuts else None)

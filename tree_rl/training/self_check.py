@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
 from tree_rl.training.micro_batch_runs import run_forest
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.tree.forest import Forest
@@ -34,9 +34,11 @@ def run_self_check(
 ) -> float:
     """Largest absolute difference of log-probs (values) between tree and rows; ranks without a tree keep step.
 
+    Ranks that share a forest's tokens all run all rows: through the host, or as a forest that merges none of them.
+
     Args:
         context: the model and its host.
-        call: whose rows are compared; it says how rows run without a tree.
+        call: whose rows are compared; it says how rows run without a tree, unless ranks share tokens.
         micro_batches: the plan of this call.
         max_tokens: most tokens of the compared rows together, so that the check fits where a micro-batch fits.
         idle_forward: keeps FSDP's collectives in step where nothing is compared.
@@ -47,8 +49,8 @@ def run_self_check(
     Raises:
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
     """
-    assert call.flat_rows is not None
-    rows = call.rows
+    rows, ranks = call.rows, context.ranks
+    assert call.flat_rows is not None or ranks is not None
     name = VALUES if VALUES in call.outputs else LOG_PROBS
     with torch.no_grad():
         members = _rows_to_compare(micro_batches, max_tokens)
@@ -59,15 +61,24 @@ def run_self_check(
         forest = Forest.from_rows([rows.token_ids(row) for row in members])
         # Rows without a tree replay no routes: both sides let the routers choose.
         asked = replace(call, rows=replace(rows, routes_FLK=None), loss=None, trains=False)
-        of_tree = run_forest(context, asked, members, forest).present()[name]
+        of_tree = run_forest(context, asked, members, forest, ranks=ranks).present()[name]
         # Where packed rows see each other only a row alone is a yardstick, and one forward is due.
-        compared = [len(members) - 1] if context.leaks_when_packed else list(range(len(members)))
-        _, flat, _ = call.flat_rows([members[row] for row in compared], None)
+        is_alone = call.flat_rows is not None and context.leaks_when_packed
+        compared = [len(members) - 1] if is_alone else list(range(len(members)))
+        flat = _without_tree(context, asked, [members[row] for row in compared])
     positions = np.concatenate([np.arange(*forest.row_index.offsets[row : row + 2]) for row in compared])
     wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions([members[row] for row in compared])])
     of_rows = flat.present()[name].float()
     error = (of_tree[torch.from_numpy(positions).to(of_tree.device)].float() - of_rows).abs().cpu()[wanted]
     return _judge(error, name, len(members), context.compute_dtype) if len(error) else 0.0
+
+
+def _without_tree(context: StepContext, call: StepCall, members: Sequence[int]) -> EdgeOutputs:
+    """Outputs of rows that share nothing, on this rank alone."""
+    if call.flat_rows is not None:
+        return call.flat_rows(members, None)[1]
+    apart = Forest.from_rows([call.rows.token_ids(row) for row in members], merge_key=list(members))
+    return run_forest(context, call, members, apart, ranks=None)
 
 
 def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) -> float:
@@ -78,7 +89,7 @@ def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) ->
             f"({worst:.2e} at most), above {MEAN_TOLERANCE[dtype]:.0e} for {dtype}; this model cannot train on trees "
             "exactly. Report the model type, or train flat with tree.mode=flat"
         )
-    logger.info("self-check: %s of %d rows agree with stock verl to %.2e (mean %.2e)", name, num_rows, worst, mean)
+    logger.info("self-check: %s of %d rows agree with rows run alone to %.2e (mean %.2e)", name, num_rows, worst, mean)
     return worst
 
 

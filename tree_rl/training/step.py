@@ -6,7 +6,7 @@ those of the rows run alone (paper, section 3).
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,7 +19,7 @@ from torch import nn
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.rows_loss import Loss, Metrics
+from tree_rl.training.loss.rows_loss import Loss
 from tree_rl.training.memory.chosen import StepMemory, gradients_to_come
 from tree_rl.training.micro_batch_runs import FlatBatchRun, MicroBatchRun, PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.options import AUTO, TreeOptions
@@ -32,35 +32,17 @@ from tree_rl.training.planning.micro_batches import (
     predicted_peak,
 )
 from tree_rl.training.planning.plan_memory import PlanMemory
-from tree_rl.training.ranks.lock_step import Agreement, agree_on_ops, run_in_step
+from tree_rl.training.ranks.lock_step import Agreement, SharedPlan, agree_on_ops, run_in_step
+from tree_rl.training.ranks.shared_plan import shared_plan
+from tree_rl.training.result import StepResult, in_row_order
 from tree_rl.training.routers.call_routers import CallRouters
-from tree_rl.training.routers.expert_load import ExpertLoad, LoadReport
+from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.row_memory import RowMemory
 from tree_rl.training.rows import Rows
 from tree_rl.training.self_check import run_self_check
 from tree_rl.tree.forest import Forest, RowError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepResult:
-    """What a call returns: outputs in the order of the rows, and one loss and its metrics for each micro-batch."""
-
-    outputs: EdgeOutputs
-    """[F] without graph; 0 where nothing was asked for."""
-    routes_FLK: torch.Tensor | None
-    """int16 [F, L, K], experts that ran; None where the call did not record them."""
-    losses: tuple[float, ...]
-    """The rows' loss of each micro-batch."""
-    metrics: tuple[list[Metrics], ...]
-    """What the loss reported of each micro-batch, one entry for each part of its rows."""
-    micro_batches: tuple[MicroBatch, ...]
-    """How the rows ran."""
-    plan_seconds: float
-    """Host time of planning and agreeing."""
-    load: LoadReport | None
-    """Load of experts; None but for an update with `router_aux_loss_coef`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,8 +89,7 @@ class TreeStep:
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
-        memory, ranks = self.context.memory, self.context.num_ranks
-        self.memory = None if memory is None else StepMemory(memory, offload=self.options.offload, num_ranks=ranks)
+        self.memory = _memory_of(self.context, self.options)
         coef, hooks = self.options.router_aux_loss_coef, self.context.routers
         self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, self.context)
         self.dummy_ops = 0
@@ -171,7 +152,9 @@ class TreeStep:
         module = self.context.module
         # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.
         is_first = not call.trains or all(parameter.grad is None for parameter in module.parameters())
-        result = self._run(call, may_repeat=is_first and self.context.may_repeat)
+        # A rank that failed between two exchanges could not rejoin those that wait in the next one.
+        may_repeat = is_first and self.context.may_repeat and self.context.ranks is None
+        result = self._run(call, may_repeat=may_repeat)
         if result is None:
             if call.trains:
                 module.zero_grad()
@@ -200,7 +183,7 @@ class TreeStep:
         started = time.perf_counter()
         context, options = self.context, self.options
         is_routed = call.records_routes or call.rows.routes_FLK is not None
-        if call.flat_rows is None or context.leaks_when_packed or is_routed:
+        if call.flat_rows is None or context.leaks_when_packed or is_routed or context.ranks is not None:
             options = replace(options, mode="tree")
         budget = self.budget.budget(options.max_tokens, call.host_tokens)
         failure: RowError | None = None
@@ -214,7 +197,8 @@ class TreeStep:
             self.memory.tell(batches, budget.unique_tokens)
         runs = [self._bind(call, batch) for batch in batches]
         ops = "".join(run.ops for run in runs)
-        agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat)
+        shared = shared_plan(context.ranks, call.rows, batches)
+        agreement = self._agree(ops, is_refused=failure is not None, may_repeat=may_repeat, shared=shared)
         if failure is not None:
             raise failure
         if agreement.is_refused:
@@ -228,7 +212,7 @@ class TreeStep:
             plan_seconds=time.perf_counter() - started,
         )
 
-    def _agree(self, ops: str, *, is_refused: bool, may_repeat: bool) -> Agreement:
+    def _agree(self, ops: str, *, is_refused: bool, may_repeat: bool, shared: SharedPlan | None = None) -> Agreement:
         context = self.context
         return agree_on_ops(
             ops,
@@ -236,13 +220,14 @@ class TreeStep:
             may_repeat=may_repeat,
             num_ranks=context.num_ranks,
             group=context.data_parallel,
+            shared=shared,
         )
 
     def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
         """A micro-batch as work."""
         if batch.forest is None:
             return FlatBatchRun(self.context, call, batch)
-        routers = CallRouters(hooks=self.context.routers, load=self.load)
+        routers = CallRouters(hooks=self.context.routers, load=self.load, ranks=self.context.ranks)
         if batch.plan is None:
             return WholeBatchRun(self.context, call, batch, routers)
         is_coupled = call.trains and not call.is_separable
@@ -257,14 +242,17 @@ class TreeStep:
         )
 
     def _check_once(self, attempt: _Attempt) -> None:
-        """The self-check, before the first batch of a host that can run rows without a tree."""
-        if not self.options.self_check or self.self_check_error is not None or attempt.call.flat_rows is None:
+        """The self-check, before the first batch of a host that can run rows without a tree, or that shares tokens."""
+        ranks, has_other_way = self.context.ranks, attempt.call.flat_rows is not None
+        if not self.options.self_check or self.self_check_error is not None or not (has_other_way or ranks):
             return
+        most = min(attempt.budget.unique_tokens, attempt.budget.flat_tokens)
         self.self_check_error = run_self_check(
             self.context,
             attempt.call,
             attempt.batches,
-            max_tokens=min(attempt.budget.unique_tokens, attempt.budget.flat_tokens),
+            # Rows that run alone are not shared.
+            max_tokens=most if ranks is None else most // ranks.size,
             idle_forward=self.idle_forward,
         )
 
@@ -360,11 +348,11 @@ class TreeStep:
         results = [run.result for run in attempt.runs if run.result is not None]
         outputs_of = [result.outputs.present() for result in results]
         names = call.outputs if results else ()
-        outputs = {name: _in_row_order([found[name] for found in outputs_of], batches, call.rows) for name in names}
+        outputs = {name: in_row_order([found[name] for found in outputs_of], batches, call.rows) for name in names}
         routes = [result.routes_fLK for result in results if result.routes_fLK is not None]
         return StepResult(
             outputs=EdgeOutputs.of(outputs),
-            routes_FLK=_in_row_order(routes, batches, call.rows) if routes else None,
+            routes_FLK=in_row_order(routes, batches, call.rows) if routes else None,
             losses=tuple(result.loss for result in results),
             metrics=tuple(result.metrics for result in results),
             micro_batches=tuple(batches),
@@ -383,14 +371,16 @@ class TreeStep:
             self.load.remember(rows)
 
 
+def _memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
+    if context.memory is None:
+        return None
+    return StepMemory(
+        context.memory,
+        offload=options.offload,
+        num_ranks=context.num_ranks,
+        sequence_parallel=context.sequence_parallel,
+    )
+
+
 def _no_sync(is_last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
-
-
-def _in_row_order(parts: Sequence[torch.Tensor], batches: Sequence[MicroBatch], rows: Rows) -> torch.Tensor:
-    """Values [f, ...] of each micro-batch as [F, ...] in the order of the rows."""
-    places = np.concatenate([rows.flat_positions(batch.rows) for batch in batches])
-    joined = torch.cat(list(parts))
-    ordered = torch.empty_like(joined)
-    ordered[torch.from_numpy(places).to(joined.device)] = joined
-    return ordered

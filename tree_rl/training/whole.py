@@ -31,7 +31,8 @@ def tree_log_probs(
         model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`; wrapped or
             not.
         inputs: the forest, or whatever else the model reads.
-        edges: from `plan_edges` on the same forest, or what calls it; then the GPU computes the layers meanwhile.
+        edges: from `plan_edges` on the same forest with the same ranks, or what calls it; then the GPU computes the
+            layers meanwhile.
         extras: outputs beside log-probs, `entropy` and `sum_pi_squared`.
 
     Returns:
@@ -43,12 +44,12 @@ def tree_log_probs(
         return replace(plan().request, extras=extras)
 
     per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
-    return EdgeOutputs.of_edges(per_edge).map(lambda value_E: scatter(value_E, plan().reads))
+    return EdgeOutputs.of_edges(per_edge).map(lambda value_e: scatter(plan().of_all(value_e), plan().reads))
 
 
 def tree_values(model: nn.Module, forest: Forest, inputs: TreeInputs) -> EdgeOutputs:
     """Value of every flat token, [F], from one forward of a token classifier with one label."""
-    values_N = model(**inputs.model_kwargs()).logits[0, :, 0]
+    values_N = inputs.of_all(model(**inputs.model_kwargs()).logits[0, :, 0])
     return EdgeOutputs(values=values_N[to_device(forest.row_index.values.astype(np.int64), values_N.device)])
 
 

@@ -13,6 +13,8 @@ import torch
 from tree_kernels.edge_log_probs import rows_of_edges
 from tree_kernels.host_copy import to_device
 from tree_rl.models.edge_head import EdgeRequest
+from tree_rl.models.sequence_parallel import SequenceParallel
+from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.tree.forest import Forest
 
 MOST_MARKS_PER_VALUE = 64
@@ -46,7 +48,10 @@ class EdgePlan:
     reads: FlatReads
     """Which flat positions read which edge."""
     request: EdgeRequest
-    """The same on the device, as a model's head is asked for all edges in one forward."""
+    """The same on the device, as a model's head is asked for all edges in one forward; with sequence parallelism, for
+    those of this rank."""
+    share: EdgeShare | None = None
+    """With sequence parallelism: which edges are this rank's, and how the others' values arrive."""
 
     @classmethod
     def of(
@@ -60,20 +65,34 @@ class EdgePlan:
         edge_W: np.ndarray,
         num_flat: int,
         device: torch.device | str,
+        share: EdgeShare | None = None,
     ) -> "EdgePlan":
         """A plan from its host arrays: those of the fields, and the flat position and the edge of every read."""
+        asked = (source_R, row_of_edge_E, target_E, temperature_E)
+        if share is not None:
+            asked = share.asked(source_R[row_of_edge_E], target_E, temperature_E)
         return cls(
             source_R=source_R,
             row_of_edge_E=row_of_edge_E,
             target_E=target_E,
             temperature_E=temperature_E,
             reads=FlatReads(flat_W=to_device(flat_W, device), edge_W=to_device(edge_W, device), num_flat=num_flat),
-            request=request_edges(source_R, row_of_edge_E, target_E, temperature_E, device=device),
+            request=request_edges(*asked, device=device),
+            share=share,
         )
+
+    def of_all(self, values_e: torch.Tensor) -> torch.Tensor:
+        """Values of all edges [E] from those that the request was answered with."""
+        return values_e if self.share is None else self.share.gather(values_e)
 
 
 def plan_edges(
-    forest: Forest, wanted_F: np.ndarray, temperature_B: np.ndarray, device: torch.device | str = "cpu"
+    forest: Forest,
+    wanted_F: np.ndarray,
+    temperature_B: np.ndarray,
+    device: torch.device | str = "cpu",
+    *,
+    ranks: SequenceParallel | None = None,
 ) -> EdgePlan:
     """Find the unique edges that start at the wanted flat positions.
 
@@ -83,6 +102,7 @@ def plan_edges(
             has no next token and must be False.
         temperature_B: float32 [B], one per row.
         device: where the model runs.
+        ranks: share the forest's tokens in one forward; None: this rank computes all edges.
 
     Raises:
         ValueError: a wanted position has no next token.
@@ -101,6 +121,7 @@ def plan_edges(
     edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
     sources, row_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
+    share = None if ranks is None else EdgeShare.of(sources[row_of_edge], forest.num_unique, ranks, device)
     return EdgePlan.of(
         sources,
         row_of_edge.astype(np.int64),
@@ -110,6 +131,7 @@ def plan_edges(
         edge_W=edge_of_wanted.astype(np.int64),
         num_flat=forest.num_flat,
         device=device,
+        share=share,
     )
 
 

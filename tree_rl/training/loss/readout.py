@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from tree_rl.models.edge_head import EdgeRequest, edge_values
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import EdgePlan, request_edges, scatter
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted
 from tree_rl.tree.forest import Forest
@@ -80,7 +82,13 @@ class EdgeReadout(_Slots):
     """Log-probs, and other outputs, of wanted edges."""
 
     def __init__(
-        self, plan: PartitionPlan, edges: EdgePlan, *, names: Wanted = (LOG_PROBS,), device: torch.device
+        self,
+        plan: PartitionPlan,
+        edges: EdgePlan,
+        *,
+        names: Wanted = (LOG_PROBS,),
+        device: torch.device,
+        ranks: SequenceParallel | None = None,
     ) -> None:
         """Give each edge to the partition of its source token.
 
@@ -89,6 +97,7 @@ class EdgeReadout(_Slots):
             edges: wanted edges of the forest.
             names: `log_probs`, and any other output of edges.
             device: where everything runs.
+            ranks: share the tokens of each partition; None: this rank computes all edges.
         """
         source_E = edges.source_R[edges.row_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
@@ -96,23 +105,27 @@ class EdgeReadout(_Slots):
         super().__init__(slots_of, len(source_E), names, device)
         self._reads = edges.reads
         self._requests: list[EdgeRequest] = []
-        for slots in slots_of:
-            sources, row_of_edge = np.unique(plan.local_index[source_E[slots]], return_inverse=True)
-            request = request_edges(
-                sources,
-                row_of_edge,
-                edges.target_E[slots],
-                edges.temperature_E[slots],
-                device=device,
-                extras=tuple(name for name in names if name != LOG_PROBS),
-            )
-            self._requests.append(request)
+        self._shares: list[EdgeShare | None] = []
+        extras = tuple(name for name in names if name != LOG_PROBS)
+        for slots, partition in zip(slots_of, plan.partitions, strict=True):
+            source_e, target_e = plan.local_index[source_E[slots]], edges.target_E[slots]
+            temperature_e = edges.temperature_E[slots]
+            if ranks is None:
+                sources, row_of_edge = np.unique(source_e, return_inverse=True)
+                asked, share = (sources, row_of_edge, target_e, temperature_e), None
+            else:
+                share = EdgeShare.of(source_e, partition.num_tokens, ranks, device)
+                asked = share.asked(source_e, target_e, temperature_e)
+            self._requests.append(request_edges(*asked, device=device, extras=extras))
+            self._shares.append(share)
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Only the tokens of the partition that wanted edges start from meet the head."""
         per_edge = edge_values(model, inputs.model_kwargs(), self._requests[partition])
+        share = self._shares[partition]
+        outputs = EdgeOutputs.of_edges(per_edge)
         # The sum of nothing is zero and still carries the graph, also where no edge is wanted.
-        return EdgeOutputs.of_edges(per_edge), per_edge.log_prob[:0].sum()
+        return outputs if share is None else outputs.map(share.gather), per_edge.log_prob[:0].sum()
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """See `Readout.preset`."""
@@ -137,7 +150,8 @@ class ValueReadout(_Slots):
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Values of the partition's tokens."""
         values_n = model(**inputs.model_kwargs()).logits[0, :, 0]
-        return EdgeOutputs(values=values_n), (values_n[:1] * 0).sum()
+        values = inputs.of_all(values_n)[: len(self._slots_of[partition])]
+        return EdgeOutputs(values=values), (values_n[:1] * 0).sum()
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """See `Readout.preset`."""

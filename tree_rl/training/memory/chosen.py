@@ -1,8 +1,10 @@
 """What a step does with its model of memory: choosers at the agreed correction, the smaller budget, what is logged."""
 
 import logging
+from typing import Any
 
 import torch
+import torch.distributed
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -18,16 +20,24 @@ GIB = 2**30
 class StepMemory:
     """The memory model of one step's module, and what it chose."""
 
-    def __init__(self, model: MemoryModel, *, offload: bool | str, num_ranks: int) -> None:
+    def __init__(
+        self,
+        model: MemoryModel,
+        *,
+        offload: bool | str,
+        num_ranks: int,
+        sequence_parallel: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
         """Bind a model; host memory is measured when a choice first needs it.
 
         Args:
             model: of the module, uncorrected.
             offload: `tree.offload`.
             num_ranks: in lock-step.
+            sequence_parallel: ranks that must choose alike; None: this one chooses for itself.
         """
         self.model = model
-        self._offload, self._num_ranks = offload, num_ranks
+        self._offload, self._num_ranks, self._sequence_parallel = offload, num_ranks, sequence_parallel
         self._chooser: Chooser | None = None
         self._told: set[tuple[bool, bool, bool, bool]] = set()
 
@@ -82,7 +92,13 @@ class StepMemory:
                 )
 
     def _host_bytes(self) -> float:
-        return host_bytes_of_rank(local_ranks(self._num_ranks, torch.cuda.device_count()))
+        """What this rank may fill, or the one with the least where ranks must choose alike."""
+        own = host_bytes_of_rank(local_ranks(self._num_ranks, torch.cuda.device_count()))
+        if self._sequence_parallel is None:
+            return own
+        of_each: list[Any] = [None] * torch.distributed.get_world_size(self._sequence_parallel)
+        torch.distributed.all_gather_object(of_each, own, group=self._sequence_parallel)
+        return min(of_each)
 
 
 def gradients_to_come(module: nn.Module) -> int:

@@ -27,8 +27,24 @@ class Agreement:
     """Whether every rank could run the call again from the start."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedPlan:
+    """What the ranks that share tokens must all have planned alike."""
+
+    ranks: tuple[int, ...]
+    """That share them."""
+    digest: bytes
+    """Of their rows and how these run."""
+
+
 def agree_on_ops(
-    ops: str, *, is_refused: bool, may_repeat: bool, num_ranks: int, group: torch.distributed.ProcessGroup | None
+    ops: str,
+    *,
+    is_refused: bool,
+    may_repeat: bool,
+    num_ranks: int,
+    group: torch.distributed.ProcessGroup | None,
+    shared: SharedPlan | None = None,
 ) -> Agreement:
     """Settle a call with the other ranks.
 
@@ -38,17 +54,36 @@ def agree_on_ops(
         may_repeat: this rank would lose nothing by running the call again.
         num_ranks: of the group.
         group: the ranks that run in lock-step.
+        shared: with sequence parallelism.
+
+    Raises:
+        RuntimeError: ranks that share tokens have planned differently; all ranks raise it.
     """
     if num_ranks == 1:
         return Agreement(schedule=ops, is_refused=is_refused, may_repeat=may_repeat)
     gathered: list[Any] = [None] * num_ranks
-    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat), group=group)
-    ops_of_rank, refused, repeatable = zip(*gathered, strict=True)
+    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared), group=group)
+    ops_of_rank, refused, repeatable, plans = zip(*gathered, strict=True)
+    if not any(refused):
+        _check_shared(plans)
     return Agreement(
         schedule="" if any(refused) else merge_ops(list(ops_of_rank)),
         is_refused=any(refused),
         may_repeat=all(repeatable),
     )
+
+
+def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
+    digests: dict[tuple[int, ...], set[bytes]] = {}
+    for plan in plans:
+        if plan is not None:
+            digests.setdefault(plan.ranks, set()).add(plan.digest)
+    unlike = [list(ranks) for ranks, found in digests.items() if len(found) > 1]
+    if unlike:
+        raise RuntimeError(
+            f"ranks {unlike[0]} share the tokens of their rows, but their rows or plans differ; hand equal rows to all "
+            "ranks of a sequence-parallel group"
+        )
 
 
 def run_in_step(

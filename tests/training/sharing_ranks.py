@@ -1,0 +1,273 @@
+"""Gloo ranks that share a forest's tokens, in processes of their own: steps of tiny models against rows run alone."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import fully_shard
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
+
+from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
+
+VOCAB = 61
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+ONE_KEY_HEAD = {**SIZES, "num_key_value_heads": 1}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "one_key_head": lambda: Qwen3Config(**ONE_KEY_HEAD),
+    "window": lambda: MistralConfig(**SIZES, sliding_window=5),
+    "softcap": lambda: Gemma2Config(
+        **SIZES, sliding_window=5, attn_logit_softcapping=4.0, final_logit_softcapping=6.0, query_pre_attn_scalar=8
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=8),
+    "sinks": lambda: GptOssConfig(
+        **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
+    ),
+}
+CRITIC, LORA = "critic", "lora"
+MODELS = (*CONFIGS, CRITIC, LORA)
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+TRUNK = tokens(1, 9)
+SHAPES: dict[str, list[list[int]]] = {
+    "branches": [TRUNK + tokens(10 + i, 4 + i) for i in range(3)],
+    "identical_and_strict_prefix": [TRUNK, TRUNK[:5], TRUNK, TRUNK[:8]],
+    "single_tokens": [[5], [5], [7], TRUNK[:1], TRUNK[:2]],
+    "no_common_root": [tokens(20 + i, 3 + i) for i in range(3)],
+    "comb": [TRUNK[: 2 + 2 * i] + tokens(30 + i, 3) for i in range(4)],
+    "one_row": [tokens(2, 13)],
+    "one_token": [[5]],
+    "two_tokens": [[5, 6]],
+    "long_trunk": [tokens(3, 60) + tokens(40 + i, 2 + 3 * i) for i in range(4)],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One step of one model over the rows of each data-parallel group."""
+
+    model: str = "qwen3"
+    shapes: tuple[str, ...] = ("branches",)
+    """Of each data-parallel group's rows; an empty name is a group without rows."""
+    max_tokens: int | None = None
+    is_coupled: bool = False
+    """Whether the loss of a token depends on the other tokens of its row."""
+    is_sharded: bool = False
+    """Whether FSDP2 shards the parameters over all ranks."""
+
+    @property
+    def name(self) -> str:
+        marks = ["coupled"] * self.is_coupled + ["sharded"] * self.is_sharded
+        return "-".join([self.model, *self.shapes, str(self.max_tokens), *marks])
+
+
+def build(name: str) -> Any:
+    """A random model, the same weights at every call; its attention is transformers' own."""
+    torch.manual_seed(0)
+    config = CONFIGS["qwen3" if name in (CRITIC, LORA) else name]()
+    if name == CRITIC:
+        config.num_labels, config.classifier_dropout = 1, 0.0
+        return AutoModelForTokenClassification.from_config(config, attn_implementation="eager").train()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for parameter in (p for n, p in model.named_parameters() if n.endswith("sinks")):
+        torch.nn.init.normal_(parameter)
+    if name == LORA:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
+        for parameter in (p for n, p in model.named_parameters() if "lora_B" in n):
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.train()
+
+
+def prepare(model: Any, *, is_sharded: bool = False) -> Any:
+    """Let a model read trees, under gradient checkpointing."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hasattr(model, "enable_input_require_grads") and hasattr(model, "get_base_model"):
+        model.enable_input_require_grads()
+    use_tree_attention(inner)
+    if hasattr(inner, "lm_head"):
+        use_edge_head(inner)
+    if is_sharded:
+        for layer in inner.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    return model
+
+
+def row_loss(values_t: torch.Tensor, entropy_t: torch.Tensor, seed: int, *, is_coupled: bool) -> torch.Tensor:
+    """Loss of one row from what its positions say, the last one's log-prob and entropy apart."""
+    weight_t = torch.from_numpy(np.random.default_rng(seed).normal(size=len(values_t))).float()
+    if is_coupled:
+        # The mean of nothing is not a number.
+        return (weight_t * values_t).sum() / max(len(values_t), 1) * values_t.sum().exp() + entropy_t.square().sum()
+    return (weight_t * values_t + 0.3 * values_t.square() + 0.1 * weight_t * entropy_t).sum()
+
+
+def alone(model: Any, shapes: Sequence[str], *, is_coupled: bool) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Gradients of the sum of all rows' losses, each row through transformers' own model, and the rows' values."""
+    total = torch.zeros(())
+    found = []
+    for group, shape in enumerate(shapes):
+        for index, row in enumerate(SHAPES.get(shape, [])):
+            logits_TV = model(torch.tensor([row]), use_cache=False).logits[0].float()
+            if logits_TV.shape[-1] == 1:
+                values_t, entropy_t = logits_TV[:, 0], torch.zeros(len(row))
+                found.append(values_t.detach())
+            else:
+                log_probs_tV = logits_TV.log_softmax(-1)[:-1]
+                values_t = log_probs_tV.gather(-1, torch.tensor(row[1:], dtype=torch.long)[:, None])[:, 0]
+                entropy_t = -(log_probs_tV.exp() * log_probs_tV).sum(-1)
+                found.append(torch.nn.functional.pad(values_t.detach(), (0, 1)))
+            total = total + row_loss(values_t, entropy_t, 100 * group + index, is_coupled=is_coupled)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(trained, gradients, strict=True)), found
+
+
+def step(
+    case: Case, model: Any, group: int, share: dist.ProcessGroup | None, *, self_check: bool = True
+) -> tuple[TreeStep, Any]:
+    """A step over the rows of one data-parallel group; its gradients stay those of this rank."""
+    rows = Rows.of(SHAPES.get(case.shapes[group], []))
+    num_groups = len(case.shapes)
+    is_critic = case.model == CRITIC
+
+    def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, None]:
+        total = outputs[VALUES if is_critic else LOG_PROBS].sum() * 0
+        start = 0
+        for row in members:
+            stop = start + int(np.diff(rows.offsets)[row])
+            if is_critic:
+                values_t, entropy_t = outputs[VALUES][start:stop], torch.zeros(stop - start)
+            else:
+                values_t, entropy_t = outputs[LOG_PROBS][start : stop - 1], outputs[ENTROPY][start : stop - 1]
+            total = total + row_loss(values_t, entropy_t, 100 * group + row, is_coupled=case.is_coupled)
+            start = stop
+        # Ranks average their gradients.
+        return total * num_groups, None
+
+    context = StepContext.of(model, sequence_parallel=share)
+    options = TreeOptions(mode="tree", max_tokens=case.max_tokens, self_check=self_check)
+    tree_step = TreeStep(model, options, context=context)
+    outputs = (VALUES,) if is_critic else (LOG_PROBS, ENTROPY)
+    return tree_step, tree_step.run(rows, loss, outputs=outputs, is_separable=not case.is_coupled)
+
+
+def averaged(model: Any) -> dict[str, torch.Tensor]:
+    """Gradients averaged over all ranks, as a data-parallel host does."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if hasattr(gradient, "full_tensor"):
+            gradients[name] = gradient.full_tensor()
+            continue
+        dist.all_reduce(gradient)
+        gradients[name] = gradient / dist.get_world_size()
+    return gradients
+
+
+def assert_equal_gradients(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """1e-5 of each parameter's gradient; where terms cancel, 4e-5 of a hundredth of the largest one."""
+    largest = max(float(gradient.norm()) for gradient in expected.values())
+    for name, reference in expected.items():
+        norm = float(reference.norm())
+        allowed = 1e-5 * norm if norm >= 1e-2 * largest else 4e-5 * 1e-2 * largest
+        error = float((got[name] - reference).norm())
+        assert error <= allowed, f"{name}: error {error:.2e}, norm {norm:.2e}, largest {largest:.2e}"
+
+
+def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:
+    """Run a case and compare it with its rows alone."""
+    expected, values = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+    model = prepare(build(case.model), is_sharded=case.is_sharded)
+    tree_step, result = step(case, model, group, share)
+    first = sum(len(SHAPES.get(shape, [])) for shape in case.shapes[:group])
+    own = values[first : first + len(SHAPES.get(case.shapes[group], []))]
+    if own:
+        got = result.outputs[VALUES if case.model == CRITIC else LOG_PROBS]
+        torch.testing.assert_close(got, torch.cat(own), rtol=1e-5, atol=1e-5)
+        assert tree_step.self_check_error is not None and tree_step.self_check_error < 1e-4
+    assert_equal_gradients(averaged(model), expected)
+
+
+def join(rank: int, world: int, port: int) -> None:
+    """Become one rank of a gloo group."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    # A rank that fails within a case leaves the others waiting.
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+
+
+def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
+    """Run cases, by the number of ranks that share tokens, and write what failed."""
+    join(rank, world, port)
+    failures = {}
+    for size, cases in deals:
+        shares = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+        for case in cases:
+            try:
+                check(case, rank // size, shares[rank // size])
+            except AssertionError:
+                failures[f"{size}:{case.name}"] = traceback.format_exc()
+    Path(f"{out}/failures_{world}_{rank}.json").write_text(json.dumps(failures))
+    dist.destroy_process_group()
+
+
+def spawn(main: Callable[..., None], world: int, *args: Any) -> None:
+    """Start one process per rank and wait; a rank's error is raised here.
+
+    Ranks are forked from a server that has imported the models, once for all tests.
+    """
+    # A fork of a process that has asked for GPUs could not use them.
+    method = "spawn" if torch.cuda.is_available() else "forkserver"
+    multiprocessing.set_forkserver_preload(["sharing_ranks"])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    torch.multiprocessing.start_processes(
+        main, args=(world, str(args[0]), port, *args[1:]), nprocs=world, start_method=method
+    )

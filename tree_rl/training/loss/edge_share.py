@@ -1,0 +1,67 @@
+"""Which edges a rank computes where ranks share a forward's tokens: those whose parent token it holds.
+
+Legend: S ranks, n tokens of a rank, E edges of the forward, e those of this rank, m the most of any rank.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tree_kernels.host_copy import to_device
+from tree_rl.models.sequence_parallel import SequenceParallel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EdgeShare:
+    """This rank's edges of one forward, and where all ranks' values lie once they are gathered."""
+
+    ranks: SequenceParallel
+    """They share the tokens."""
+    own_e: np.ndarray
+    """int64 [e], this rank's edges."""
+    first_token: int
+    """This rank's first token."""
+    most: int
+    """m, at least 1: every rank gives as many values to the gather."""
+    place_E: torch.Tensor
+    """int64 [E] on the device, where each edge lies among the S * m gathered values."""
+
+    @classmethod
+    def of(
+        cls, source_E: np.ndarray, num_tokens: int, ranks: SequenceParallel, device: torch.device | str
+    ) -> "EdgeShare":
+        """Give each edge to the rank that holds its source.
+
+        Args:
+            source_E: int [E], tokens of the forward that edges start from.
+            num_tokens: of the forward, before it is padded.
+            ranks: share them.
+            device: where the model runs.
+        """
+        own_tokens = ranks.own_tokens(num_tokens)
+        owner_E = source_E // own_tokens
+        count = np.bincount(owner_E, minlength=ranks.size)
+        most = max(int(count.max()), 1)
+        order = np.argsort(owner_E, kind="stable")
+        place_E = np.empty(len(order), dtype=np.int64)
+        place_E[order] = np.arange(len(order)) + np.repeat(np.arange(ranks.size) * most - count.cumsum() + count, count)
+        return cls(
+            ranks=ranks,
+            own_e=np.flatnonzero(owner_E == ranks.rank),
+            first_token=ranks.rank * own_tokens,
+            most=most,
+            place_E=to_device(place_E, device),
+        )
+
+    def asked(
+        self, source_E: np.ndarray, target_E: np.ndarray, temperature_E: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What this rank asks its head for: sources [r] among its tokens, and row in r, target and temperature [e]."""
+        sources_r, row_e = np.unique(source_E[self.own_e] - self.first_token, return_inverse=True)
+        return sources_r, row_e, target_E[self.own_e], temperature_E[self.own_e]
+
+    def gather(self, values_e: torch.Tensor) -> torch.Tensor:
+        """Values of all edges [E] from this rank's; every rank calls it, also one without edges."""
+        padded = torch.nn.functional.pad(values_e, (0, self.most - len(values_e)))
+        return self.ranks.gather_tokens(padded)[self.place_E]

@@ -1,0 +1,42 @@
+"""What a call of a step returns. Legend: F flat tokens, L decoder layers, K experts per token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.rows_loss import Metrics
+from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.routers.expert_load import LoadReport
+from tree_rl.training.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepResult:
+    """What a call returns: outputs in the order of the rows, and one loss and its metrics for each micro-batch."""
+
+    outputs: EdgeOutputs
+    """[F] without graph; 0 where nothing was asked for."""
+    routes_FLK: torch.Tensor | None
+    """int16 [F, L, K], experts that ran; None where the call did not record them."""
+    losses: tuple[float, ...]
+    """The rows' loss of each micro-batch."""
+    metrics: tuple[list[Metrics], ...]
+    """What the loss reported of each micro-batch, one entry for each part of its rows."""
+    micro_batches: tuple[MicroBatch, ...]
+    """How the rows ran."""
+    plan_seconds: float
+    """Host time of planning and agreeing."""
+    load: LoadReport | None
+    """Load of experts; None but for an update with `router_aux_loss_coef`."""
+
+
+def in_row_order(parts: Sequence[torch.Tensor], batches: Sequence[MicroBatch], rows: Rows) -> torch.Tensor:
+    """Values [f, ...] of each micro-batch as [F, ...] in the order of the rows."""
+    places = np.concatenate([rows.flat_positions(batch.rows) for batch in batches])
+    joined = torch.cat(list(parts))
+    ordered = torch.empty_like(joined)
+    ordered[torch.from_numpy(places).to(joined.device)] = joined
+    return ordered
