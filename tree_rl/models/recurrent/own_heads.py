@@ -1,10 +1,12 @@
 """Recurrent layers under sequence parallelism: slices of tokens outside, all tokens of a rank's own heads inside.
 
 Channels of a convolution come in blocks of heads, such as the queries, keys and values of a Gated DeltaNet. A rank gets
-the same share of each block; heads that several others read (keys, B, C) are sent to more than one rank where there are
-fewer of them than ranks. Legend: N unique tokens, n of a slice, C channels, c a rank's own, H heads, D head size.
+as many of each block; heads that several others read (keys, B, C) are sent more than once where ranks cannot share them
+out, as attention sends keys and values.
+Legend: N unique tokens, n of a slice, C channels, c a rank's own, H heads, D head size.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,17 +18,17 @@ class Heads(NamedTuple):
     """A block of channels."""
 
     count: int
-    """H; it divides the number of ranks or is a multiple of it, see `check_sequence_parallel`."""
+    """H."""
     size: int
     """D, channels of a head."""
 
-    def own(self, ranks: SequenceParallel | None) -> "Heads":
-        """A rank's share of the block."""
-        return self if ranks is None else Heads(max(self.count // ranks.size, 1), self.size)
+    def copies(self, ranks: SequenceParallel) -> int:
+        """How often each head is sent, so that all ranks get equally many."""
+        return math.lcm(self.count, ranks.size) // self.count
 
-    def first(self, ranks: SequenceParallel) -> int:
-        """The first head of a rank's share."""
-        return ranks.rank * self.count // ranks.size
+    def own(self, ranks: SequenceParallel | None) -> "Heads":
+        """A rank's share of the block, repeated heads counted."""
+        return self if ranks is None else Heads(self.count * self.copies(ranks) // ranks.size, self.size)
 
 
 def channels_of_tokens(
@@ -37,9 +39,7 @@ def channels_of_tokens(
         return mixed_nC
     sent = []
     for block, part_nC in zip(blocks, _split(mixed_nC, blocks, -1), strict=True):
-        heads_nHD = part_nC.unflatten(-1, block)
-        if block.count < ranks.size:
-            heads_nHD = heads_nHD.repeat_interleave(ranks.size // block.count, dim=1)
+        heads_nHD = _repeated(part_nC.unflatten(-1, block), block.copies(ranks), dim=1)
         sent.append(heads_nHD.reshape(len(mixed_nC), ranks.size, -1))
     return ranks.heads_of_tokens(torch.cat(sent, dim=-1)).squeeze(1)
 
@@ -58,8 +58,7 @@ def own_channels(parameter_C: torch.Tensor, blocks: tuple[Heads, ...], ranks: Se
         return parameter_C
     own = []
     for block, part_C in zip(blocks, _split(parameter_C, blocks, 0), strict=True):
-        first, size = block.first(ranks), block.size
-        own.append(part_C.narrow(0, first * size, block.own(ranks).count * size))
+        own.append(ranks.own_heads(_repeated(part_C.unflatten(0, block), block.copies(ranks), dim=0)).flatten(0, 1))
     return torch.cat(own)
 
 
@@ -76,6 +75,10 @@ def heads_of_tokens(x_nHD: torch.Tensor, ranks: SequenceParallel | None) -> torc
 def tokens_of_heads(x_NHD: torch.Tensor, ranks: SequenceParallel | None) -> torch.Tensor:
     """Own tokens' heads, [n, H, D]: the way back."""
     return x_NHD if ranks is None else ranks.tokens_of_heads(x_NHD)
+
+
+def _repeated(t: torch.Tensor, times: int, *, dim: int) -> torch.Tensor:
+    return t if times == 1 else t.repeat_interleave(times, dim=dim)
 
 
 def _split(t: torch.Tensor, blocks: tuple[Heads, ...], dim: int) -> tuple[torch.Tensor, ...]:
