@@ -17,18 +17,18 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 class Heads(NamedTuple):
     """A block of channels."""
 
-    count: int
+    number: int
     """H."""
     size: int
     """D, channels of a head."""
 
     def copies(self, ranks: SequenceParallel) -> int:
         """How often each head is sent, so that all ranks get equally many."""
-        return math.lcm(self.count, ranks.size) // self.count
+        return math.lcm(self.number, ranks.size) // self.number
 
     def own(self, ranks: SequenceParallel | None) -> "Heads":
         """A rank's share of the block, repeated heads counted."""
-        return self if ranks is None else Heads(self.count * self.copies(ranks) // ranks.size, self.size)
+        return self if ranks is None else Heads(self.number * self.copies(ranks) // ranks.size, self.size)
 
 
 def channels_of_tokens(
