@@ -2,9 +2,11 @@
 
 Terms follow the code that runs: inputs of layers that wait for the backward, what one layer saves and needs while its
 backward runs, the head's chunk of logits. Weights, gradients and optimizer state are counted apart. No torch here.
+Tokens are those of the forest; where ranks share them, bytes are those of one rank.
 Legend: n tokens of a forward, P tokens of its past, R of its tokens that the head reads.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -57,6 +59,8 @@ class MemoryModel:
     """Whether host memory is other memory than the device's."""
     tiles: bool = True
     """Whether the MLPs can run in tiles."""
+    sequence_ranks: int = 1
+    """Ranks that share a forest's tokens."""
     working_scale: float = 1.0
     """What measuring found a layer's working set to be, over what is counted here."""
 
@@ -76,8 +80,8 @@ class MemoryModel:
 
     @property
     def keys_and_values(self) -> float:
-        """Of one layer."""
-        return 2 * self.value_bytes * self._key_width
+        """Of one layer, of the rank's own heads."""
+        return self._all_keys_and_values / self.sequence_ranks
 
     @property
     def relayed(self) -> float:
@@ -87,7 +91,7 @@ class MemoryModel:
     @property
     def relayed_gradients(self) -> float:
         """Their gradients, which are summed in at least float32."""
-        return self.attention_layers * 2 * max(FLOAT32, self.value_bytes) * self._key_width
+        return self.attention_layers * 2 * max(FLOAT32, self.value_bytes) * self._key_width / self.sequence_ranks
 
     @property
     def graph(self) -> float:
@@ -105,7 +109,7 @@ class MemoryModel:
     @property
     def inputs(self) -> float:
         """Ids and positions, and the rotary embedding, which every layer reads again."""
-        return INDEX_BYTES + 2 * self.value_bytes * self.shape.head_dim
+        return INDEX_BYTES + 2 * self.value_bytes * self.shape.head_dim / self.sequence_ranks
 
     def whole(self, tokens: int, head_tokens: int | None = None, measures: MemoryMeasures = KEEP_ALL) -> Peak:
         """Peak of a forest that runs in one forward: the last layer's backward, or the head's.
@@ -123,25 +127,32 @@ class MemoryModel:
         """Where what waits for the backward of all layers lies."""
         away = min(measures.offloaded_layers, self.shape.layers) if self.checkpointing else 0
         on_device = self.graph - max(away - IN_FLIGHT, 0) * self.boundary
-        return Peak(device=on_device * tokens, host=away * self.boundary * tokens)
+        own = tokens / self.sequence_ranks
+        return Peak(device=on_device * own, host=away * self.boundary * own)
+
+    def layer_input(self, tokens: int) -> float:
+        """Bytes of the input of one layer."""
+        return self.boundary * tokens / self.sequence_ranks
 
     def head(self, tokens: int, head_tokens: int | None = None) -> float:
         """Bytes that the norm before the head, the head and its backward need."""
         reads = tokens if head_tokens is None else min(head_tokens, tokens)
         hidden, vocabulary = self.shape.hidden, self.shape.vocab
-        logits = min(self.logits_bytes, FLOAT32 * reads * vocabulary) * self.chunk_tensors
+        of_own_reads = FLOAT32 * reads * vocabulary / self.sequence_ranks
+        logits = min(self.logits_bytes, of_own_reads) * self.chunk_tensors
         gradient = FLOAT32 * hidden + (self.boundary if self.value_bytes < FLOAT32 else 0)
         of_weight = self.value_bytes * hidden * vocabulary
-        return self.last_norm * tokens + (self.boundary + gradient) * reads + logits + of_weight
+        own = self.last_norm * tokens + (self.boundary + gradient) * reads
+        return own / self.sequence_ranks + logits + of_weight
 
     def head_waits(self, tokens: int, head_tokens: int | None = None) -> float:
         """What waits for the backward of the head and of the norm before it."""
         reads = tokens if head_tokens is None else min(head_tokens, tokens)
-        return self.last_norm * tokens + self.boundary * reads
+        return (self.last_norm * tokens + self.boundary * reads) / self.sequence_ranks
 
     def layer_forward(self, tokens: int) -> float:
         """Bytes that one layer needs beside its input where nothing is kept."""
-        return self._scaled(tokens * (3 * self._width_bytes + 2 * self.boundary))
+        return self._scaled(tokens / self.sequence_ranks * (3 * self._width_bytes + 2 * self.boundary))
 
     def layer_backward(self, tokens: int, past: int = 0, *, tile_tokens: int | None = None) -> float:
         """Bytes of one layer that runs again and then backward: its MLP's backward, or its attention's.
@@ -153,25 +164,30 @@ class MemoryModel:
         """
         gradient, is_tiled = self.boundary, tile_tokens is not None
         kept = self._attention_saves(is_tiled)
+        own, own_past = tokens / self.sequence_ranks, past / self.sequence_ranks
         weights: float = self._largest_weight
         if tile_tokens is None:
-            mlp: float = tokens * (self._mlp_saves + self._mlp_gradients + gradient)
+            mlp: float = own * (self._mlp_saves + self._mlp_gradients + gradient)
         else:
             # Norms run in tiles, too; sums over tiles are float32.
-            mlp = tokens * (self._mlp_input(is_tiled) + 2 * gradient)
-            mlp += min(tile_tokens, tokens) * (self._mlp_saves + self._mlp_gradients)
+            mlp = own * (self._mlp_input(is_tiled) + 2 * gradient)
+            mlp += min(tile_tokens, own) * (self._mlp_saves + self._mlp_gradients)
             weights = 3.0 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
         keys: float = max(FLOAT32, self.value_bytes) * 2 * self._key_width
-        keys += self.keys_and_values if self.value_bytes < FLOAT32 else 0
+        keys += self._all_keys_and_values if self.value_bytes < FLOAT32 else 0
         if self.attention_block:
             # Gradients of the block's keys and values, and its mask.
-            keys += self.keys_and_values + self.value_bytes * min(self.attention_block, tokens)
+            keys += self._all_keys_and_values + self.value_bytes * min(self.attention_block, tokens)
         queries = (2 * self.value_bytes + (FLOAT32 if self.sums_query_gradients else 0)) * self._query_width
-        attention = tokens * (gradient + queries) + (tokens + past) * keys
-        saved = kept * tokens + self.keys_and_values * past
+        # All tokens of the own heads are as many values as the own tokens of all heads.
+        attention = own * (gradient + queries) + (own + own_past) * keys
+        if self.sequence_ranks > 1:
+            # What one exchange sends and receives.
+            attention += own * 2 * self.value_bytes * self._query_width
+        saved = kept * own + self._all_keys_and_values * own_past
         if not self.checkpointing:
             # What layers save is part of the graph.
-            mlp, attention, saved = mlp - tokens * self._mlp_saves, attention - tokens * kept, 0.0
+            mlp, attention, saved = mlp - own * self._mlp_saves, attention - own * kept, 0.0
         return self._scaled(saved + max(mlp, attention, 0.0)) + weights
 
     def bytes_of(self, tokens: int) -> float:
@@ -197,7 +213,13 @@ class MemoryModel:
 
     @cached_property
     def _key_width(self) -> int:
-        return self.shape.kv_heads * self.shape.head_dim
+        """Ranks of which several read one key-value head have a copy each."""
+        return math.lcm(self.shape.kv_heads, self.sequence_ranks) * self.shape.head_dim
+
+    @cached_property
+    def _all_keys_and_values(self) -> float:
+        """Of one layer, of all heads."""
+        return 2 * self.value_bytes * self._key_width
 
     @cached_property
     def _keeps_norm_input(self) -> bool:
@@ -219,7 +241,9 @@ class MemoryModel:
             own_input = e * (query + key) if self._keeps_norm_input else 0
             projected = own_input + self._norm(query + key)
         outputs = e * key + e * query + FLOAT32 * self.shape.heads
-        return self._norm(self.shape.hidden, is_tiled) + projected + outputs
+        # The output comes back from the exchange as another tensor.
+        exchanged = e * query if self.sequence_ranks > 1 else 0
+        return self._norm(self.shape.hidden, is_tiled) + projected + outputs + exchanged
 
     @cached_property
     def _width_bytes(self) -> float:

@@ -119,7 +119,7 @@ class PartitionedPeak:
     def _backward(self, size: PartitionSize, measures: MemoryMeasures, *, has_graph: bool = True) -> float:
         """At its start: in the head, or in the last layer; at its end without what waited for it."""
         model = self._model
-        graph = model.waiting(size.tokens, measures).device if has_graph else model.boundary * size.tokens
+        graph = model.waiting(size.tokens, measures).device if has_graph else model.layer_input(size.tokens)
         # Gradients of relayed keys and values, and where they are spread over all tokens: of all layers at once.
         entering = model.relayed * (size.relayed + size.tokens) if size.cuts else 0.0
         layer = model.layer_backward(size.tokens, size.past, tile_tokens=measures.tile_tokens)

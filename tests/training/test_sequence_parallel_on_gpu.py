@@ -1,0 +1,82 @@
+"""Two GPUs that share a forest's tokens over NCCL: as exact as one GPU, and one that runs out of memory rejoins."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from sharing_ranks import SIZES, VOCAB, averaged, prepare, spawn
+from test_sequence_parallel_recovers import fail_once
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
+from tree_rl.training.planning import budget
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "max_position_embeddings": 2048}
+BUDGETS = (None, 300)
+
+
+def rows() -> Rows:
+    """A trunk with branches of odd lengths: 1003 tokens and more."""
+    draw = np.random.default_rng(0)
+    trunk = draw.integers(3, VOCAB, 501)
+    return Rows.of([np.append(trunk[: 501 - 40 * i], draw.integers(3, VOCAB, 99 + i)) for i in range(5)])
+
+
+def gradient(dtype: torch.dtype, share: Any, max_tokens: int | None, *, fails: bool = False) -> torch.Tensor:
+    """Of one step, averaged over the ranks, end to end."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**{**SIZES, **WIDE, "initializer_range": 0.05})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to("cuda", dtype).train()
+    prepare(model)
+    left = fail_once(model, "backward", 0) if fails else lambda: -1
+    step = TreeStep(
+        model, TreeOptions(mode="tree", max_tokens=max_tokens), context=StepContext.of(model, sequence_parallel=share)
+    )
+    given = rows()
+    weight_F = torch.linspace(-1, 2, len(given.token_ids_F), device="cuda")
+    step.run(given, lambda outputs, members: ((outputs["log_probs"] * weight_F).mean(), {}), is_separable=True)
+    assert left() < 0
+    return torch.cat([g.float().flatten().cpu() for g in averaged(model).values()])
+
+
+def rank_main(rank: int, world: int, out: str, port: int) -> None:
+    """Errors against one GPU in float32, relative to the gradient's norm."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    budget.LEAST_TOKENS = budget.GRANULARITY = 64
+    share = dist.new_group(list(range(world)))
+    errors = {}
+    for max_tokens in BUDGETS:
+        exact = gradient(torch.float32, None, max_tokens)
+        for name, found in {
+            "alone": gradient(torch.bfloat16, None, max_tokens),
+            "shared": gradient(torch.bfloat16, share, max_tokens),
+            "shared_float32": gradient(torch.float32, share, max_tokens),
+            "failed_float32": gradient(torch.float32, share, max_tokens, fails=rank == 1),
+        }.items():
+            errors[f"{name}_{max_tokens}"] = float((found - exact).norm() / exact.norm())
+    Path(f"{out}/errors_{rank}.json").write_text(json.dumps(errors))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    out = tmp_path_factory.mktemp("gpus")
+    spawn(rank_main, 2, out)
+    found: dict[str, float] = json.loads((out / "errors_0.json").read_text())
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("max_tokens", BUDGETS)
+def test_two_gpus_train_as_one(errors: dict[str, float], max_tokens: int | None) -> None:
+    assert errors[f"shared_{max_tokens}"] <= 1.2 * errors[f"alone_{max_tokens}"]
+    assert errors[f"shared_float32_{max_tokens}"] <= 1e-4
+    assert errors[f"failed_float32_{max_tokens}"] <= 1e-4
