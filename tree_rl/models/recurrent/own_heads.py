@@ -82,4 +82,4 @@ def _repeated(t: torch.Tensor, times: int, *, dim: int) -> torch.Tensor:
 
 
 def _split(t: torch.Tensor, blocks: tuple[Heads, ...], dim: int) -> tuple[torch.Tensor, ...]:
-    return t.split([block.count * block.size for block in blocks], dim=dim)
+    return t.split([block.number * block.size for block in blocks], dim=dim)
