@@ -61,7 +61,7 @@ def _parts(layer: nn.Module) -> list[nn.Module]:
     return norms if mlp is None else [*norms, mlp]
 
 
-def _tiled_forward(part: nn.Module, tile_tokens: int, relay: object) -> dict[str, Any]:
+def _tiled_forward(part: nn.Module, tile_tokens: int, *_: object) -> dict[str, Any]:
     """The attribute that stands in for the part's own during a layer's call."""
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in part.modules())
     # A tile that runs again would drop out other values.

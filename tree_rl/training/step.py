@@ -244,7 +244,7 @@ class TreeStep:
         """A micro-batch as work."""
         if batch.forest is None:
             return FlatBatchRun(self.context, call, batch)
-        routers = CallRouters(hooks=self.context.routers, load=self.load, group=self.context.ranks)
+        routers = CallRouters(hooks=self.context.routers, load=self.load, ranks=self.context.ranks)
         if batch.plan is None:
             return WholeBatchRun(self.context, call, batch, routers)
         is_coupled = call.trains and not call.is_separable

@@ -114,8 +114,8 @@ def _attention_forward(
     return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=kwargs.get("scaling"), impl=impl)[None], None
 
 
-def _packed_linear_attention(mixer: Any, layout: PackedLayout, _: object) -> dict[str, Any]:
-    return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, impl="auto")
+def _packed_linear_attention(mixer: Any, layout: PackedLayout, *_: object) -> dict[str, Any]:
+    return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, None, impl="auto")
 
 
 def _rows_apart(layout: PackedLayout) -> TreeLayout:

@@ -2,7 +2,7 @@
 
 A layer calls `causal_conv1d_fn` and `chunk_gated_delta_rule` of its mixer; during a forward with `tree_layout=` these
 are the tree's, otherwise transformers' own. Projections, gates and the gated norm stay as they are.
-Legend: N unique tokens, C channels, H heads, K and V state sizes.
+Legend: N unique tokens, n those of a rank's slice, C channels, H heads, K and V state sizes.
 """
 
 from functools import partial
@@ -16,7 +16,15 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
 from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
+from tree_rl.models.recurrent.own_heads import (
+    Heads,
+    channels_of_tokens,
+    heads_of_channels,
+    own_channels,
+    tokens_of_heads,
+)
 from tree_rl.models.relay import CONTEXT, STATE, LayerRelay
+from tree_rl.models.sequence_parallel import SequenceParallel
 
 NORM_EPSILON = 1e-6
 
@@ -31,27 +39,36 @@ def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
     replace_during_trees(model, GATED_DELTA_NET, partial(tree_functions, impl=impl))
 
 
-def tree_functions(mixer: Any, layout: TreeLayout, relay: LayerRelay | None, *, impl: str) -> dict[str, Any]:
+def tree_functions(
+    mixer: Any, layout: TreeLayout, relay: LayerRelay | None, ranks: SequenceParallel | None, *, impl: str
+) -> dict[str, Any]:
     """What stands in for a mixer's functions during one forward over a tree.
 
     Args:
         mixer: a Gated DeltaNet.
         layout: of the forward.
         relay: what crosses the partition's cuts, or None.
+        ranks: that share the tokens, or None.
         impl: implementation of `tree_kernels.tree_gated_delta_rule`.
     """
-    call = _TreeCall(mixer, layout, relay, impl)
+    call = _TreeCall(mixer, layout, relay, ranks, impl)
     return {"causal_conv1d_fn": call.conv, "chunk_gated_delta_rule": call.delta_rule}
 
 
 class _TreeCall:
     """One mixer's share of one forward over a tree; the state and the context of a past come from the relay."""
 
-    def __init__(self, mixer: Any, layout: TreeLayout, relay: LayerRelay | None, impl: str) -> None:
+    def __init__(
+        self, mixer: Any, layout: TreeLayout, relay: LayerRelay | None, ranks: SequenceParallel | None, impl: str
+    ) -> None:
         self._mixer = mixer
         self._layout = layout
         self._relay = relay
+        self._ranks = ranks
         self._impl = impl
+        keys = Heads(mixer.num_k_heads, mixer.head_k_dim)
+        self._blocks = (keys, keys, Heads(mixer.num_v_heads, mixer.head_v_dim))
+        self._own_mixed_NC: torch.Tensor | None = None
         self._past = {} if relay is None else relay.past(mixer.layer_idx)
         self._contexts: torch.Tensor | None = None
 
@@ -67,17 +84,22 @@ class _TreeCall:
         activation: str | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """In place of causal_conv1d_fn: x and the result are [1, C, N]."""
+        """In place of causal_conv1d_fn: x and the result are [1, C, n]."""
+        blocks, ranks = self._blocks, self._ranks
         out_NC, self._contexts = tree_causal_conv1d(
-            x.squeeze(0).T,
-            weight,
-            bias,
+            channels_of_tokens(x.squeeze(0).T, blocks, ranks),
+            own_channels(weight, blocks, ranks),
+            None if bias is None else own_channels(bias, blocks, ranks),
             self._layout,
             activation=activation,
             initial_context=self._past.get(CONTEXT),
             return_contexts_at=self._cuts,
         )
-        return out_NC.T.unsqueeze(0)
+        if ranks is None:
+            return out_NC.T.unsqueeze(0)
+        # The delta rule needs the same heads of all tokens: they stay, and the layer takes its input's shape apart.
+        self._own_mixed_NC = out_NC
+        return x
 
     def delta_rule(
         self,
@@ -90,18 +112,22 @@ class _TreeCall:
         use_qk_l2norm_in_kernel: bool = False,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
-        """In place of chunk_gated_delta_rule: query, key, value and the result are [1, N, H, D]."""
-        # The layer repeats keys for every value head of theirs; the first of each group is enough.
-        group = self._mixer.num_v_heads // self._mixer.num_k_heads
-        q_NHK, k_NHK = query.squeeze(0)[:, ::group], key.squeeze(0)[:, ::group]
+        """In place of chunk_gated_delta_rule: query, key, value and the result are [1, n, H, D]."""
+        if self._own_mixed_NC is None:
+            # The layer repeats keys for every value head of theirs; the first of each is enough.
+            repeats = self._mixer.num_v_heads // self._mixer.num_k_heads
+            q_NHK, k_NHK, v_NHV = query.squeeze(0)[:, ::repeats], key.squeeze(0)[:, ::repeats], value.squeeze(0)
+        else:
+            q_NHK, k_NHK, v_NHV = heads_of_channels(self._own_mixed_NC, self._blocks, self._ranks)
+        g_NH, beta_NH = self._gates(g.squeeze(0), beta.squeeze(0))
         if use_qk_l2norm_in_kernel:
             q_NHK, k_NHK = _of_unit_length(q_NHK), _of_unit_length(k_NHK)
         out_NHV, states_SHKV = tree_gated_delta_rule(
             q_NHK,
             k_NHK,
-            value.squeeze(0),
-            g.squeeze(0),
-            beta.squeeze(0),
+            v_NHV,
+            g_NH,
+            beta_NH,
             self._layout,
             initial_state=self._past.get(STATE),
             return_states_at=self._cuts,
@@ -109,7 +135,15 @@ class _TreeCall:
         )
         if self._relay is not None:
             self._relay.capture(self._mixer.layer_idx, state=states_SHKV, context=self._contexts, at_cuts=True)
-        return out_NHV.unsqueeze(0), None
+        return tokens_of_heads(out_NHV, self._ranks).unsqueeze(0), None
+
+    def _gates(self, g_nH: torch.Tensor, beta_nH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All tokens' gates of own heads."""
+        if self._ranks is None:
+            return g_nH, beta_nH
+        dtype = torch.promote_types(g_nH.dtype, beta_nH.dtype)
+        both_NH2 = self._ranks.heads_of_tokens(torch.stack([g_nH.to(dtype), beta_nH.to(dtype)], dim=-1))
+        return both_NH2[..., 0].to(g_nH), both_NH2[..., 1].to(beta_nH)
 
 
 def _of_unit_length(t_NHK: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from tree_rl.models import sequence_parallel
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentKind:
@@ -77,10 +79,10 @@ def replace_during_trees(
     """Let every mixer of a kind read trees; a model without such layers is left alone.
 
     Args:
-        model: whose decoder layers receive the layout and `kv_relay` as keywords.
+        model: whose decoder layers receive the layout, `kv_relay` and `sequence_parallel` as keywords.
         kind: of the mixers.
-        replacements: from a mixer, the layout of a call and the relay of its partition (or None) to the attributes that
-            stand in for the mixer's.
+        replacements: from a mixer, the layout of a call, the relay of its partition (or None) and the ranks that share
+            its tokens (or None) to the attributes that stand in for the mixer's.
         keyword: under which a layer receives the layout; calls without it are left alone.
     """
     for layer in layers_of(model, kind):
@@ -94,15 +96,16 @@ def replace_forward_during_trees(model: nn.Module, kind: RecurrentKind, forward:
     """Let every mixer of a kind read trees by another forward; a model without such layers is left alone.
 
     Args:
-        model: whose decoder layers receive the layout and `kv_relay` as keywords.
+        model: whose decoder layers receive the layout, `kv_relay` and `sequence_parallel` as keywords.
         kind: of the mixers.
-        forward: of a mixer, the layout of a call, the relay of its partition (or None) and the mixer's own arguments.
+        forward: of a mixer, the layout of a call, the relay of its partition (or None), the ranks that share its tokens
+            (or None) and the mixer's own arguments.
     """
     replace_during_trees(model, kind, partial(_forward_of, forward))
 
 
-def _forward_of(forward: Callable[..., Any], mixer: Any, layout: Any, relay: Any) -> dict[str, Any]:
-    return {"forward": partial(forward, mixer, layout, relay)}
+def _forward_of(forward: Callable[..., Any], mixer: Any, *call: Any) -> dict[str, Any]:
+    return {"forward": partial(forward, mixer, *call)}
 
 
 class ReplacedDuringCalls:
@@ -113,7 +116,8 @@ class ReplacedDuringCalls:
 
         Args:
             part: inside a decoder layer, whose forward calls `enter` and `leave`.
-            replacements: from the keyword's value and the relay (or None) to the attributes that stand in.
+            replacements: from the keyword's value, the relay (or None) and the ranks that share the tokens (or None) to
+                the attributes that stand in.
             keyword: calls of the layer without it are left alone.
         """
         self._part = part
@@ -127,7 +131,8 @@ class ReplacedDuringCalls:
         if layout is None:
             return
         own = vars(self._part)
-        for name, function in self._replacements(layout, kwargs.get("kv_relay")).items():
+        call = layout, kwargs.get("kv_relay"), kwargs.get(sequence_parallel.KEYWORD)
+        for name, function in self._replacements(*call).items():
             self._stock[name] = own.get(name, _OF_THE_CLASS)
             setattr(self._part, name, function)
 

@@ -1,6 +1,7 @@
 """The Mamba 2 layers of Bamba and Granite 4 read trees: convolution and state follow each token's own path.
 
-Legend: N unique tokens, C channels of the convolution, H heads, P head size, G groups, K state size, S cuts.
+Legend: N unique tokens, n those of a rank's slice, C channels of the convolution, I those of all heads, H heads, P head
+size, G groups, K state size.
 """
 
 from typing import Any
@@ -14,7 +15,17 @@ from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_state_space import tree_state_space
 from tree_rl.models.recurrent.layers import MAMBA_2, replace_forward_during_trees
+from tree_rl.models.recurrent.own_heads import (
+    Heads,
+    channels_of_tokens,
+    heads_of_channels,
+    heads_of_tokens,
+    own_channels,
+    own_heads,
+    tokens_of_heads,
+)
 from tree_rl.models.relay import CONTEXT, STATE, LayerRelay
+from tree_rl.models.sequence_parallel import SequenceParallel
 
 
 def use_tree_state_space(model: nn.Module) -> None:
@@ -27,35 +38,44 @@ def use_tree_state_space(model: nn.Module) -> None:
 
 
 def _forward(
-    mixer: Any, layout: TreeLayout, relay: LayerRelay | None, hidden_states: torch.Tensor, **_: object
+    mixer: Any,
+    layout: TreeLayout,
+    relay: LayerRelay | None,
+    ranks: SequenceParallel | None,
+    hidden_states: torch.Tensor,
+    **_: object,
 ) -> torch.Tensor:
-    """As BambaMixer.forward without a cache, with convolution and recurrence over the tree; [1, N, hidden]."""
+    """As BambaMixer.forward without a cache, with convolution and recurrence over the tree; [1, n, hidden]."""
     past = {} if relay is None else relay.past(mixer.layer_idx)
     cuts = None if relay is None else relay.cuts
-    gate_NI, mixed_NC, dt_NH = (
+    shared = Heads(mixer.n_groups, mixer.ssm_state_size)
+    blocks = (Heads(mixer.num_heads, mixer.head_dim), shared, shared)
+    gate_nI, mixed_nC, dt_nH = (
         mixer.in_proj(hidden_states)
         .squeeze(0)
         .split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
     )
+    bias_C = mixer.conv1d.bias
     mixed_NC, contexts = tree_causal_conv1d(
-        mixed_NC,
-        mixer.conv1d.weight[:, 0],
-        mixer.conv1d.bias,
+        channels_of_tokens(mixed_nC, blocks, ranks),
+        own_channels(mixer.conv1d.weight[:, 0], blocks, ranks),
+        None if bias_C is None else own_channels(bias_C, blocks, ranks),
         layout,
         activation=mixer.activation,
         initial_context=past.get(CONTEXT),
         return_contexts_at=cuts,
     )
-    group_size = mixer.n_groups * mixer.ssm_state_size
-    x_NI, b_NGK, c_NGK = mixed_NC.split([mixer.intermediate_size, group_size, group_size], dim=-1)
-    x_NHP = x_NI.unflatten(-1, (mixer.num_heads, mixer.head_dim))
+    x_NHP, b_NGK, c_NGK = heads_of_channels(mixed_NC, blocks, ranks)
+    dt_NH = heads_of_tokens(dt_nH.unsqueeze(-1), ranks).squeeze(-1)
     exact = accumulation_dtype(x_NHP.dtype)
-    dt_NH = functional.softplus(dt_NH.to(exact) + mixer.dt_bias.to(exact)).clamp(*mixer.time_step_limit)
+    dt_NH = functional.softplus(dt_NH.to(exact) + own_heads(mixer.dt_bias, ranks).to(exact)).clamp(
+        *mixer.time_step_limit
+    )
     out_NHP, states = tree_state_space(
         x_NHP,
-        b_NGK.unflatten(-1, (mixer.n_groups, mixer.ssm_state_size)),
-        c_NGK.unflatten(-1, (mixer.n_groups, mixer.ssm_state_size)),
-        -mixer.A_log.to(exact).exp() * dt_NH,
+        b_NGK,
+        c_NGK,
+        -own_heads(mixer.A_log, ranks).to(exact).exp() * dt_NH,
         dt_NH,
         layout,
         initial_state=past.get(STATE),
@@ -63,6 +83,7 @@ def _forward(
     )
     if relay is not None:
         relay.capture(mixer.layer_idx, state=states, context=contexts, at_cuts=True)
-    out_NHP = out_NHP + mixer.D[:, None] * x_NHP
-    normed_NI = mixer.norm(out_NHP.flatten(1), gate_NI)
-    return mixer.out_proj(normed_NI.to(hidden_states.dtype)).unsqueeze(0)
+    out_nHP = tokens_of_heads(out_NHP + own_heads(mixer.D, ranks)[:, None] * x_NHP, ranks)
+    # The norm goes over all heads of a token.
+    normed_nI = mixer.norm(out_nHP.flatten(1), gate_nI)
+    return mixer.out_proj(normed_nI.to(hidden_states.dtype)).unsqueeze(0)

@@ -1,6 +1,6 @@
 """The gated short convolutions of LFM2 read trees: every token sees the last inputs on its own path.
 
-Legend: N unique tokens, C channels, K taps, S cuts.
+Legend: N unique tokens, n those of a rank's slice, C channels, K taps, S cuts.
 """
 
 from typing import Any
@@ -11,7 +11,9 @@ from torch import nn
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_rl.models.recurrent.layers import SHORT_CONVOLUTION, replace_forward_during_trees
+from tree_rl.models.recurrent.own_heads import Heads, channels_of_tokens, own_channels, tokens_of_heads
 from tree_rl.models.relay import CONTEXT, LayerRelay
+from tree_rl.models.sequence_parallel import SequenceParallel
 
 
 def use_tree_short_convolution(model: nn.Module) -> None:
@@ -24,18 +26,25 @@ def use_tree_short_convolution(model: nn.Module) -> None:
 
 
 def _forward(
-    mixer: Any, layout: TreeLayout, relay: LayerRelay | None, hidden_states: torch.Tensor, **_: object
+    mixer: Any,
+    layout: TreeLayout,
+    relay: LayerRelay | None,
+    ranks: SequenceParallel | None,
+    hidden_states: torch.Tensor,
+    **_: object,
 ) -> torch.Tensor:
-    """As Lfm2ShortConv.forward, with the convolution over the tree; [1, N, C] in and out."""
-    gate_NC, out_gate_NC, x_NC = mixer.in_proj(hidden_states).squeeze(0).chunk(3, dim=-1)
+    """As Lfm2ShortConv.forward, with the convolution over the tree; [1, n, C] in and out."""
+    gate_nC, out_gate_nC, x_nC = mixer.in_proj(hidden_states).squeeze(0).chunk(3, dim=-1)
+    bias_C, channels = mixer.conv.bias, (Heads(x_nC.shape[1], 1),)
     out_NC, contexts_SKC = tree_causal_conv1d(
-        gate_NC * x_NC,
-        mixer.conv.weight[:, 0],
-        mixer.conv.bias,
+        channels_of_tokens(gate_nC * x_nC, channels, ranks),
+        own_channels(mixer.conv.weight[:, 0], channels, ranks),
+        None if bias_C is None else own_channels(bias_C, channels, ranks),
         layout,
         initial_context=None if relay is None else relay.past(mixer.layer_idx).get(CONTEXT),
         return_contexts_at=None if relay is None else relay.cuts,
     )
     if relay is not None:
         relay.capture(mixer.layer_idx, context=contexts_SKC, at_cuts=True)
-    return mixer.out_proj((out_gate_NC * out_NC).unsqueeze(0))
+    out_nC = tokens_of_heads(out_NC.unsqueeze(1), ranks).flatten(1)
+    return mixer.out_proj((out_gate_nC * out_nC).unsqueeze(0))

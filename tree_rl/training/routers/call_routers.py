@@ -21,7 +21,7 @@ class CallRouters:
     """On the model; None where nobody asks about its routers."""
     load: ExpertLoad | None
     """Counts experts' load and charges imbalance; None where not asked for."""
-    group: SequenceParallel | None = None
+    ranks: SequenceParallel | None = None
     """Ranks that share a forest's tokens; None where one rank runs all of them."""
 
     def open(self, call: StepCall, batch: MicroBatch, device: torch.device) -> ForestRouting | None:
@@ -34,6 +34,7 @@ class CallRouters:
             device,
             routes=routes_of_unique_tokens(batch.forest, routes) if routes else None,
             weight_LE=None if self.load is None else self.load.weight,
+            ranks=self.ranks,
         )
 
     def close(self, routing: ForestRouting | None, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ import torch.distributed
 
 from tree_rl.models.routers.load_balance import balance_weight
 from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepContext
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.row_memory import RowMemory
@@ -30,7 +31,8 @@ class LoadReport:
     idle_experts: int
     """Experts of any layer that no token visited."""
     aux_loss: float | None
-    """This rank's share of the auxiliary loss, before the factor; None where the factor is 0."""
+    """This rank's share of the auxiliary loss, before the factor, the same on ranks that share a forest's tokens; None
+    where the factor is 0."""
     counted_anew: bool
     """Whether the update took one more pass to count."""
 
@@ -48,6 +50,7 @@ class ExpertLoad:
         """
         self.memory = RowMemory()
         self._hooks, self._coef, self._context = hooks, coef, context
+        self._ranks = SequenceParallel.of(context.sequence_parallel)
         self._counted_anew = False
         self.begin(None)
 
@@ -90,7 +93,7 @@ class ExpertLoad:
             load_LE = sum(known, start=torch.zeros_like(load_LE, device="cpu")).to(load_LE)
         load_LE = self._reduced(load_LE, "sum")
         num_tokens = self._reduced(load_LE.new_tensor([len(rows.token_ids_F)]), "sum")
-        # Ranks average their gradients: each takes as many times its share.
+        # All ranks, those that share tokens included, average their gradients: each takes as many times its share.
         scale = self._coef * self._context.num_ranks
         self.begin(scale * balance_weight(load_LE, max(float(num_tokens), 1.0)))
 
@@ -102,19 +105,24 @@ class ExpertLoad:
     def report(self) -> LoadReport:
         """Of an update; all ranks call it."""
         load_LE = self._reduced(self._load_LE, "sum")
+        share = self._share.clone()
+        if self._ranks is not None:
+            torch.distributed.all_reduce(share, group=self._ranks.group)
+            share /= self._ranks.size
         ratio_LE = load_LE / load_LE.mean(dim=1, keepdim=True).clamp(min=1e-9)
         return LoadReport(
             max_over_mean=float(ratio_LE.max()),
             min_over_mean=float(ratio_LE.min()),
             idle_experts=int((load_LE == 0).sum()),
-            aux_loss=float(self._share) / self._coef if self._coef else None,
+            aux_loss=float(share) / self._coef if self._coef else None,
             counted_anew=self._counted_anew,
         )
 
     def _reduced(self, values: torch.Tensor, kind: str) -> torch.Tensor:
-        """The sum or the maximum over all ranks, on the device."""
+        """The sum or the maximum over all ranks, on the device; rows that ranks hold alike count once."""
         values = values.to(self._context.device)
         if self._context.num_ranks > 1:
             ops = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}
             torch.distributed.all_reduce(values, op=ops[kind], group=self._context.data_parallel)
-        return values
+        copies = 1 if kind == "max" or self._ranks is None else self._ranks.size
+        return values / copies

@@ -1,7 +1,9 @@
 """Mixture-of-Experts routers over one forest: routes that rows prescribe, routes they took, the cost of imbalance.
 
-Every unique token runs once and counts g_t times. Legend: N unique tokens, n those of a partition, B rows,
-L Mixture-of-Experts layers, E experts of a layer, K experts per token.
+Every unique token runs once and counts g_t times. Under sequence parallelism a rank's routers see its slice of the
+tokens; the experts that ran are gathered, the cost of imbalance stays that of the slice.
+Legend: N unique tokens, n those of a partition, s those of a rank's slice, B rows, L Mixture-of-Experts layers,
+E experts of a layer, K experts per token.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ import torch
 
 from tree_rl.models.routers.load_balance import balance_loss, expert_load
 from tree_rl.models.routers.trace import NATIVE, RouterTrace
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.tree.forest import Forest
 
 
@@ -24,6 +27,7 @@ class ForestRouting:
         *,
         routes: np.ndarray | None = None,
         weight_LE: torch.Tensor | None = None,
+        ranks: SequenceParallel | None = None,
     ) -> None:
         """Open a forest.
 
@@ -32,28 +36,29 @@ class ForestRouting:
             device: where the model runs.
             routes: integer [N, decoder layers, K] to replay, from `routes_of_unique_tokens`; None lets routers choose.
             weight_LE: `balance_weight` of all rows that the auxiliary loss ranges over; None for no such loss.
+            ranks: that share the forest's tokens; None where one rank runs all of them.
         """
         self.forest = forest
         self.weight_LE = weight_LE
+        self._ranks = ranks
         self._routes = None if routes is None else torch.from_numpy(np.ascontiguousarray(routes)).to(device)
         self._count_N = torch.from_numpy(forest.path_count.astype(np.int64)).to(device)
         self._chosen_NLK: torch.Tensor | None = None
         self.share = torch.zeros((), dtype=torch.float64, device=device)
-        """The forest's share of the auxiliary loss so far, without graph."""
+        """This rank's share of the auxiliary loss so far, without graph."""
 
     def open(self, tokens: torch.Tensor | None = None) -> RouterTrace:
         """The trace of a forward over the given tokens (int64 [n]), all of them if None."""
-        routes = self._routes if self._routes is None or tokens is None else self._routes[tokens]
-        return RouterTrace(routes)
+        return RouterTrace(None if self._routes is None else self._own(self._routes, tokens, filler=NATIVE))
 
     def close(self, trace: RouterTrace, tokens: torch.Tensor | None = None) -> torch.Tensor | None:
-        """After a forward: keep its routes; the tokens' share of the auxiliary loss, None without one.
+        """After a forward: keep its routes; this rank's share of the auxiliary loss, None without one.
 
         Args:
             trace: from `open`, carried through the model.
             tokens: as given to `open`.
         """
-        chosen_nLK = trace.chosen()
+        chosen_nLK = self._of_all_ranks(trace.chosen(), self.forest.num_unique if tokens is None else len(tokens))
         if tokens is None:
             self._chosen_NLK = chosen_nLK
         else:
@@ -63,10 +68,25 @@ class ForestRouting:
         logits = trace.take_logits()
         if self.weight_LE is None:
             return None
-        count_n = self._count_N if tokens is None else self._count_N[tokens]
-        share = balance_loss(logits, count_n, self.weight_LE)
+        share = balance_loss(logits, self._own(self._count_N, tokens, filler=0), self.weight_LE)
         self.share += share.detach()
         return share
+
+    def _own(self, of_token_N: torch.Tensor, tokens: torch.Tensor | None, *, filler: int) -> torch.Tensor:
+        """Of the given tokens (all if None) those of this rank's slice, [s, ...]; padding tokens get `filler`."""
+        given = of_token_N if tokens is None else of_token_N[tokens]
+        if self._ranks is None:
+            return given
+        missing = given.new_full((-len(given) % self._ranks.size, *given.shape[1:]), filler)
+        return self._ranks.own_slice(torch.cat([given, missing]))
+
+    def _of_all_ranks(self, chosen_sLK: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Experts that ran on every rank's slice, padding tokens dropped."""
+        if self._ranks is None:
+            return chosen_sLK
+        # Neither NCCL nor gloo knows int16.
+        gathered = self._ranks.gather_tokens(chosen_sLK.view(torch.uint8)).view(chosen_sLK.dtype)
+        return gathered[:num_tokens]
 
     @property
     def chosen(self) -> torch.Tensor:
