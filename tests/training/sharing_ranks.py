@@ -7,7 +7,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from transformers import (
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
+from tree_rl.training.ranks.recovery import CountedCollectives
 
 VOCAB = 61
 SIZES: dict[str, Any] = {
@@ -187,7 +188,8 @@ def step(
         # Ranks average their gradients.
         return total * num_groups, None
 
-    context = StepContext.of(model, sequence_parallel=share)
+    collectives = CountedCollectives(model) if case.is_sharded else None
+    context = replace(StepContext.of(model, sequence_parallel=share), collectives=collectives)
     options = TreeOptions(mode="tree", max_tokens=case.max_tokens, self_check=self_check)
     tree_step = TreeStep(model, options, context=context)
     outputs = (VALUES,) if is_critic else (LOG_PROBS, ENTROPY)

@@ -4,7 +4,7 @@ Legend: S ranks, N tokens of the padded forest, n = N / S own tokens, H heads, h
 Source: Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,66 @@ import torch.distributed
 
 KEYWORD = "sequence_parallel"
 """The keyword that carries it through a model's forward to its layers."""
+
+
+class Exchanges:
+    """Issues a group's collectives, and counts them: a rank that failed within a forward or backward can then catch up.
+
+    It runs the rest of its ops over a single token, in collectives of the sizes that the other ranks expect.
+    """
+
+    def __init__(self) -> None:
+        self.issued = 0
+        self._to_pass_over = 0
+        self._pretended: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Start a call, or end one that was caught up."""
+        self.issued = self._to_pass_over = 0
+        self._pretended = None
+
+    def restart(self) -> None:
+        """Start the call again after a failure: what this rank has issued already is not issued again."""
+        self._to_pass_over, self.issued = self.issued, 0
+
+    def pretend(self, tokens: int, gathered: int) -> None:
+        """From here on a forward or backward stands in for one whose exchanges are larger.
+
+        Args:
+            tokens: n, that this rank holds in it.
+            gathered: values that each rank gives to a gather.
+        """
+        self._pretended = tokens, gathered
+
+    def all_to_all(self, blocks_SnhD: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+        """Send block i to rank i; block i of the result comes from rank i."""
+        if self._pretended is not None:
+            size, _, *rest = blocks_SnhD.shape
+            if self._issues_next():
+                sent = blocks_SnhD.new_zeros(size, self._pretended[0], *rest)
+                torch.distributed.all_to_all_single(torch.empty_like(sent), sent, group=group)
+            return torch.zeros_like(blocks_SnhD)
+        received = torch.empty_like(blocks_SnhD)
+        self._issues_next()
+        torch.distributed.all_to_all_single(received, blocks_SnhD, group=group)
+        return received
+
+    def all_gather(self, x_n: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+        """[S * n, ...], the tensors [n, ...] of all ranks."""
+        size = torch.distributed.get_world_size(group)
+        if self._pretended is not None:
+            if self._issues_next():
+                sent = x_n.new_zeros(self._pretended[1], *x_n.shape[1:])
+                torch.distributed.all_gather([torch.empty_like(sent) for _ in range(size)], sent, group=group)
+            return x_n.new_zeros(size * len(x_n), *x_n.shape[1:])
+        gathered = x_n.new_empty((size * len(x_n), *x_n.shape[1:]))
+        self._issues_next()
+        torch.distributed.all_gather(list(gathered.chunk(size)), x_n, group=group)
+        return gathered
+
+    def _issues_next(self) -> bool:
+        self.issued += 1
+        return self.issued > self._to_pass_over
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,13 +88,23 @@ class SequenceParallel:
     """S, at least 2."""
     rank: int
     """Of this process in the group."""
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    """Issues their collectives."""
 
     @classmethod
-    def of(cls, group: torch.distributed.ProcessGroup | None) -> "SequenceParallel | None":
-        """The ranks of a process group; None where there is no group or only one rank in it."""
+    def of(
+        cls, group: torch.distributed.ProcessGroup | None, exchanges: Exchanges | None = None
+    ) -> "SequenceParallel | None":
+        """The ranks of a process group; None where there is no group or only one rank in it.
+
+        Args:
+            group: the ranks.
+            exchanges: counts their collectives; None: nobody counts.
+        """
         if group is None or torch.distributed.get_world_size(group) == 1:
             return None
-        return cls(group, torch.distributed.get_world_size(group), torch.distributed.get_rank(group))
+        size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+        return cls(group, size, rank, Exchanges() if exchanges is None else exchanges)
 
     def own_tokens(self, tokens: int) -> int:
         """n, tokens that each rank holds of a forest of so many once it is padded."""
@@ -100,22 +170,16 @@ class SequenceParallel:
             raise ValueError(f"expected tokens padded to a multiple of {self.size} ranks, received {tokens}")
 
 
-def _exchange(blocks: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
-    """Send block i of [S, ...] to rank i; block i of the result comes from rank i."""
-    blocks = blocks.contiguous()
-    received = torch.empty_like(blocks)
-    torch.distributed.all_to_all_single(received, blocks, group=ranks.group)
-    return received
-
-
 def _to_heads(x_nHD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
     own, heads, *rest = x_nHD.shape
-    received = _exchange(x_nHD.unflatten(1, (ranks.size, heads // ranks.size)).movedim(1, 0), ranks)
+    blocks = x_nHD.unflatten(1, (ranks.size, heads // ranks.size)).movedim(1, 0)
+    received = ranks.exchanges.all_to_all(blocks.contiguous(), ranks.group)
     return received.reshape(own * ranks.size, heads // ranks.size, *rest)
 
 
 def _to_tokens(x_NhD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
-    received = _exchange(x_NhD.unflatten(0, (ranks.size, -1)), ranks)
+    blocks = x_NhD.unflatten(0, (ranks.size, -1))
+    received = ranks.exchanges.all_to_all(blocks.contiguous(), ranks.group)
     # Contiguous, as the layers' views of it expect.
     return received.movedim(0, 1).flatten(1, 2)
 
@@ -146,10 +210,7 @@ class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_n: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
         ctx.ranks = ranks
-        x_n = x_n.contiguous()
-        gathered = x_n.new_empty((ranks.size * len(x_n), *x_n.shape[1:]))
-        torch.distributed.all_gather(list(gathered.chunk(ranks.size)), x_n, group=ranks.group)
-        return gathered
+        return ranks.exchanges.all_gather(x_n.contiguous(), ranks.group)
 
     @staticmethod
     def backward(ctx: Any, grad_N: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed
 from torch import nn
 
 from tree_rl.models.routers.trace import RouterHooks
-from tree_rl.models.sequence_parallel import SequenceParallel
+from tree_rl.models.sequence_parallel import Exchanges, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
@@ -38,6 +38,8 @@ class StepContext:
     sequence_parallel: Group = None
     """The ranks among them, this one included, that share each forest's tokens; they hold equal rows, and their
     gradients are averaged with all others. None: this rank runs its forests alone."""
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    """Collectives among those, counted so that a rank can catch up after a failure."""
     model_shape: ModelShape | None = None
     """Sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree."""
     memory: MemoryModel | None = None
@@ -91,7 +93,7 @@ class StepContext:
     @property
     def ranks(self) -> SequenceParallel | None:
         """The ranks that share a forest's tokens; None where this rank runs its forests alone."""
-        return SequenceParallel.of(self.sequence_parallel)
+        return SequenceParallel.of(self.sequence_parallel, self.exchanges)
 
     def forward(self, **model_kwargs: Any) -> Any:
         """The module under the host's mixed precision."""

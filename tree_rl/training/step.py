@@ -34,6 +34,7 @@ from tree_rl.training.planning.micro_batches import (
 from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.ranks.lock_step import Agreement, SharedPlan, agree_on_ops, run_in_step
 from tree_rl.training.ranks.shared_plan import shared_plan
+from tree_rl.training.ranks.stand_in import OpSize, op_sizes, stand_in_work
 from tree_rl.training.result import StepResult, in_row_order
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad
@@ -152,9 +153,9 @@ class TreeStep:
         module = self.context.module
         # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.
         is_first = not call.trains or all(parameter.grad is None for parameter in module.parameters())
-        # A rank that failed between two exchanges could not rejoin those that wait in the next one.
-        may_repeat = is_first and self.context.may_repeat and self.context.ranks is None
-        result = self._run(call, may_repeat=may_repeat)
+        # Routes that ranks gather are no exchange that a rank knows how to stand in for.
+        stands_in = self.context.ranks is None or self.context.routers is None
+        result = self._run(call, may_repeat=is_first and self.context.may_repeat and stands_in)
         if result is None:
             if call.trains:
                 module.zero_grad()
@@ -276,7 +277,8 @@ class TreeStep:
         """Run in lock-step; False if a rank ran out of memory and all shall run the call again."""
         work: Iterator[str] = chain.from_iterable(run.work() for run in runs)
         sync_context = self.context.gradient_sync if trains else _no_sync
-        collectives = self.context.collectives
+        collectives, exchanges = self.context.collectives, self.context.exchanges
+        exchanges.start()
         is_out_of_memory = False
         if collectives is not None:
             collectives.start()
@@ -292,14 +294,24 @@ class TreeStep:
                 is_out_of_memory = True
             if is_out_of_memory:
                 # Outside the handler, so that the frames of the failed run, and what they hold, are gone.
+                work = stand_in_work(self.context, attempt.call, self._sizes(runs, attempt))
                 runs.clear()
-                work = iter(())
+                exchanges.restart()
                 if collectives is not None:
                     collectives.restart()
                 torch.cuda.empty_cache()
-                if collectives is not None:
+                if collectives is not None or self.context.ranks is not None:
                     run_in_step(agreement.schedule, work, self.idle_forward, sync_context)
+                exchanges.start()
         return not agreement.may_repeat or self._has_room(is_out_of_memory, attempt)
+
+    def _sizes(self, runs: list[MicroBatchRun], attempt: _Attempt) -> list[OpSize]:
+        """Of all own ops, where other ranks wait for this one's part in them; none else."""
+        ranks, call = self.context.ranks, attempt.call
+        if ranks is None:
+            return []
+        pairs = zip(attempt.batches, runs, strict=True)
+        return [size for batch, run in pairs for size in op_sizes(call, batch, run.ops, ranks)]
 
     def _has_room(self, is_out_of_memory: bool, attempt: _Attempt) -> bool:
         """Whether no rank ran out of memory; if one did, all take half the budget."""

@@ -1,0 +1,78 @@
+"""A rank that shares tokens and runs out of memory, wherever in a step: all ranks repeat it, and gradients stay.
+
+The allocator's error is raised by hand in the middle of a layer.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from sharing_ranks import Case, alone, assert_equal_gradients, averaged, build, join, prepare, spawn, step
+
+from tree_rl.training.planning import budget
+
+POINTS = [(direction, passes) for direction in ("forward", "backward") for passes in (0, 1, 2)]
+"""The failure comes in the pass of that direction through the last layer's MLP after so many others."""
+CASES = [
+    Case(shapes=("long_trunk",), max_tokens=40),
+    Case(shapes=("comb",), max_tokens=12, is_sharded=True),
+    Case(shapes=("branches",), max_tokens=8, is_coupled=True),
+    Case(model="critic", shapes=("branches",), max_tokens=8, is_sharded=True),
+    Case(model="one_key_head", shapes=("comb",), max_tokens=200),
+]
+TWO_GROUPS = [Case(shapes=shapes, max_tokens=12, is_sharded=True) for shapes in (("comb", "branches"), ("comb", ""))]
+DEALS = {2: CASES, 4: TWO_GROUPS}
+
+
+def fail_once(model: Any, direction: str, passes: int) -> Callable[[], int]:
+    """Let the last layer's MLP run out of memory once; returns what tells how many passes were left."""
+    left = passes
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory (raised by the test)")
+
+    def forward_hook(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
+        if direction == "forward":
+            strike()
+        elif output.requires_grad:
+            output.register_hook(lambda gradient: strike())
+
+    model.model.layers[-1].mlp.register_forward_hook(forward_hook)
+    return lambda: left
+
+
+def rank_main(rank: int, world: int, out: str, port: int) -> None:
+    """Every case with one rank failing at every point."""
+    join(rank, world, port)
+    budget.LEAST_TOKENS = budget.GRANULARITY = 3
+    shares = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    failures = {}
+    for number, case in enumerate(DEALS[world]):
+        expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+        for direction, passes in POINTS:
+            model = prepare(build(case.model), is_sharded=case.is_sharded)
+            left = fail_once(model, direction, passes) if rank == number % 2 else lambda: -1
+            tree_step, _ = step(case, model, rank // 2, shares[rank // 2], self_check=False)
+            try:
+                assert_equal_gradients(averaged(model), expected)
+                was_hit = torch.tensor(float(left() < 0))
+                dist.all_reduce(was_hit, op=dist.ReduceOp.MIN)
+                assert tree_step.out_of_memory == int(was_hit.item()), "not repeated, or repeated in vain"
+            except AssertionError as error:
+                failures[f"{case.name} {direction} {passes}"] = str(error)
+    Path(f"{out}/failures_{world}_{rank}.json").write_text(json.dumps(failures))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", DEALS)
+def test_all_ranks_repeat_the_step_together(world: int, tmp_path: Path) -> None:
+    spawn(rank_main, world, tmp_path)
+    for rank in range(world):
+        assert json.loads((tmp_path / f"failures_{world}_{rank}.json").read_text()) == {}
