@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.training.planning.budget import AutoBudget
+from tree_rl.training.step import TreeStep
 
 
 def state_file(folder: str) -> Path:
@@ -26,26 +26,37 @@ def device_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
-def save_engine_state(folder: str, budget: AutoBudget, scaler: Any) -> None:
+def _sharing_ranks(step: TreeStep) -> int:
+    """Ranks that share a forest's tokens: a budget counts those of all of them."""
+    ranks = step.context.ranks
+    return 1 if ranks is None else ranks.size
+
+
+def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Write the file.
 
     Args:
         folder: of this rank's checkpoint; exists.
-        budget: what the step has learnt.
+        step: its budget is what it has learnt.
         scaler: verl's gradient scaler of float16 training, or None.
     """
     scaled = None if scaler is None else scaler.state_dict()
-    state = {"device_bytes": device_bytes(), "budget": budget.state(), "scaler": scaled}
+    state = {
+        "device_bytes": device_bytes(),
+        "sharing_ranks": _sharing_ranks(step),
+        "budget": step.budget.state(),
+        "scaler": scaled,
+    }
     state_file(folder).write_text(json.dumps(state))
 
 
-def load_engine_state(folder: str, budget: AutoBudget, scaler: Any) -> None:
+def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Take up what the file says, if there is one."""
     path = state_file(folder)
     if not path.exists():
         return
     state = json.loads(path.read_text())
-    if state["device_bytes"] == device_bytes():
-        budget.restore(state["budget"])
+    if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), _sharing_ranks(step)):
+        step.budget.restore(state["budget"])
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])
