@@ -23,7 +23,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sp 4": {"ulysses_sequence_parallel_size": 4},
     "replicas 2": {"fsdp_size": 2},
     "sp 2 x dp 2, replicas 2": {"ulysses_sequence_parallel_size": 2, "fsdp_size": 2},
-    "dp 4": {},
 }
 SHARING = [layout for layout in LAYOUTS if layout.startswith("sp")]
 SHAPES = shapes()
@@ -38,6 +37,10 @@ LOSSES: dict[str, Any] = {
     SFT: partial(sft_loss, config=None),
 }
 BUDGETS = (None, 13)
+CASES = [
+    *(("sp 2 x dp 2", loss, 13) for loss in ("gspo", SFT)),
+    *((layout, "vanilla", budget) for layout in LAYOUTS for budget in BUDGETS),
+]
 CRITIC_LOSS = partial(
     value_loss,
     config=FSDPCriticConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean"),
@@ -109,11 +112,10 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     """Every loss, whole and in partitions, inference, two steps, and a checkpoint between them."""
     engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=LAYOUTS[layout], optimizer=SGD)
     found: dict[str, Any] = {"outputs": infer(engine, share_of(engine)), "check": engine.step.self_check_error}
-    for budget in BUDGETS:
+    for name, budget in [case[1:] for case in CASES if case[0] == layout]:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
-        for name, loss in LOSSES.items():
-            data = share_of(engine)
-            found[name, budget] = update(engine, with_whole_masks(data) if name == SFT else data, loss)
+        data = share_of(engine)
+        found[name, budget] = update(engine, with_whole_masks(data) if name == SFT else data, LOSSES[name])
     found["one with rows"] = update(engine, share_of(engine, only_first=True), LOSSES["vanilla"])
     engine.optimizer_zero_grad()
     found["first"] = step(engine)
@@ -123,7 +125,8 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     engine.load_checkpoint(str(saved), del_local_after_load=False)
     found["loaded"] = weights_of(engine)
     found["repeated"] = step(engine)
-    other = build_engine(model, tree=TreeConfig(mode="tree"), optimizer=SGD)
+    sharded = {name: size for name, size in LAYOUTS[layout].items() if name == "fsdp_size"}
+    other = build_engine(model, tree=TreeConfig(mode="tree"), engine=sharded, optimizer=SGD)
     other.load_checkpoint(str(saved), del_local_after_load=False)
     found["elsewhere"] = weights_of(other)
     found["may_repeat"] = engine.step.context.may_repeat

@@ -10,6 +10,7 @@ from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import assert_equal_gradients, wanted_positions
 from sharing_ranks import (
     BUDGETS,
+    CASES,
     COEF,
     CRITIC_LOSS,
     LAYOUTS,
@@ -35,6 +36,8 @@ from test_engine_router_replay import stock_routers_told
 
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+
+pytestmark = pytest.mark.timeout(600)
 
 ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
 
@@ -97,11 +100,9 @@ def assert_trains_as(reference: dict[str, Any], found: list[dict[str, Any]], lay
         assert_equal_gradients(reference["gradients"], found[rank]["gradients"])
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout, loss, budget", CASES)
 def test_ranks_train_as_rows_alone(
-    ranks: list[dict[str, Any]], expected: dict[str, Any], layout: str, budget: int | None, loss: str
+    ranks: list[dict[str, Any]], expected: dict[str, Any], layout: str, loss: str, budget: int | None
 ) -> None:
     assert_trains_as(expected[loss], [found[layout][loss, budget] for found in ranks], layout)
 
