@@ -1,4 +1,5 @@
-"""Two nodes with two training processes each take the same ten steps of the GRPO recipe as one node with four."""
+"""Two nodes with two training processes each take the same ten steps of the GRPO recipe as one node with four; so do
+nodes whose two processes share the tokens of each forest."""
 
 import json
 import sys
@@ -18,6 +19,9 @@ LEARNT = ("actor/", "critic/", "tree/", "response_length/", "training/rollout_pr
 NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing")
 """Parts of names that measure a machine, not what is learnt."""
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
+OF_LAYOUT = ("tree/imbalance", "tree/split_groups", "tree/repeated_tokens", "actor/tree/")
+"""Figures of how rows lie on ranks, and of what those compute."""
+SHARES_TOKENS = [f"actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size=2" for role in ("actor", "ref")]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -34,8 +38,8 @@ class Run:
     """After the last step."""
 
 
-def train(folder: Path, *, nodes: int) -> Run:
-    """Run the recipe on emulated nodes, four training processes in all."""
+def train(folder: Path, *more: str, nodes: int) -> Run:
+    """Run the recipe on emulated nodes, four training processes in all; `more` are overrides."""
     folder.mkdir()
     environment = {
         "PYTHON": sys.executable,
@@ -49,6 +53,7 @@ def train(folder: Path, *, nodes: int) -> Run:
     }
     overrides = [
         *EXISTING_CLUSTER,
+        *more,
         "trainer.logger=[console,file]",
         f"trainer.save_freq={STEPS}",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
@@ -94,23 +99,36 @@ def differing(names: Sequence[str], left: dict[str, float], right: dict[str, flo
     }
 
 
-@pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
-def test_two_nodes_train_as_one_node_does(tmp_path: Path) -> None:
-    one = train(tmp_path / "one", nodes=1)
-    two = train(tmp_path / "two", nodes=2)
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One node whose four processes have rows of their own."""
+    return train(tmp_path_factory.mktemp("nodes") / "one", nodes=1)
 
-    assert len(one.steps) == len(two.steps) == STEPS
-    assert {"actor/pg_loss", "actor/grad_norm", "critic/score/mean", "tree/por"} <= set(one.steps[0])
-    assert two.updates == one.updates, "the same rows, token for token, in the same updates"
-    for step, (left, right) in enumerate(zip(one.steps, two.steps, strict=True), start=1):
+
+def assert_same_training(one: Run, other: Run, *, besides: tuple[str, ...] = ()) -> None:
+    """The same rows, figures and weights; figures whose names begin as those of `besides` may differ."""
+    assert len(one.steps) == len(other.steps) == STEPS
+    assert other.updates == one.updates, "the same rows, token for token, in the same updates"
+    for step, (left, right) in enumerate(zip(one.steps, other.steps, strict=True), start=1):
         assert set(left) == set(right)
-        assert differing(sorted(left), left, right) == {}, f"step {step}"
-    assert one.steps[-1]["tree/session_score/mean"] > one.steps[0]["tree/session_score/mean"] + 0.2, "it learns"
-
-    assert set(one.weights) == set(two.weights) and len(one.weights) > 10
+        names = sorted(name for name in left if not name.startswith(besides))
+        assert differing(names, left, right) == {}, f"step {step}"
+    assert set(one.weights) == set(other.weights) and len(one.weights) > 10
     errors = {
-        name: float((two.weights[name].double() - weight.double()).norm() / weight.double().norm())
+        name: float((other.weights[name].double() - weight.double()).norm() / weight.double().norm())
         for name, weight in one.weights.items()
     }
     print(f"largest relative difference of a final weight: {max(errors.values()):.1e}")
     assert max(errors.values()) < RELATIVE, errors
+
+
+@pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
+def test_two_nodes_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
+    assert {"actor/pg_loss", "actor/grad_norm", "critic/score/mean", "tree/por"} <= set(one.steps[0])
+    assert_same_training(one, train(tmp_path / "two", nodes=2))
+    assert one.steps[-1]["tree/session_score/mean"] > one.steps[0]["tree/session_score/mean"] + 0.2, "it learns"
+
+
+@pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
+def test_nodes_whose_processes_share_tokens_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
+    assert_same_training(one, train(tmp_path / "sharing", *SHARES_TOKENS, nodes=2), besides=OF_LAYOUT)

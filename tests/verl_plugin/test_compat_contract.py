@@ -86,6 +86,7 @@ OVERRIDDEN: dict[type, str] = {
         FSDPEngineWithLMHead.optimizer_step()
         FSDPEngineWithLMHead.load_checkpoint(local_path, hdfs_path, del_local_after_load, kwargs)
         FSDPEngineWithLMHead.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, kwargs)
+        FSDPEngineWithLMHead._init_device_mesh()
         FSDPEngineWithLMHead._build_module()
         FSDPEngineWithLMHead._build_fsdp_module(module)
     """,
@@ -130,10 +131,11 @@ OVERRIDDEN: dict[type, str] = {
 ATTRIBUTES: dict[str, str] = {
     "FSDPEngineWithLMHead": """
         _autocast_dtype _is_offload_optimizer _is_offload_param device_mesh engine_config model_config module scaler
+        ulysses_parallel_group ulysses_sequence_parallel_size
     """,
     "PPOTrainer": """
         actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward llm_server_manager local_trigger_step
-        role_worker_mapping tokenizer use_critic
+        ref_in_actor ref_policy_wg role_worker_mapping tokenizer use_critic use_reference_policy
     """,
     "SFTTrainer": """
         checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config

@@ -100,7 +100,7 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
         assert any(isinstance(module, EdgeHead) for module in engine.module.modules())
         for deal in DEALS:
             for budget in BUDGETS:
-                engine.tree_config = TreeConfig(mode="tree", max_tokens=budget)
+                engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
                 got = update(engine, share_of(deal, rank), LOSS)
                 place = Path(out) / ("reshard" if reshard else "keep")
                 place.mkdir(exist_ok=True)

@@ -85,7 +85,7 @@ def test_trees_train_as_rows_alone(engines: tuple[Any, Any], name: str, capacity
     stock, tree = engines
     loss = actor_loss("vanilla", "token-mean")
     expected = run(stock, ppo_batch(SHAPES[name], **FLAGS, **ALONE), loss)
-    tree.tree_config = TreeConfig(mode="tree", max_tokens=capacity)
+    tree.step.options = TreeConfig(mode="tree", max_tokens=capacity)
     got = run(tree, ppo_batch(SHAPES[name], **FLAGS), loss)
     assert_equal_runs(expected, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
 

@@ -23,7 +23,7 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     engine = build_engine(Path(model), tree=TreeConfig(router_aux_loss_coef=COEF))
     for deal in SHARES:
         for budget in BUDGETS:
-            engine.tree_config = TreeConfig(max_tokens=budget, router_aux_loss_coef=COEF)
+            engine.step.options = TreeConfig(max_tokens=budget, router_aux_loss_coef=COEF)
             got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
             metrics = {
                 key: float(m.aggregate()) for key, m in got["output"]["metrics"].items() if key.startswith("moe/")

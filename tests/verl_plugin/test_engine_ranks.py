@@ -83,7 +83,7 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     for deal, budget in CASES:
         if len(DEALS[deal]) != world:
             continue
-        engine.tree_config = TreeConfig(mode="tree", max_tokens=budget)
+        engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
         got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
         torch.save(
             {"gradients": got["gradients"], "loss": sum(got["output"]["loss"])}, f"{out}/{deal}_{budget}_{rank}.pt"

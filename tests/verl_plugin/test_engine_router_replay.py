@@ -112,7 +112,7 @@ def test_rollout_routes_are_repeated_as_by_rows_alone(
     stock, tree = engines[family]
     rows, routes = SHAPES[name], recorded_routes(SHAPES[name])
     expected = stock_run(stock, rows, routes)
-    tree.tree_config = TreeConfig(max_tokens=capacity)
+    tree.step.options = TreeConfig(max_tokens=capacity)
     got = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))
     assert_same(expected, got, rows)
     unrouted = run(stock, ppo_batch(rows, **FLAGS, **ALONE), actor_loss("vanilla", "token-mean"))

@@ -124,7 +124,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
         }
     )
     trainer.model_shape = SHAPE
-    trainer.use_critic = critic
+    trainer.use_critic, trainer.use_reference_policy = critic, False
     trainer.global_steps = 5
     trainer.tokenizer = SimpleNamespace(eos_token_id=2)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
@@ -160,6 +160,20 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
     assert 0 < metrics["tree/por"] < 1
     assert metrics["tree/token_bound"] == pytest.approx(1 / (1 - metrics["tree/por"]))
     assert metrics["tree/flat_tokens"] == sum(tag["seq_len"] for tag in batch.tags)
+
+
+def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_equal_shares(queue: LocalQueue) -> None:
+    trainer = make_trainer()
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 0, 0, 0, 1, 1, 1, 1]})
+    plain = trainer._balance_batch(put_rows(queue, BRANCHES), {})
+    assert trainer._steps == (3, 3) and len(plain) % (2 * 3) == 0
+    trainer.use_reference_policy, trainer.ref_in_actor = True, False
+    trainer.ref_policy_wg = SimpleNamespace(_dispatch_info={}, _query_dispatch_info=lambda role: list(range(8)))
+    padded = trainer._balance_batch(put_rows(queue, BRANCHES), {})
+    assert trainer.ref_policy_wg._dispatch_info == {"ref": list(range(8))}
+    # 3 mini-batches of 2 ranks of equally many rows, which 8 reference ranks share evenly.
+    assert len(padded) % 24 == 0
+    assert len(padded) - len(plain) < 24
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "gdpo", "rloo", "grpo_passk", "reinforce_plus_plus_baseline"])

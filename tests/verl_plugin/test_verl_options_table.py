@@ -148,6 +148,7 @@ def test_a_reason_that_names_a_test_names_one_that_exists() -> None:
         assert f"def {function}" in next(TESTS.rglob(file)).read_text(encoding="utf-8"), name
 
 
+SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
 MODEL, ENGINE = "actor_rollout_ref.model", f"{ACTOR}.fsdp_config"
 ASKED: dict[str, dict[str, Any]] = {
     "model.enable_activation_offload=True": {f"{MODEL}.enable_activation_offload": True},
@@ -172,7 +173,11 @@ ASKED: dict[str, dict[str, Any]] = {
     },
     "fsdp_config.wrap_policy.min_num_params=100: FSDP2 shards by layer": {f"{ENGINE}.wrap_policy.min_num_params": 100},
     "fsdp_config.wrap_policy.disable=True: FSDP2 shards by layer": {f"{ENGINE}.wrap_policy.disable": True},
-    "fsdp_config.ulysses_sequence_parallel_size=2": {f"{ENGINE}.ulysses_sequence_parallel_size": 2},
+    "fsdp_config.ulysses_sequence_parallel_size=2 with actor_rollout_ref.actor.fsdp_config.tree.mode=flat": {
+        f"{ENGINE}.{SEQUENCE_PARALLEL}": 2,
+        f"{ENGINE}.tree": {"mode": "flat"},
+    },
+    "critic.fsdp.ulysses_sequence_parallel_size=2 beside an actor's 1": {f"critic.fsdp.{SEQUENCE_PARALLEL}": 2},
     "fsdp_config.pad_to_length=True": {f"{ENGINE}.pad_to_length": True},
     "fsdp_config.qat.enable=True": {f"{ENGINE}.qat.enable": True},
     "actor_rollout_ref.actor.strategy=fsdp: trees run on FSDP2": {f"{ACTOR}.strategy": "fsdp"},
@@ -183,18 +188,16 @@ ASKED: dict[str, dict[str, Any]] = {
     "actor.use_fused_kernels=True": {f"{ACTOR}.use_fused_kernels": True},
     "actor.use_rollout_log_probs=True": {f"{ACTOR}.use_rollout_log_probs": True},
     "actor.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": {f"{ACTOR}.grad_clip": 0.5},
-    "actor.ulysses_sequence_parallel_size=2": {f"{ACTOR}.ulysses_sequence_parallel_size": 2},
     "actor.pad_to_length=True": {f"{ACTOR}.pad_to_length": True},
     "actor.qat.enable=True": {f"{ACTOR}.qat.enable": True},
     "actor_rollout_ref.ref.strategy=fsdp: trees run on FSDP2": {f"{REF}.strategy": "fsdp"},
-    "ref.ulysses_sequence_parallel_size=2": {f"{REF}.ulysses_sequence_parallel_size": 2},
     "ref.pad_to_length=True": {f"{REF}.pad_to_length": True},
     "critic.strategy=fsdp: trees run on FSDP2": {"critic.strategy": "fsdp"},
     "critic.ppo_infer_max_token_len_per_gpu=100: verl's V1 trainers train with it too": {
         "critic.ppo_infer_max_token_len_per_gpu": 100
     },
     "critic.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": {"critic.grad_clip": 0.5},
-    "critic.ulysses_sequence_parallel_size=2": {"critic.ulysses_sequence_parallel_size": 2},
+    "critic.ulysses_sequence_parallel_size=2: verl's critic does not read it": {f"critic.{SEQUENCE_PARALLEL}": 2},
     "checkpoint.async_save=True: only Megatron saves in the background": {f"{ACTOR}.checkpoint.async_save": True},
 }
 """Message of a refused row -> what a config sets to get it."""
@@ -224,11 +227,26 @@ def test_a_refusal_is_what_the_trainer_raises(message: str) -> None:
         # What is refused on a tree engine is the user's choice on verl's own.
         {"critic.model.lora_rank": 4, "critic.model.model_type": "value_model"},
         {f"{ACTOR}.use_prefix_grouper": True, f"{MODEL}.model_type": "language_model"},
+        {f"{ENGINE}.{SEQUENCE_PARALLEL}": 2, f"critic.fsdp.{SEQUENCE_PARALLEL}": 2},
+        {f"{ACTOR}.{SEQUENCE_PARALLEL}": 2, f"critic.fsdp.{SEQUENCE_PARALLEL}": 2},
+        # A reference policy trains nothing, so its forests may lie on ranks otherwise.
+        {f"{REF}.fsdp_config.{SEQUENCE_PARALLEL}": 2},
     ),
     ids=lambda changes: " ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in changes.items()) or "defaults",
 )
 def test_what_does_as_it_says_passes(changes: dict[str, Any]) -> None:
     prepare_config(config_with(**changes), "sync")
+
+
+@pytest.mark.parametrize("role", (ACTOR, REF))
+def test_a_roles_own_key_of_sequence_parallelism_reaches_its_engine(role: str) -> None:
+    config = config_with(**{f"{ACTOR}.{SEQUENCE_PARALLEL}": 2, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1})
+    prepare_config(config_with(**{f"{ACTOR}.{SEQUENCE_PARALLEL}": 2, f"critic.fsdp.{SEQUENCE_PARALLEL}": 2}), "sync")
+    # verl builds a reference policy of the actor's class, after it has renamed some keys.
+    node = OmegaConf.merge(
+        OmegaConf.select(config, ACTOR), {SEQUENCE_PARALLEL: OmegaConf.select(config, role)[SEQUENCE_PARALLEL]}
+    )
+    assert omega_conf_to_dataclass(node).engine.ulysses_sequence_parallel_size == 2
 
 
 def test_a_tree_critic_gets_the_budget_that_its_options_name(tmp_path: Path) -> None:

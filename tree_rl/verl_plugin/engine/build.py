@@ -132,6 +132,16 @@ def without_stock_liger(engine: FSDPEngineWithLMHead) -> Iterator[None]:
 
 
 @contextmanager
+def without_stock_sequence_parallel(engine: FSDPEngineWithLMHead) -> Iterator[None]:
+    """verl's own Ulysses asks for key-value heads that divide, and slices the inputs of some models; trees do not."""
+    size, engine.ulysses_sequence_parallel_size = engine.ulysses_sequence_parallel_size, 1
+    try:
+        yield
+    finally:
+        engine.ulysses_sequence_parallel_size = size
+
+
+@contextmanager
 def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
     """verl offloads a forward-only model to pinned host memory; a machine without CUDA has none to pin."""
     config = engine.engine_config

@@ -37,6 +37,7 @@ from tree_rl.verl_plugin.engine.features import (
     refuse_engine_features,
     refuse_flat_packing,
     refuse_foreign_old_log_probs,
+    refuse_ranks,
 )
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
@@ -64,6 +65,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     stock_model_type = "language_model"
     """The name under which verl's builders know this kind of model."""
     is_critic = False
+    sequence_parallel_group: torch.distributed.ProcessGroup | None = None
+    """Ranks that share the tokens of a forest; None without `ulysses_sequence_parallel_size`."""
 
     engine_config: Any
     step: TreeStep
@@ -103,7 +106,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         context = StepContext(
             module=self.module,
             device=torch.device(get_device_id()),
-            data_parallel=self.get_data_parallel_group(),
+            data_parallel=torch.distributed.group.WORLD,
+            sequence_parallel=self.sequence_parallel_group,
             model_shape=shape,
             memory=build.memory_model(self._plain_module, shape, dtype=self._autocast_dtype),
             compute_dtype=self._autocast_dtype,
@@ -123,6 +127,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             path_weighting=self.tree_config.path_weighting,
+            with_other_rows=self.get_data_parallel_group(),
             replay=self.replay,
             is_actor=not (self.is_critic or self.engine_config.forward_only),
             context=context,
@@ -184,7 +189,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             trains=not forward_only,
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
-            flat_rows=verl_rows.run_flat,
+            # verl's forward would slice rows over the ranks that share their tokens.
+            flat_rows=verl_rows.run_flat if self.sequence_parallel_group is None else None,
             host_tokens=host_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
             is_reference=self._is_reference or self.optimizer is None,
@@ -221,12 +227,18 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """Factor on the loss in float16 training, 1 elsewhere."""
         return 1.0 if self.scaler is None else float(self.scaler.scale(torch.ones((), device=get_device_name())))
 
+    def _init_device_mesh(self) -> None:
+        """verl's meshes. Its patches of attention find no group: trees exchange heads, and their outputs are whole."""
+        refuse_ranks(torch.distributed.get_world_size(), self.engine_config)
+        super()._init_device_mesh()
+        self.sequence_parallel_group, self.ulysses_parallel_group = self.ulysses_parallel_group, None
+
     def _build_module(self) -> nn.Module:
         build.choose_flat_attention(self.model_config.hf_config)
         fused = {"device": torch.device(get_device_name()), "deterministic": self.engine_config.full_determinism}
         if self.model_config.use_liger:
             check_liger(self.model_config.hf_config, **fused)
-        with build.without_stock_liger(self):
+        with build.without_stock_liger(self), build.without_stock_sequence_parallel(self):
             module: Any = self._stock_module()
         if self.model_config.use_liger:
             use_liger_layers(module, **fused)

@@ -4,6 +4,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
+from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.verl_plugin.compat import PrecisionType
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.router_replay import COLUMN, DISABLED, FLAG, KEY, RECORDED, replay_mode
@@ -34,6 +36,11 @@ def refuse_engine_features(model_config: Any, engine_config: Any, *, is_value: b
         )
     refuse_model_options(model_config, is_value=is_value)
     refuse_engine_options(engine_config, is_value=is_value)
+    ulysses = engine_config.get(SEQUENCE_PARALLEL, 1)
+    try:
+        check_sequence_parallel(model_config.hf_config, ulysses)
+    except ValueError as error:
+        raise UnsupportedFeatureError(f"the tree engine does not support fsdp_config.{error}") from error
 
 
 def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "model") -> None:
@@ -97,15 +104,15 @@ def refuse_engine_options(engine: Any, *, is_value: bool = False, key: str = "fs
     Raises:
         UnsupportedFeatureError: names the key, its value and the remedy.
     """
-    ulysses = engine.get("ulysses_sequence_parallel_size", 1)
+    ulysses = engine.get(SEQUENCE_PARALLEL, 1)
     wrap = engine.get("wrap_policy", None) or {}
     replay = engine.get("router_replay", None) or {}
     dtype, computed = engine.get("dtype", None) or VERLS_DTYPE, _computed_dtype(engine)
     refuse_first(
         (
-            ulysses > 1,
-            f"{key}.ulysses_sequence_parallel_size={ulysses}: trees are not split over GPUs; set it to 1 and let "
-            f"{key}.tree.max_tokens cut long trees into partitions",
+            ulysses > 1 and as_tree_config(engine.get("tree", None)).mode == "flat",
+            f"{key}.ulysses_sequence_parallel_size={ulysses} with {key}.tree.mode=flat, which would leave it to stock "
+            "verl; set tree.mode=tree, which runs rows that share nothing too, or model_type=language_model",
         ),
         (
             engine.get("pad_to_length", False),
@@ -151,6 +158,31 @@ def _refuse_replay(engine: Any, *, is_value: bool) -> None:
             is_reference and mode == RECORDED,
             f"{KEY}={mode} on a reference policy, which would record its own routes: set it to disabled",
         ),
+    )
+
+
+def refuse_ranks(num_ranks: int, engine: Any) -> None:
+    """Check the sizes of groups of ranks, which verl would round down.
+
+    Args:
+        num_ranks: GPUs of the engine.
+        engine: verl's `FSDPEngineConfig`.
+
+    Raises:
+        UnsupportedFeatureError: a size that does not divide their number; names the key.
+    """
+    sharded = engine.fsdp_size
+    refuse_first(
+        *(
+            (
+                num_ranks % size,
+                f"fsdp_config.{name}={size} on {num_ranks} ranks: it must divide their number; set a size that does",
+            )
+            for name, size in (
+                (SEQUENCE_PARALLEL, engine.ulysses_sequence_parallel_size),
+                ("fsdp_size", sharded if 0 < sharded < num_ranks else 1),
+            )
+        )
     )
 
 

@@ -55,7 +55,7 @@ def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, to
 
 
 def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
-    """`tree/*` of one engine call. verl averages sums over ranks, hence the factor: totals over all ranks."""
+    """`tree/*` of one engine call. verl averages sums over ranks with other rows, hence the factor: totals over all."""
     batches = result.micro_batches
     sums = {
         "tree/unique_tokens": sum(batch.unique_tokens for batch in batches),
@@ -64,7 +64,9 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
         "tree/relayed_tokens": sum(0 if batch.plan is None else batch.plan.relayed_tokens for batch in batches),
         "tree/dummy_ops": step.dummy_ops,
     }
-    metrics = {key: Metric(AggregationType.SUM, float(value * step.context.num_ranks)) for key, value in sums.items()}
+    ranks = step.context.ranks
+    factor = step.context.num_ranks // (1 if ranks is None else ranks.size)
+    metrics = {key: Metric(AggregationType.SUM, float(value * factor)) for key, value in sums.items()}
     if step.memory is not None:
         peak = step.memory.predicted(list(batches), step.budget.working_scale)
         layers = max((batch.measures.offloaded_layers for batch in batches), default=0)

@@ -6,6 +6,7 @@ Some of them verl 0.9.1 declares and never reads. Where a user would expect an e
 from omegaconf import DictConfig
 
 from tree_rl.verl_plugin.engine.features import (
+    SEQUENCE_PARALLEL,
     UnsupportedFeatureError,
     refuse_engine_options,
     refuse_first,
@@ -45,19 +46,18 @@ def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None
         refuse_model_options(config.critic.model, is_value=True, key="critic.model")
         _refuse_role(config.critic, "critic")
         refuse_engine_options(config.critic.get("fsdp", {}), is_value=True, key="critic.fsdp")
+        _refuse_sequence_parallel_of_critic(config)
 
 
 def _refuse_role(role: DictConfig, key: str) -> None:
     """Refuse options of a role that verl's V1 trainers and FSDP engine do not read, and copies of refused ones."""
     optimizer, grad_clip = role.get("optim", None) or {}, role.get("grad_clip", None)
     clips_at = optimizer.get("grad_clip", None) or optimizer.get("clip_grad", None)
-    ulysses = role.get("ulysses_sequence_parallel_size", 1)
     without = "trees run without it; set it to False"
     refuse_first(
         (role.get("use_fused_kernels", False), f"{key}.use_fused_kernels=True: {without}"),
         (role.get("pad_to_length", False), f"{key}.pad_to_length=True: {without}"),
         ((role.get("qat", None) or {}).get("enable", False), f"{key}.qat.enable=True: {without}"),
-        (ulysses > 1, f"{key}.ulysses_sequence_parallel_size={ulysses}: trees are not split over GPUs; set it to 1"),
         (
             role.get("use_prefix_grouper", False),
             f"{key}.use_prefix_grouper=True: verl's V1 trainers do not read it, and trees share prefixes already; set "
@@ -77,6 +77,29 @@ def _refuse_role(role: DictConfig, key: str) -> None:
             (role.get("checkpoint", None) or {}).get("async_save", False),
             f"{key}.checkpoint.async_save=True: only Megatron saves in the background, and verl would not name the "
             "checkpoint to resume from; set it to False",
+        ),
+    )
+
+
+def _refuse_sequence_parallel_of_critic(config: DictConfig) -> None:
+    """Mini-batches are laid out for the actor's ranks, and a critic of fewer or more would cut them elsewhere."""
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    asked, its_own = critic.get(SEQUENCE_PARALLEL, 1), (critic.get("fsdp", None) or {}).get(SEQUENCE_PARALLEL, 1)
+    # verl copies the role's own key to the engine.
+    in_role, in_engine = (
+        actor.get(SEQUENCE_PARALLEL, 1),
+        (actor.get("fsdp_config", None) or {}).get(SEQUENCE_PARALLEL, 1),
+    )
+    of_actor = in_role if in_role > 1 else in_engine
+    refuse_first(
+        (
+            asked not in (1, its_own),
+            f"critic.{SEQUENCE_PARALLEL}={asked}: verl's critic does not read it; set critic.fsdp.{SEQUENCE_PARALLEL}",
+        ),
+        (
+            its_own != of_actor,
+            f"critic.fsdp.{SEQUENCE_PARALLEL}={its_own} beside an actor's {of_actor}: both train the same mini-batches "
+            "of as many ranks; set them to one size",
         ),
     )
 

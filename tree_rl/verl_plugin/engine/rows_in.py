@@ -37,6 +37,8 @@ class RowsReader:
     """Record and replay of routes; None where the engine does neither."""
     is_actor: bool
     """Whether the engine trains a policy."""
+    with_other_rows: torch.distributed.ProcessGroup
+    """verl's data-parallel group: of the ranks that share a forest's tokens, and hold equal rows, it has one."""
     context: StepContext
     """Device and ranks."""
 
@@ -48,8 +50,10 @@ class RowsReader:
         """
         refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=self.is_actor)
         tokens = data["loss_mask"].values().sum().to(self.context.device)
-        torch.distributed.all_reduce(tokens, group=self.context.data_parallel)
-        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.context.num_ranks)
+        torch.distributed.all_reduce(tokens, group=self.with_other_rows)
+        dp_size = torch.distributed.get_world_size(self.with_other_rows)
+        sp_size = self.context.num_ranks // dp_size
+        tu.assign_non_tensor(data, sp_size=sp_size, batch_num_tokens=tokens.item(), dp_size=dp_size)
 
     def read(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> Rows:
         """The rows, with the routes that they prescribe.
@@ -70,14 +74,16 @@ class RowsReader:
 
 
 def host_tokens(data: TensorDict) -> int:
-    """verl's own budget of a forward, in tokens.
+    """verl's own budget of a forward, in tokens, those of all ranks that share it together.
 
-    That is `max_token_len_per_gpu`; with fixed micro-batches (`use_dynamic_bsz=False`) the rows of a micro-batch times
-    the longest row, the memory they may take.
+    That is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`) the rows of a
+    micro-batch times the longest row, the memory they may take.
     """
     longest = int(data["input_ids"].offsets().diff().max()) if len(data) else 1
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-        return int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0) or longest)
+        sp_size = int(tu.get_non_tensor_data(data=data, key="sp_size", default=1))
+        tokens = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0))
+        return tokens * sp_size or longest
     return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
 
 

@@ -27,6 +27,12 @@ def device_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
+def _sharing_ranks(step: TreeStep) -> int:
+    """Ranks that share a forest's tokens: budgets and costs count those of all of them."""
+    ranks = step.context.ranks
+    return 1 if ranks is None else ranks.size
+
+
 def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Write the file.
 
@@ -35,9 +41,13 @@ def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
         step: has learnt its budget and its costs.
         scaler: verl's gradient scaler of float16 training, or None.
     """
-    scaled = None if scaler is None else scaler.state_dict()
-    costs = None if step.calls.fit is None else step.calls.fit.state()
-    state = {"device_bytes": device_bytes(), "budget": step.budget.state(), "scaler": scaled, "costs": costs}
+    state = {
+        "device_bytes": device_bytes(),
+        "sharing_ranks": _sharing_ranks(step),
+        "budget": step.budget.state(),
+        "costs": None if step.calls.fit is None else step.calls.fit.state(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+    }
     state_file(folder).write_text(json.dumps(state))
 
 
@@ -47,7 +57,7 @@ def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     if not path.exists():
         return
     state = json.loads(path.read_text())
-    if state["device_bytes"] == device_bytes():
+    if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), _sharing_ranks(step)):
         step.budget.restore(state["budget"])
         # Checkpoints of earlier versions have none.
         if step.calls.fit is not None and state.get("costs") is not None:

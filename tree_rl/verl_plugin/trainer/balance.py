@@ -2,7 +2,7 @@
 
 verl hands each rank an equal, contiguous share of the batch and cuts it into mini-batches of equally many rows. A cell
 is what one rank trains in one optimizer step; padding rows fill all cells to the same number of rows.
-Legend: B rows, G groups, D ranks, C cells per rank, R rows per cell.
+Legend: B rows, G groups, D ranks with rows of their own, C cells per rank, R rows per cell.
 """
 
 import itertools
@@ -85,7 +85,7 @@ def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], c
 
 
 def lay_out_groups(
-    group_of_row: np.ndarray, paths: Sequence[GroupPaths], *, num_ranks: int, num_cells: int
+    group_of_row: np.ndarray, paths: Sequence[GroupPaths], *, num_ranks: int, num_cells: int, multiple_of: int = 1
 ) -> BatchLayout:
     """Give every group a cell and its rows ranks.
 
@@ -98,6 +98,7 @@ def lay_out_groups(
         paths: of each of G groups.
         num_ranks: D.
         num_cells: C.
+        multiple_of: the number of slots is a multiple of it, for a role that cuts the batch into as many shares.
 
     Raises:
         ValueError: no rows, a group without rows or without paths, paths of other rows than the group's.
@@ -121,7 +122,8 @@ def lay_out_groups(
             for index, rows in layout.rows[part]:
                 rows_of_place[rank * num_cells + cell] += members[groups[index]][rows].tolist()
                 computed += paths[groups[index]].order.select(rows).num_unique
-    rows_per_cell = max(map(len, rows_of_place))
+    step = multiple_of // math.gcd(multiple_of, num_ranks * num_cells)
+    rows_per_cell = math.ceil(max(map(len, rows_of_place)) / step) * step
     padding = itertools.count(len(group_of_row))
     order = [row for rows in rows_of_place for row in [*rows, *itertools.islice(padding, rows_per_cell - len(rows))]]
     return BatchLayout(

@@ -53,7 +53,12 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
     update_metrics,
 )
 from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
-from tree_rl.verl_plugin.trainer.workers import OF_UPDATE, TreeActorRolloutRefWorker, TreeTrainingWorker
+from tree_rl.verl_plugin.trainer.workers import (
+    OF_UPDATE,
+    TreeActorRolloutRefWorker,
+    TreeTrainingWorker,
+    ranks_with_rows,
+)
 
 POLL_SECONDS = 0.1
 """Between two looks for finished groups. verl looks every two seconds, so every step would wait a second on average."""
@@ -111,10 +116,7 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> KVBatchMeta:
         """Give groups to mini-batches and rows to ranks, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
-        workers = self.actor_rollout_wg
-        if "actor" not in workers._dispatch_info:
-            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
-        num_ranks = max(workers._dispatch_info["actor"]) + 1
+        num_ranks = ranks_with_rows(self.actor_rollout_wg, "actor")
         group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
         self._row_tokens = fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
@@ -123,7 +125,13 @@ class TreeTrainerMixin(ResumableTrainer):
         critic_groups = self.config.critic.ppo_mini_batch_size if self.use_critic else len(overlaps)
         self._steps = actor_steps, mini_batch_count(len(overlaps), critic_groups)
         paths = [overlap.paths for overlap in overlaps]
-        layout = lay_out_groups(group_of_row, paths, num_ranks=num_ranks, num_cells=math.lcm(*self._steps))
+        layout = lay_out_groups(
+            group_of_row,
+            paths,
+            num_ranks=num_ranks,
+            num_cells=math.lcm(*self._steps),
+            multiple_of=self._reference_ranks(),
+        )
         metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
         # A step trains on the weights that the step before it left behind.
         metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
@@ -133,6 +141,11 @@ class TreeTrainerMixin(ResumableTrainer):
         metrics.update(log_seqlen_unbalance(lengths, partitions, prefix=logging_prefix))
         batch.reorder(layout.order.tolist())
         return batch
+
+    def _reference_ranks(self) -> int:
+        """Equal shares that a reference policy of its own takes of a batch; its forests may share tokens otherwise."""
+        has_its_own = self.use_reference_policy and not self.ref_in_actor
+        return ranks_with_rows(self.ref_policy_wg, "ref") if has_its_own else 1
 
     def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The rows that train: all, or the longest of each session; the others leave verl's queue."""

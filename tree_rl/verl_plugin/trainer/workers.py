@@ -65,6 +65,18 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
         return super().train_mini_batch(data)
 
 
+def ranks_with_rows(workers: Any, role: str) -> int:
+    """D, ranks of a role that get different rows; those that share a forest's tokens count as one.
+
+    Args:
+        workers: verl's worker group.
+        role: name of a mesh of its workers, such as `actor`.
+    """
+    if role not in workers._dispatch_info:
+        workers._dispatch_info[role] = workers._query_dispatch_info(role)
+    return int(max(workers._dispatch_info[role])) + 1
+
+
 def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) -> torch.Tensor:
     """int64 [epochs * num_rows], rows in order; every epoch visits the mini-batches in an order of its own."""
     generator = torch.Generator().manual_seed(seed)

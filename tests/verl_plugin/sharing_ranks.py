@@ -1,0 +1,176 @@
+"""What four ranks run in `test_engine_sequence_parallel.py`: each layout of them trains shares of the same rows."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_harness import build_engine, gradients, nested, ppo_batch
+from equivalence import actor_loss
+from hostile_rows import row, shapes
+from tensordict import TensorDict
+from test_engine_ranks import empty_batch, join
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPCriticConfig
+from verl.workers.config.engine import EngineRouterReplayConfig
+from verl.workers.utils.losses import sft_loss, value_loss
+
+from tree_rl.verl_plugin.options import TreeConfig
+
+WORLD, COEF = 4, 0.3
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sp 2 x dp 2": {"ulysses_sequence_parallel_size": 2},
+    "sp 4": {"ulysses_sequence_parallel_size": 4},
+    "replicas 2": {"fsdp_size": 2},
+    "sp 2 x dp 2, replicas 2": {"ulysses_sequence_parallel_size": 2, "fsdp_size": 2},
+}
+SHARING = [layout for layout in LAYOUTS if layout.startswith("sp")]
+SHAPES = shapes()
+NAMES = (
+    *("branches", "comb", "identical", "strict_prefix", "masks_differ_on_shared_prefix", "one_row_untrained"),
+    *("no_common_root", "temperatures_differ", "prompts_of_different_length", "single_response_token"),
+)
+SFT = "sft"
+LOSSES: dict[str, Any] = {
+    "vanilla": actor_loss("vanilla", "token-mean"),
+    "gspo": actor_loss("gspo", "seq-mean-token-mean"),
+    SFT: partial(sft_loss, config=None),
+}
+BUDGETS = (None, 13)
+CASES = [
+    *(("sp 2 x dp 2", loss, 13) for loss in ("gspo", SFT)),
+    *((layout, "vanilla", budget) for layout in LAYOUTS for budget in BUDGETS),
+]
+CRITIC_LOSS = partial(
+    value_loss,
+    config=FSDPCriticConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean"),
+)
+SGD = {"optimizer": "SGD", "lr": 0.5, "weight_decay": 0.0, "override_optimizer_config": {"momentum": 0.9}}
+"""Unlike Adam it does not blow up the rounding of gradients near 0."""
+
+
+def whole_batch(**flags: Any) -> TensorDict:
+    """Hostile groups."""
+    rows = [
+        row(
+            one.tokens, prompt=one.prompt, mask=one.mask, advantage=one.advantage, uid=name, temperature=one.temperature
+        )
+        for name in NAMES
+        for one in SHAPES[name]
+    ]
+    return ppo_batch(rows, calculate_entropy=True, global_batch_size=len(rows), **flags)
+
+
+def with_whole_masks(data: TensorDict) -> TensorDict:
+    """The rows as verl's SFT loss reads them: a mask over the whole row."""
+    pairs = zip(data["input_ids"].unbind(), data["loss_mask"].unbind(), strict=True)
+    masks = [torch.cat([mask.new_zeros(len(ids) - len(mask)), mask]) for ids, mask in pairs]
+    data["loss_mask"] = nested(masks)
+    return data
+
+
+def share_of(engine: Any, *, only_first: bool = False) -> TensorDict:
+    """This rank's rows of the whole batch; all of them on the first ranks, if the others shall have none."""
+    rank, ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
+    data = whole_batch()
+    if only_first:
+        return data if rank == 0 else empty_batch()
+    return tu.index_select_tensor_dict(data, list(range(rank, len(data), ranks)))
+
+
+def update(engine: Any, data: TensorDict, loss: Any) -> dict[str, Any]:
+    """Loss and gradients of one forward and backward."""
+    engine.optimizer_zero_grad()
+    with engine.train_mode(disable_auto_offload=True):
+        output = engine.forward_backward_batch(data, loss)
+        return {"loss": sum(output["loss"]), "gradients": gradients(engine), "metrics": output["metrics"]}
+
+
+def infer(engine: Any, data: TensorDict) -> dict[str, Any]:
+    """Outputs of one inference."""
+    with engine.eval_mode(disable_auto_offload=True):
+        return dict(engine.infer_batch(data)["model_output"])
+
+
+def step(engine: Any) -> dict[str, Any]:
+    """One optimizer step: the norm that it clips, the next learning rate, and the weights after it."""
+    with engine.train_mode(disable_auto_offload=True):
+        engine.forward_backward_batch(share_of(engine), LOSSES["vanilla"])
+        norm = engine.optimizer_step()
+    return {"norm": norm, "learning_rate": engine.lr_scheduler_step(), "weights": weights_of(engine)}
+
+
+def weights_of(engine: Any) -> dict[str, torch.Tensor]:
+    """Full weights by name."""
+    full = {}
+    for name, weight in engine.module.named_parameters():
+        full[name] = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().clone()
+    return full
+
+
+def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
+    """Every loss, whole and in partitions, inference, two steps, and a checkpoint between them."""
+    engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=LAYOUTS[layout], optimizer=SGD)
+    found: dict[str, Any] = {"outputs": infer(engine, share_of(engine)), "check": engine.step.self_check_error}
+    for name, budget in [case[1:] for case in CASES if case[0] == layout]:
+        engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
+        data = share_of(engine)
+        found[name, budget] = update(engine, with_whole_masks(data) if name == SFT else data, LOSSES[name])
+    found["one with rows"] = update(engine, share_of(engine, only_first=True), LOSSES["vanilla"])
+    engine.optimizer_zero_grad()
+    found["first"] = step(engine)
+    saved = folder / layout.replace(" ", "_")
+    engine.save_checkpoint(str(saved))
+    found["second"] = step(engine)
+    engine.load_checkpoint(str(saved), del_local_after_load=False)
+    found["loaded"] = weights_of(engine)
+    found["repeated"] = step(engine)
+    sharded = {name: size for name, size in LAYOUTS[layout].items() if name == "fsdp_size"}
+    other = build_engine(model, tree=TreeConfig(mode="tree"), engine=sharded, optimizer=SGD)
+    other.load_checkpoint(str(saved), del_local_after_load=False)
+    found["elsewhere"] = weights_of(other)
+    found["may_repeat"] = engine.step.context.may_repeat
+    return found
+
+
+def run_critic(model: Path, layout: str) -> dict[str, Any]:
+    """Values, and the value loss."""
+    engine = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=13), value=True, engine=LAYOUTS[layout])
+    return {"outputs": infer(engine, share_of(engine)), **update(engine, share_of(engine), CRITIC_LOSS)}
+
+
+def run_experts(model: Path, layout: str, budget: int | None) -> dict[str, Any]:
+    """The auxiliary loss, then an update that repeats the experts which other weights have chosen."""
+    options = TreeConfig(max_tokens=budget, router_aux_loss_coef=COEF)
+    engine = build_engine(model, tree=options, engine=LAYOUTS[layout])
+    found = {"charged": update(engine, share_of(engine), LOSSES["vanilla"])}
+    replay = {"router_replay": EngineRouterReplayConfig(mode="R2"), **LAYOUTS[layout]}
+    engine = build_engine(model, tree=TreeConfig(max_tokens=budget), engine=replay)
+    data = share_of(engine)
+    found["recorded"] = infer(engine, data)
+    move_weights(engine)
+    data["routed_experts"] = found["recorded"]["routed_experts"]
+    return found | {"repeated": update(engine, data, LOSSES["vanilla"])}
+
+
+def move_weights(engine: Any) -> None:
+    """Another model from here on, the same on any number of ranks."""
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.add_(torch.sin(local * 1e3) * 0.05)
+
+
+def rank_main(rank: int, world: int, _: str, out: str, port: int) -> None:
+    """Everything on this rank, under every layout."""
+    join(rank, world, port)
+    folder = Path(out)
+    found: dict[str, Any] = {layout: run_policy(folder / "model", layout, folder) for layout in LAYOUTS}
+    found["critic"] = {layout: run_critic(folder / "critic", layout) for layout in SHARING[:2]}
+    found["experts"] = {budget: run_experts(folder / "experts", SHARING[0], budget) for budget in BUDGETS}
+    found["hybrid"] = {}
+    for budget in BUDGETS:
+        engine = build_engine(folder / "hybrid", tree=TreeConfig(max_tokens=budget), engine=LAYOUTS[SHARING[0]])
+        found["hybrid"][budget] = update(engine, share_of(engine), LOSSES["vanilla"])
+    torch.save(found, f"{out}/rank_{rank}.pt")
+    torch.distributed.destroy_process_group()

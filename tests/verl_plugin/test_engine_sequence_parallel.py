@@ -1,0 +1,218 @@
+"""Four ranks that share tokens (`ulysses_sequence_parallel_size`), or replicas of shards (`fsdp_size`), train as stock
+verl trains rows alone on one rank: losses, gradients, steps, log-probs, values, routes, checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import build_engine, save_model, tiny_qwen3
+from equivalence import assert_equal_gradients, wanted_positions
+from sharing_ranks import (
+    BUDGETS,
+    CASES,
+    COEF,
+    CRITIC_LOSS,
+    LAYOUTS,
+    LOSSES,
+    NAMES,
+    SFT,
+    SGD,
+    SHAPES,
+    SHARING,
+    WORLD,
+    infer,
+    move_weights,
+    rank_main,
+    step,
+    update,
+    whole_batch,
+    with_whole_masks,
+)
+from tensordict import TensorDict
+from test_engine_experts import CONFIGS, auxiliary_gradients
+from test_engine_ranks import spawn
+from test_engine_router_replay import stock_routers_told
+
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.options import TreeConfig
+
+pytestmark = pytest.mark.timeout(600)
+
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sharing")
+    save_model(path / "model", tiny_qwen3())
+    save_model(path / "critic", tiny_qwen3(tie_word_embeddings=False), value=True)
+    save_model(path / "experts", CONFIGS["qwen3_moe"])
+    save_model(path / "hybrid", CONFIGS["qwen3_5_moe"])
+    spawn(rank_main, WORLD, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(out: Path) -> list[dict[str, Any]]:
+    """What each rank has found."""
+    return [torch.load(out / f"rank_{rank}.pt", weights_only=False) for rank in range(WORLD)]
+
+
+@pytest.fixture(scope="module")
+def stock(out: Path) -> Any:
+    return build_engine(out / "model", tree=None, optimizer=SGD)
+
+
+@pytest.fixture(scope="module")
+def expected(stock: Any) -> dict[str, dict[str, Any]]:
+    """Loss and gradients of each loss."""
+    masked = {name: with_whole_masks(whole_batch(**ALONE)) for name in LOSSES if name == SFT}
+    return {name: update(stock, masked.get(name, whole_batch(**ALONE)), loss) for name, loss in LOSSES.items()}
+
+
+def groups(layout: str) -> list[list[int]]:
+    """Ranks that hold the same rows, by their place among those with other rows."""
+    size = LAYOUTS[layout].get("ulysses_sequence_parallel_size", 1)
+    return [list(range(first, first + size)) for first in range(0, WORLD, size)]
+
+
+def assert_outputs(found: list[dict[str, torch.Tensor]], layout: str, whole: dict[str, torch.Tensor]) -> None:
+    """Every rank has all outputs of its rows, those of rows alone."""
+    data = whole_batch()
+    wanted = torch.nested.nested_tensor_from_jagged(wanted_positions(data), data["input_ids"].offsets()).unbind()
+    share_count = len(groups(layout))
+    for share, members in enumerate(groups(layout)):
+        for rank in members:
+            for name, reference in whole.items():
+                rows = found[rank][name].unbind()
+                for row, mask, alone in zip(
+                    rows, wanted[share::share_count], reference.unbind()[share::share_count], strict=True
+                ):
+                    torch.testing.assert_close(row[mask], alone[mask], rtol=2e-5, atol=2e-5)
+
+
+def assert_trains_as(reference: dict[str, Any], found: list[dict[str, Any]], layout: str) -> None:
+    losses = [found[members[0]]["loss"] for members in groups(layout)]
+    # verl averages the losses of ranks with other rows.
+    assert sum(losses) / len(losses) == pytest.approx(reference["loss"], rel=1e-4, abs=1e-6)
+    for rank in range(WORLD):
+        assert_equal_gradients(reference["gradients"], found[rank]["gradients"])
+
+
+@pytest.mark.parametrize("layout, loss, budget", CASES)
+def test_ranks_train_as_rows_alone(
+    ranks: list[dict[str, Any]], expected: dict[str, Any], layout: str, loss: str, budget: int | None
+) -> None:
+    assert_trains_as(expected[loss], [found[layout][loss, budget] for found in ranks], layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_without_rows_keep_step(ranks: list[dict[str, Any]], expected: dict[str, Any], layout: str) -> None:
+    assert_trains_as(expected["vanilla"], [found[layout]["one with rows"] for found in ranks], layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_log_probs_are_those_of_rows_alone(ranks: list[dict[str, Any]], stock: Any, layout: str) -> None:
+    assert_outputs([found[layout]["outputs"] for found in ranks], layout, infer(stock, whole_batch(**ALONE)))
+
+
+@pytest.mark.parametrize("layout", SHARING)
+def test_the_first_batch_is_checked_against_rows_that_nobody_shares(ranks: list[dict[str, Any]], layout: str) -> None:
+    assert all(0 < found[layout]["check"] < 1e-4 for found in ranks)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_moves_the_weights_as_on_one_rank(ranks: list[dict[str, Any]], out: Path, layout: str) -> None:
+    alone = build_engine(out / "model", tree=TreeConfig(mode="tree"), optimizer=SGD)
+    before = {name: weight.detach().clone() for name, weight in alone.module.named_parameters()}
+    for which in ("first", "second"):
+        reference = step(alone)
+        for found in ranks:
+            got = found[layout][which]
+            assert got["norm"] == pytest.approx(reference["norm"], rel=1e-5)
+            assert got["learning_rate"] == reference["learning_rate"]
+            for name, weight in reference["weights"].items():
+                moved = (weight - before[name]).norm()
+                assert (got["weights"][name] - weight).norm() <= 1e-5 * weight.norm() + 1e-4 * moved, name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_brings_back_weights_and_momentum(ranks: list[dict[str, Any]], layout: str) -> None:
+    for found in (found[layout] for found in ranks):
+        for which in ("loaded", "elsewhere"):
+            assert all(torch.equal(found[which][name], weight) for name, weight in found["first"]["weights"].items())
+        for name, weight in found["second"]["weights"].items():
+            torch.testing.assert_close(found["repeated"]["weights"][name], weight, rtol=1e-6, atol=1e-7)
+
+
+def test_memory_that_runs_out_among_replicas_is_an_error(ranks: list[dict[str, Any]]) -> None:
+    repeats = {layout: [found[layout]["may_repeat"] for found in ranks] for layout in LAYOUTS}
+    assert {layout for layout, each in repeats.items() if not all(each)} == {
+        layout for layout, options in LAYOUTS.items() if "fsdp_size" in options
+    }
+
+
+@pytest.mark.parametrize("layout", SHARING[:2])
+def test_a_critic_trains_as_on_rows_alone(ranks: list[dict[str, Any]], out: Path, layout: str) -> None:
+    critic = build_engine(out / "critic", tree=None, value=True)
+    found = [found["critic"][layout] for found in ranks]
+    assert_outputs([one["outputs"] for one in found], layout, infer(critic, whole_batch(**ALONE)))
+    assert_trains_as(update(critic, whole_batch(**ALONE), CRITIC_LOSS), found, layout)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_auxiliary_loss_of_experts_is_that_of_all_rows(
+    ranks: list[dict[str, Any]], out: Path, budget: int | None
+) -> None:
+    found = [found["experts"][budget]["charged"] for found in ranks]
+    reference = update(build_engine(out / "experts", tree=None), whole_batch(**ALONE), LOSSES["vanilla"])
+    value, auxiliary = auxiliary_gradients(out / "experts", [row for name in NAMES for row in SHAPES[name]])
+    gradients = {name: gradient + COEF * auxiliary[name] for name, gradient in reference["gradients"].items()}
+    assert_trains_as({**reference, "gradients": gradients}, found, SHARING[0])
+    charged = [found[members[0]]["metrics"]["moe/aux_loss"].aggregate() for members in groups(SHARING[0])]
+    # verl averages sums over ranks with other rows.
+    assert sum(charged) / len(charged) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_recorded_routes_are_repeated(ranks: list[dict[str, Any]], out: Path, budget: int | None) -> None:
+    found = [found["experts"][budget] for found in ranks]
+    recorded = [one["recorded"]["routed_experts"].unbind() for one in found]
+    for members in groups(SHARING[0]):
+        for rank in members:
+            assert all(map(torch.equal, recorded[rank], recorded[members[0]]))
+    shares = [recorded[members[0]] for members in groups(SHARING[0])]
+    data: TensorDict = whole_batch(**ALONE)
+    routes = [shares[row % len(shares)][row // len(shares)].numpy() for row in range(len(data))]
+    stock = build_engine(out / "experts", tree=None)
+    move_weights(stock)
+    with stock_routers_told(routes):
+        reference = update(stock, data, LOSSES["vanilla"])
+    assert_trains_as(reference, [one["repeated"] for one in found], SHARING[0])
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_recurrent_layers_train_as_on_rows_alone(ranks: list[dict[str, Any]], out: Path, budget: int | None) -> None:
+    reference = update(build_engine(out / "hybrid", tree=None), whole_batch(**ALONE), LOSSES["vanilla"])
+    assert_trains_as(reference, [found["hybrid"][budget] for found in ranks], SHARING[0])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    (
+        ({"ulysses_sequence_parallel_size": 3}, r"fsdp_config\.ulysses_sequence_parallel_size=3 does not divide"),
+        (
+            {"ulysses_sequence_parallel_size": 2},
+            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: it must divide their number",
+        ),
+    ),
+)
+def test_a_size_that_does_not_fit_is_refused(out: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=message):
+        build_engine(out / "model", tree=TreeConfig(), engine=settings)
+
+
+def test_rows_that_stock_verl_would_run_are_refused(out: Path) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"ulysses_sequence_parallel_size=2 with .*tree\.mode=flat"):
+        build_engine(out / "model", tree=TreeConfig(mode="flat"), engine={"ulysses_sequence_parallel_size": 2})
