@@ -64,6 +64,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 CRITIC, LORA = "critic", "lora"
 MODELS = (*CONFIGS, CRITIC, LORA)
+CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 
 def tokens(seed: int, length: int) -> list[int]:
