@@ -1,12 +1,12 @@
 """Client x dialect x {whole, streamed}: each client unmodified against the gateway, a scripted model behind it.
 
-Usage: python benchmarks/agents/matrix.py OUTPUT.csv [--python PYTHON] [--dialect NAME=TEMPLATE,END_TOKEN ...]
-    [--clients NAME ...]
+Usage: python benchmarks/agents/matrix.py OUTPUT.csv [--python PYTHON] [--clients NAME ...] [--readable FOLDER ...]
+    [--dialect NAME=TEMPLATE,END[,CALL_END,ANSWER_END] ...]
 
-TEMPLATE is a file with a family's chat template; Hermes is built in. Harnesses are looked up on the PATH, libraries in
-PYTHON's environment; a client that is missing is left out by name. A harness repairs a small task in its sandbox, and
-the tests must pass. A library calls one tool. `differences` counts calls, tokens and log-probs that the gateway
-recorded or would train otherwise than the model generated them.
+TEMPLATE is a file with a family's chat template, END its end token; Hermes is built in. Harnesses are looked up on the
+PATH, libraries in PYTHON's environment; a client that is missing is left out by name. A harness repairs a small task in
+its sandbox, and the tests must pass. A library calls one tool. `differences` counts calls, tokens and log-probs that
+the gateway recorded or would train otherwise than the model generated them.
 """
 
 import argparse
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from generate import build_tasks, to_row
 from harness_clients import OPTIONS, SHELLS, TEXTS
-from scripted_model import END, HERMES, Dialect, ScriptedModel, build_tokenizer, differences, overlap
+from scripted_model import HERMES, Dialect, ScriptedModel, differences, overlap
 from sdk_client import CLIENTS
 
 from tree_rl.rollout.agents.agents_by_name import build
@@ -115,15 +115,16 @@ def script_of(client: str, dialect: Dialect) -> tuple[str, list[str]]:
     """What the prompts of a client hold, and the model's turns."""
     if client in CLIENTS:
         call = dialect.writes("", ("shell", {"command": "ls"}))
-        return "shell", [call, "Two names."]
+        return "shell", [call, dialect.writes("Two names.")]
     task = next(task for task in build_tasks() if task.instance_id == TASK)
     files = dict(task.solution_files)
     commands = ["ls; head -20 *.py", write_command(files)]
     if client in TEXTS:
         tool, turns = TEXTS[client]
-        return tool, turns(commands, files)
+        return tool, [dialect.writes(one) for one in turns(commands, files)]
     shell = SHELLS[client]
-    return f'"{shell.name}"', [*(dialect.writes("", shell.call(one)) for one in commands), "The cache is repaired."]
+    calls = [dialect.writes("", shell.call(one)) for one in commands]
+    return shell.name, [*calls, dialect.writes("The cache is repaired.")]
 
 
 async def play_cell(client: str, dialect: Dialect, stream: str, python: str, readable: list[str]) -> Cell:
@@ -200,11 +201,11 @@ def installed(python: str, asked: list[str]) -> Iterator[str]:
 
 def dialects(asked: list[str]) -> list[Dialect]:
     """Hermes and those that the command line names."""
-    made = [Dialect(name="hermes", tokenizer=build_tokenizer(HERMES.read_text(), END["hermes"]))]
+    made = [Dialect.of("hermes", HERMES.read_text(), "<|im_end|>")]
     for one in asked:
         name, _, rest = one.partition("=")
-        file, _, end = rest.rpartition(",")
-        made.append(Dialect(name=name, tokenizer=build_tokenizer(Path(file).read_text(), end)))
+        file, *ends = rest.split(",")
+        made.append(Dialect.of(name, Path(file).read_text(), *ends))
     return made
 
 
@@ -213,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("--python", default=sys.executable, help="has the libraries")
-    parser.add_argument("--dialect", action="append", default=[], help="NAME=TEMPLATE,END_TOKEN")
+    parser.add_argument("--dialect", action="append", default=[], help="NAME=TEMPLATE,END[,CALL_END,ANSWER_END]")
     parser.add_argument("--clients", nargs="+", default=[*SHELLS, *TEXTS, *CLIENTS])
     parser.add_argument("--readable", nargs="*", default=[], help="folders that sandboxes show besides")
     arguments = parser.parse_args()

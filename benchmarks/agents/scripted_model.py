@@ -1,6 +1,6 @@
 """A model that plays a script in any family's dialect, and an independent ledger of what it generated.
 
-Its tokens are misspelt: no tokenizer would choose them for their text. So a record that tokenizes text cannot be right.
+Its tokens are misspelt: no tokenizer would choose them for their text. A record that tokenizes text cannot be right.
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -25,58 +26,68 @@ MARK = re.compile(
     r"<\|[\w/]+\|>|<｜[^｜\n]{1,40}｜>|\[/?[A-Z_]{4,}\]|</?(?:think|tool_call|tool_response|arg_key|arg_value)>"
 )
 """What templates of families use as control tokens."""
-END = {"hermes": "<|im_end|>"}
+START = "<|start of text|>"
 CALL_ID = "call00001"
 """Nine letters and digits, as Mistral's template wants."""
 
 
-def build_tokenizer(template: str, end: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of some hundred merges with the control tokens of a chat template.
-
-    Args:
-        end: token that ends a turn.
-    """
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([(ROOT / "LICENSE").read_text(), template] * 5, trainer)
-    marks = dict.fromkeys([end, *MARK.findall(template)])
-    backend.add_tokens([AddedToken(mark, normalized=False, special=mark == end) for mark in marks])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=end)
-    tokenizer.chat_template = template
-    return tokenizer
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """A family: its chat template, and what it writes."""
+    """A family: its chat template, and how its turns end."""
 
     name: str
     tokenizer: PreTrainedTokenizerFast
+    call_end: str
+    """Token behind a turn with a call."""
+    answer_end: str
+    """Token behind any other turn."""
+
+    @classmethod
+    def of(cls, name: str, template: str, *ends: str) -> "Dialect":
+        """A family with a byte-level tokenizer of some hundred merges.
+
+        Args:
+            template: chat template; its control tokens are those of the tokenizer.
+            ends: the end token, and the tokens behind a call and an answer where they are others.
+        """
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
+        backend.train_from_iterator([(ROOT / "LICENSE").read_text(), template] * 5, trainer)
+        marks = dict.fromkeys([*ends, START, *MARK.findall(template)])
+        backend.add_tokens([AddedToken(mark, normalized=False, special=mark in (START, *ends)) for mark in marks])
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=ends[0], bos_token=START)
+        tokenizer.chat_template = template
+        call_end, answer_end = (ends[1], ends[-1]) if len(ends) > 1 else (ends[0], ends[0])
+        return cls(name=name, tokenizer=tokenizer, call_end=call_end, answer_end=answer_end)
 
     def writes(self, content: str, call: tuple[str, Mapping[str, Any]] | None = None) -> str:
-        """A turn as the family's own template renders it, without its end."""
-        message: dict[str, Any] = {"role": "assistant", "content": content}
+        """A turn as the family's own template renders it, and its end."""
+        end = self.answer_end if call is None else self.call_end
+        said = {"role": "assistant", "content": content}
         if call is None:
-            return content
-        question = [{"role": "user", "content": "x"}]
-        start = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
-        whole, error = "", None
+            return self._rendered(said).rsplit(end, 1)[0] + end
+        error: Exception | None = None
         for arguments in (dict(call[1]), json.dumps(call[1])):
             function = {"name": call[0], "arguments": arguments}
-            message["tool_calls"] = [{"id": CALL_ID, "type": "function", "function": function}]
             try:
-                whole = self.tokenizer.apply_chat_template([*question, message], tokenize=False)
-                break
-            except Exception as raised:  # noqa: BLE001 - a template of others raises what it likes
+                said_in_full = {**said, "tool_calls": [{"id": CALL_ID, "type": "function", "function": function}]}
+                return self._rendered(said_in_full).rsplit(end, 1)[0] + end
+            except (TypeError, ValueError, TemplateError) as raised:
                 error = raised
-        if not whole:
-            raise ValueError(f"the template of {self.name} renders no call") from error
-        # Templates that open a thought in the prompt leave an empty one in the history.
-        shared = next((at for at, (a, b) in enumerate(zip(start, whole, strict=False)) if a != b), len(start))
-        return whole[shared:].rsplit(self.tokenizer.eos_token, 1)[0]
+        raise ValueError(f"the template of {self.name} renders no call") from error
+
+    def _rendered(self, message: dict[str, Any]) -> str:
+        """What the template writes for an answer behind what it writes to ask for one."""
+        question = [{"role": "user", "content": "x"}]
+        asked = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+        whole: str = self.tokenizer.apply_chat_template([*question, message], tokenize=False)
+        # Some templates begin a thought in the prompt, and leave an empty one in the history.
+        alike = zip(asked, whole, strict=False)
+        shared = next((place for place, (one, other) in enumerate(alike) if one != other), len(asked))
+        return whole[shared:]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,11 +110,11 @@ class ScriptedModel:
         tokenizer = self.dialect.tokenizer
         prompt = tokenizer.decode(list(prompt_ids))
         self.prompts.append(len(prompt))
-        text = "A title"
+        text = self.dialect.writes("A title")
         if self.tool in prompt:
             text = self.turns[min(self.played, len(self.turns) - 1)]
             self.played += 1
-        ids = (*misspelt(tokenizer, text, seed=len(self.prompts)), tokenizer.eos_token_id)[:max_tokens]
+        ids = tuple(misspelt(tokenizer, text, seed=len(self.prompts)))[:max_tokens]
         drawn = random.Random(len(self.prompts))
         log_probs = tuple(-drawn.random() for _ in ids)
         self.ledger[tuple(prompt_ids), ids, log_probs] += 1
