@@ -6,8 +6,12 @@ set -euo pipefail
 # ---- user-adjustable, besides what recipes/launcher.sh lists ----
 TRAIN_FILE=${TRAIN_FILE:-}                 # empty: the small tasks of recipes/swe_tasks
 TRAIN_TASKS=${TRAIN_TASKS:-31}             # of the small tasks
-AGENT=${AGENT:-react}                      # react, mini_swe, command_line
-MAX_TURNS=${MAX_TURNS:-6}
+AGENT=${AGENT:-react}                      # react, mini_swe, claude_code, codex, gemini_cli, qwen_code, opencode, openhands,
+                                           # aider, command_line; docs/agents has a page for each
+AGENT_ARGUMENTS=${AGENT_ARGUMENTS:-}       # of a harness, as a shell reads them
+AGENT_COMMAND=${AGENT_COMMAND:-}           # of command_line: my-agent --task {prompt} --model {model}
+AGENT_READABLE=${AGENT_READABLE:-}         # folder that sandboxes show besides the system's and the harness's own
+MAX_TURNS=${MAX_TURNS:-6}                  # of react and mini_swe; for the others all model calls of a session
 ESTIMATOR=${ESTIMATOR:-full_tree}          # full_tree, longest_path, tree_loo, or verl's own; swe_ppo has gae
 WARM_UP_STEPS=${WARM_UP_STEPS:-0}          # SFT on the reference repairs first; 0 leaves it out
 WARM_UP_LR=${WARM_UP_LR:-3e-3}             # for the tiny model; 1e-5 for a pretrained one
@@ -42,13 +46,30 @@ if [[ $WARM_UP_STEPS != 0 ]]; then
         trainer.total_training_steps="$WARM_UP_STEPS" trainer.logger='[console]' 'checkpoint.save_contents=[hf_model]'
     MODEL_PATH=$OUTPUT/warm_up/checkpoints/global_step_$WARM_UP_STEPS/huggingface
 fi
+
+# A text as a value of Hydra.
+quoted() {
+    printf "'%s'" "${1//\'/\\\'}"
+}
+
+GATEWAY_AGENT=actor_rollout_ref.rollout.custom.gateway_agent
+AGENT_ARGS=("$GATEWAY_AGENT.agent_options.agent=$AGENT" "$GATEWAY_AGENT.gateway.max_turn_tokens=$TURN_LENGTH")
+case $AGENT in
+    react | mini_swe) AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.options.max_turns=$MAX_TURNS") ;;
+    *) AGENT_ARGS+=("++$GATEWAY_AGENT.gateway.max_calls=$MAX_TURNS") ;;
+esac
+if [[ -n $AGENT_ARGUMENTS ]]; then
+    AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.options.arguments=$(quoted "$AGENT_ARGUMENTS")")
+fi
+if [[ -n $AGENT_COMMAND ]]; then
+    AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.options.command=$(quoted "$AGENT_COMMAND")")
+fi
+if [[ -n $AGENT_READABLE ]]; then
+    AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.sandbox.readable=[$(quoted "$AGENT_READABLE")]")
+fi
 critic_args
 ALGORITHM=(algorithm.adv_estimator="$ESTIMATOR")
 if [[ $RECIPE == swe_ppo ]]; then
     ALGORITHM=("${CRITIC[@]}")
 fi
-run_main_ppo "$RECIPE" "$RECIPE" "${ALGORITHM[@]}" \
-    actor_rollout_ref.rollout.custom.gateway_agent.agent_options.agent="$AGENT" \
-    actor_rollout_ref.rollout.custom.gateway_agent.agent_options.options.max_turns="$MAX_TURNS" \
-    actor_rollout_ref.rollout.custom.gateway_agent.gateway.max_turn_tokens="$TURN_LENGTH" \
-    "$@"
+run_main_ppo "$RECIPE" "$RECIPE" "${ALGORITHM[@]}" "${AGENT_ARGS[@]}" "$@"

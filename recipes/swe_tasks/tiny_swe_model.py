@@ -49,7 +49,7 @@ def main() -> None:
     arguments = directory_and_seed(__doc__)
     tokenizer = build_swe_tokenizer()
     tokenizer.save_pretrained(arguments.directory)
-    model = build_model(tokenizer, seed=arguments.seed, width=128, max_position_embeddings=4096)
+    model = build_model(tokenizer, seed=arguments.seed, width=128, max_position_embeddings=1 << 16)
     model.save_pretrained(arguments.directory)
 
 

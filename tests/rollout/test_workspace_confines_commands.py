@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from tree_rl.rollout.sandbox.confined.users import command_users, users_known
 from tree_rl.rollout.sandbox.confinement import (
     HIDING,
+    SEARCH_PATH,
     Limits,
     Means,
     strictest_means,
@@ -255,3 +257,16 @@ def test_a_workspace_lies_at_the_same_place_in_every_session(means: Means) -> No
         with closing(Workspace(means=means)) as workspace:
             outputs.add(workspace.run("pwd; echo ~; echo x > /tmp/scratch; ls /tmp").output)
     assert outputs == {"/workspace\n/workspace\nscratch\n"}
+
+
+@pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
+def test_the_commands_user_has_a_name_and_no_account_of_the_machine_shows(means: Means) -> None:
+    with closing(Workspace(means=means, limits=Limits(memory_bytes=64 << 30))) as workspace:
+        seen = workspace.run("whoami; id -gn; cd ~; pwd; cut -d: -f1 /etc/passwd; cut -d: -f1 /etc/group").output
+        assert seen.split() == ["agent", "agent", "/workspace", *2 * ["agent", "root", "nobody"]]
+        assert workspace.run("echo me::0:0::/:/bin/sh >> /etc/passwd").exit_code != 0
+        if shutil.which("git", path=SEARCH_PATH):
+            commit = "git -c user.email=a@b -c user.name=a commit -q --allow-empty -m empty"
+            assert workspace.run(f"git init -q . && {commit} && git log --format=%s").output == "empty\n"
+        if shutil.which("node", path=SEARCH_PATH):
+            assert workspace.run("node -p 'os.userInfo().username'").output == "agent\n"

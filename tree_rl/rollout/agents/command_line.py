@@ -17,6 +17,21 @@ from tree_rl.rollout.sandbox.sandbox import quote
 
 PORT = 8700
 """Where a confined agent finds the gateway: the same in every session."""
+LAST_LINES = 20
+"""Lines of a failed program's output that the training log shows."""
+
+
+def program_limits() -> Limits:
+    """What a program and all that it starts may use, unless the config says otherwise."""
+    return Limits(
+        timeout_seconds=1800,
+        cpu_seconds=1800,
+        output_bytes=1 << 20,
+        file_bytes=256 << 20,
+        # V8 and other runtimes reserve far more address space than they use.
+        memory_bytes=1 << 47,
+        processes=256,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,17 +47,8 @@ class CommandLineOptions:
     `claude --print --dangerously-skip-permissions {prompt}`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables besides `OPENAI_BASE_URL, OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
-    ANTHROPIC_API_KEY`; a PATH here replaces the default one."""
-    limits: Limits = field(
-        default_factory=lambda: Limits(
-            # V8 and other runtimes reserve far more address space than they use.
-            timeout_seconds=1800,
-            cpu_seconds=1800,
-            output_bytes=1 << 20,
-            memory_bytes=64 << 30,
-            processes=256,
-        )
-    )
+    ANTHROPIC_API_KEY`; a PATH here replaces the default one. `{model}` is replaced here too."""
+    limits: Limits = field(default_factory=program_limits)
     """Of the program and everything it starts."""
 
     def __post_init__(self) -> None:
@@ -69,13 +75,15 @@ class CommandLineAgent:
             endpoint = replace(endpoint, url=f"http://127.0.0.1:{PORT}{address.path}")
         prompt = "\n\n".join(str(message["content"]) for message in messages)
         command = self.options.command.replace("{model}", endpoint.model).replace("{prompt}", quote([prompt]))
+        own = {name: value.replace("{model}", endpoint.model) for name, value in self.options.variables.items()}
         result = await runs.run_agent(
             command,
-            variables={**endpoint.environment(), **self.options.variables},
+            variables={**endpoint.environment(), **own},
             gateway=(address.hostname, address.port),
             port=PORT,
             limits=self.options.limits,
         )
         if result.exit_code != 0 and not result.timed_out:
-            raise AgentError(f"the command ended with status {result.exit_code}: {result.output[-2000:]}")
+            last = "\n".join(result.output.rstrip().splitlines()[-LAST_LINES:])
+            raise AgentError(f"its program ended with status {result.exit_code}; its last lines:\n{last[-2000:]}")
         return Outcome(answer=result.output, turns=0, malformed_calls=0, is_complete=not result.timed_out)

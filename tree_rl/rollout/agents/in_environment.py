@@ -9,9 +9,9 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from tree_rl.rollout.agents.agents_by_name import build
 from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
@@ -29,16 +29,6 @@ SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed",
 MISJUDGED = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 """What `score` raises over what an agent left, on purpose or not. No reward would hide the session."""
 NOTHING_DONE = Outcome(answer="", turns=0, malformed_calls=0, is_complete=False)
-CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
-AGENTS: Mapping[str, str] = {
-    "react": "tree_rl.rollout.agents.react.ReActAgent",
-    "mini_swe": "tree_rl.rollout.agents.mini_swe.MiniSweAgent",
-    "command_line": "tree_rl.rollout.agents.command_line.CommandLineAgent",
-}
-ENVIRONMENTS: Mapping[str, str] = {
-    "swe": "tree_rl.rollout.environments.swe.SweEnvironment",
-    "shell": "tree_rl.rollout.environments.shell_environment.ShellEnvironment",
-}
 
 
 class SessionLost(RuntimeError):  # noqa: N818
@@ -187,7 +177,7 @@ class AgentInEnvironment:
     """Implements `tree_rl.rollout.gateway.agent_protocol.Agent`; one per session.
 
     Args:
-        agent: `react`, `mini_swe`, `command_line`, or a class as `package.module.Class`.
+        agent: one of `agents_by_name.AGENTS`, or a class as `package.module.Class`.
         options: fields of the agent's options.
         environment: `swe`, `shell`, or a class as `package.module.Class`.
         sandbox: for `swe`, fields of `SandboxOptions`, with `limits` as fields of `Limits`.
@@ -207,8 +197,8 @@ class AgentInEnvironment:
         timeout_seconds: float = 900.0,
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._agent = _build("agent", AGENTS, agent, options)
-        self._environment = _build("environment", ENVIRONMENTS, environment, sandbox)
+        self._name = agent
+        self._agent, self._environment = build(agent, options, environment, sandbox)
 
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
@@ -224,40 +214,10 @@ class AgentInEnvironment:
         )
         if done.reward is None:
             raise SessionLost(f"{done.status}: {done.detail}")
+        if done.detail:
+            # The model may have written some of it: no control characters, no line that looks like another's.
+            lines = [ascii(line)[1:-1] for line in done.detail.splitlines()]
+            logger.warning("agent %s: session %s: %s", self._name, done.status, "\n    ".join(lines))
         figures = {f"ended_{status}": float(done.status == status) for status in SCORED}
         figures |= {"turns": float(done.outcome.turns), "malformed_calls": float(done.outcome.malformed_calls)}
         return AgentResult(reward=done.reward, status=done.status, figures=figures)
-
-
-def _build(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None) -> Any:
-    """An agent or environment with its options, a frozen dataclass that its constructor takes as `options`."""
-    path = known.get(name, name)
-    module, _, class_name = path.rpartition(".")
-    if not module:
-        raise ValueError(
-            f"{CONFIG_KEY}.{kind}={name!r}: expected one of {', '.join(known)}, or a class as package.module.Class"
-        )
-    try:
-        found = getattr(import_module(module), class_name)
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install 'tree_rl[agents]'") from error
-    return found() if not options else found(_read(f"{CONFIG_KEY}.{kind} {name}", found, options))
-
-
-def _read(key: str, built: type, options: Mapping[str, Any]) -> Any:
-    """The options of a class, from the annotation of its constructor. A nested mapping replaces some defaults."""
-    annotation = built.__init__.__annotations__.get("options")  # type: ignore[misc]
-    kinds = [kind for kind in get_args(annotation) or (annotation,) if hasattr(kind, "__dataclass_fields__")]
-    if not kinds:
-        raise ValueError(f"{key}: {built.__name__} takes no options, received {sorted(options)}")
-    fields = kinds[0].__dataclass_fields__
-    unknown = sorted(set(options) - set(fields))
-    if unknown:
-        raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(fields)}")
-    read = {
-        name: replace(fields[name].default_factory(), **value)
-        if hasattr(fields[name].type, "__dataclass_fields__")
-        else value
-        for name, value in options.items()
-    }
-    return kinds[0](**read)

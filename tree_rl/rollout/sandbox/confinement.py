@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tree_rl.rollout.sandbox.jail import jail_argv, lay_out_jail
+from tree_rl.rollout.sandbox.jail import jail_argv, lay_out_jail, write_accounts
 from tree_rl.rollout.sandbox.ownership import OwnedFolder
 
 Means = Literal["bubblewrap", "mounts", "namespaces", "limits"]
@@ -159,6 +159,7 @@ def working_means() -> tuple[Means, ...]:
         directory.mkdir()
         owned.path.chmod(0o711)
         directory.chmod(0o777)
+        write_accounts(owned.path, user_id=65534, group_id=65534)
         lay_out_jail(owned.path, directory, network=False, readable=())
         for means in STRICTEST_FIRST:
             # The probe forks, as a process limit that counts the trainer's own processes would fail only then.

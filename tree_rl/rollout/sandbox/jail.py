@@ -14,7 +14,11 @@ DOOR = "/run/model"
 LOOPBACK = "loopback.py"
 """Program in that folder that makes 127.0.0.1 work; bubblewrap does that itself."""
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-SETTINGS = ("alternatives", "ld.so.cache", "passwd", "group", "nsswitch.conf", "localtime")
+SETTINGS = ("alternatives", "ld.so.cache", "nsswitch.conf", "localtime")
+ACCOUNTS = "accounts"
+"""Folder beside the workspace with the files `passwd` and `group` that commands see: none of the machine's accounts."""
+USER = "agent"
+"""Name of the commands' user. `whoami`, git and Node fail for a user without a name."""
 NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SCRATCH = ("/tmp", "/dev/shm")
@@ -75,8 +79,27 @@ def jail_argv(directory: Path, *, network: bool, readable: Sequence[Path] = (), 
         argv += ["--size", str(SCRATCH_BYTES), "--tmpfs", place]
     for shown in (*_settings(network), *readable):
         argv += ["--ro-bind", str(shown), str(shown)]
+    for name in ("passwd", "group"):
+        argv += ["--ro-bind", str(directory.parent / ACCOUNTS / name), f"/etc/{name}"]
     argv += ["--ro-bind", str(directory.parent / "door"), DOOR]
     return [*argv, "--bind", str(directory), PLACE, "--remount-ro", "/", "--chdir", PLACE, "--"]
+
+
+def write_accounts(parent: Path, *, user_id: int, group_id: int) -> None:
+    """Write `passwd` and `group` with the commands' user, as its namespace sees it, and the two that every system has.
+
+    Args:
+        parent: of the workspace; not writable by its commands.
+    """
+    folder = parent / ACCOUNTS
+    folder.mkdir(mode=0o755)
+    # The first line of an id counts: the user may be one of the two.
+    people = [(USER, user_id, group_id, PLACE), ("root", 0, 0, "/root"), ("nobody", 65534, 65534, "/nonexistent")]
+    passwd = "".join(f"{name}:x:{user}:{group}::{home}:/bin/sh\n" for name, user, group, home in people)
+    groups = "".join(f"{name}:x:{group}:\n" for name, _, group, _ in people)
+    for file, text in (("passwd", passwd), ("group", groups)):
+        (folder / file).write_text(text, encoding="ascii")
+        (folder / file).chmod(0o644)
 
 
 def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequence[Path]) -> None:
@@ -102,6 +125,9 @@ def lay_out_jail(parent: Path, directory: Path, *, network: bool, readable: Sequ
     for path in shown:
         _mount_point(root, path, is_folder=path.is_dir())
         table.append(f"{_escape(path)} {_escape(root)}{_escape(path)} none bind,ro,nosuid")
+    for name in ("passwd", "group"):
+        _mount_point(root, Path("/etc", name), is_folder=False)
+        table.append(f"{parent}/{ACCOUNTS}/{name} {root}/etc/{name} none bind,ro,nosuid,nodev")
     for device in DEVICES:
         _mount_point(root, Path("/dev", device), is_folder=False)
         table.append(f"/dev/{device} {root}/dev/{device} none bind")

@@ -38,7 +38,7 @@ from tree_rl.rollout.sandbox.confinement import (
     strictest_means,
 )
 from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
-from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail
+from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail, write_accounts
 from tree_rl.rollout.sandbox.ownership import FILES, OwnedFolder, remove_left_over_folders
 
 REFUSED = 126
@@ -113,6 +113,8 @@ class Workspace:
                 folder=self._parent,
             )
             if_it_fails.callback(self._bounds.close)
+            if self.means in HIDING:
+                write_accounts(self._parent, **self._ids_seen())
             if self.means == "mounts":
                 lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
             self.place = PLACE if self.means in HIDING else str(self.directory)
@@ -123,6 +125,16 @@ class Workspace:
     @property
     def _user_id(self) -> int | None:
         return None if self._user is None else self._user.user_id
+
+    def _ids_seen(self) -> dict[str, int]:
+        """User and group of commands as they see them; without root, `mounts` shows them as root."""
+        if self._user_id is not None:
+            return {"user_id": self._user_id, "group_id": self._user_id}
+        is_root_inside = self.means == "mounts"
+        return {
+            "user_id": 0 if is_root_inside else os.geteuid(),
+            "group_id": 0 if is_root_inside else os.getegid(),
+        }
 
     def stop(self) -> None:
         """Kill everything that commands started, and return when all is dead and every call of `run` has returned.

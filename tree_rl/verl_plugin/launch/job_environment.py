@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from tree_rl import __version__
 from tree_rl.verl_plugin.compat import constants_ppo
 from tree_rl.verl_plugin.launch.plugin_presence import JOB_VERSION, PLUGIN
+from tree_rl.verl_plugin.launch.session_agent import refuse_unknown_agent
 from tree_rl.verl_plugin.launch.session_network import refuse_open_ray
 
 MODULES = "VERL_USE_EXTERNAL_MODULES"
@@ -46,12 +47,13 @@ def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
 def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """verl's function, plus the plugin's variables for a tree job; the user's `ray_init.runtime_env` wins over them.
 
-    It raises `ValueError` where sessions would reach a Ray that obeys everybody.
+    It raises `ValueError` where sessions would reach a Ray that obeys everybody, and where none could start.
     """
 
     @functools.wraps(get_runtime_env)
     def with_plugin(config: Any = None) -> dict[str, Any]:
         refuse_open_ray(config, environ)
+        refuse_unknown_agent(config)
         runtime_env = get_runtime_env(config)
         if config is not None and asks_for_trees(config):
             runtime_env["env_vars"] |= plugin_variables(environ)

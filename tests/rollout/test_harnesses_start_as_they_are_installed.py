@@ -1,0 +1,190 @@
+"""Harnesses by name: found where they are installed, started in the sandbox, and heard when they fail."""
+
+import asyncio
+import csv
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_harness import build_tokenizer, serving
+from small_swe import all_tasks, generator
+from test_agents_play_small_tasks import ScriptedModel
+
+from tree_rl.rollout.agents.agents_by_name import AGENTS, ENVIRONMENTS, check
+from tree_rl.rollout.agents.harnesses import HarnessAgent
+from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask, run_task
+from tree_rl.rollout.agents.installed_program import find_program
+from tree_rl.rollout.environments.swe import SweEnvironment
+
+ROOT = Path(__file__).parents[2]
+MATRIX = ROOT / "benchmarks" / "agents" / "matrix.py"
+HARNESSES = ("claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "openhands", "aider")
+
+
+def program(path: Path, text: str = "#!/bin/sh\ntrue\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def harness(name: str) -> Any:
+    module, _, class_name = AGENTS[name].rpartition(".")
+    found = getattr(import_module(module), class_name)
+    assert issubclass(found, HarnessAgent)
+    return found.harness
+
+
+async def play(acting: AgentInEnvironment) -> FinishedTask:
+    tokenizer = build_tokenizer()
+    task = all_tasks()["lru_cache"]
+    async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer) as gateway:
+        return await run_task(
+            agent=acting._agent,
+            environment=acting._environment,
+            endpoint=gateway.endpoint(gateway.open_session()),
+            task={"swe": task.to_row()},
+            messages=generator().to_row(task, 0, "train")["prompt"],
+            timeout_seconds=30,
+        )
+
+
+class Unjudged(SweEnvironment):
+    """Saves the time of the tests."""
+
+    async def score(self, outcome: Any) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_harness_gets_the_task_its_arguments_and_the_gateway(
+    name: str, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{open_folder}:{os.environ['PATH']}")
+    monkeypatch.setitem(ENVIRONMENTS, "swe", f"{__name__}.Unjudged")
+    program(open_folder / harness(name).program, '#!/bin/sh\nfor one in "$@"; do echo "<$one>"; done; env; pwd\n')
+    options = {"arguments": "--its-own 'two words'", "variables": {"MARK": "for {model}"}}
+    done = asyncio.run(play(AgentInEnvironment(agent=name, options=options)))
+    assert done.status == "completed", done
+    said = done.outcome.answer
+    assert "<--its-own>\n<two words>\n" in said and "throws away the wrong entry" in said and "policy" in said
+    assert "HOME=/tmp/home\n" in said and "MARK=for policy\n" in said and said.endswith("/workspace\n")
+    assert not re.search(r"\{(program|arguments|prompt|model)\}", said)
+    assert "http://127.0.0.1:8700/s/" in said
+
+
+def test_a_harness_that_fails_says_so_in_the_log(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", f"{open_folder}:{os.environ['PATH']}")
+    program(open_folder / "claude", "#!/bin/sh\nseq 30\nprintf 'no \\033[1mlicence\\n'\nexit 7\n")
+
+    async def run() -> Any:
+        tokenizer = build_tokenizer()
+        task = all_tasks()["lru_cache"]
+        async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer) as gateway:
+            endpoint = gateway.endpoint(gateway.open_session())
+            messages = generator().to_row(task, 0, "train")["prompt"]
+            acting = AgentInEnvironment(agent="claude_code")
+            return await acting.run(endpoint, messages=messages, task={"swe": task.to_row()})
+
+    with caplog.at_level(logging.WARNING):
+        result = asyncio.run(run())
+    assert (result.status, result.reward) == ("agent_failed", 0.0)
+    (line,) = [record.getMessage() for record in caplog.records if "agent claude_code" in record.getMessage()]
+    assert line.startswith("agent claude_code: session agent_failed: its program ended with status 7; its last lines:")
+    assert line.endswith("30\n    no \\x1b[1mlicence") and "\n    12\n" in line and "\n    11\n" not in line
+
+
+def test_a_program_is_shown_with_its_libraries(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = open_folder / "lib" / "node_modules"
+    script = program(modules / "maker" / "tool" / "cli.js", "#!/usr/bin/env node\n")
+    node = program(open_folder / "runtime" / "node")
+    (open_folder / "bin").mkdir()
+    (open_folder / "bin" / "tool").symlink_to(script)
+    monkeypatch.setenv("PATH", f"{open_folder}/bin:{open_folder}/runtime:/usr/bin:/bin")
+    found = find_program("tool", "npm install tool")
+    assert (found.path, found.readable) == (script, (str(modules), str(node.parent)))
+    assert found.search_path.startswith(f"{node.parent}:")
+
+    virtual = open_folder / "venv"
+    program(virtual / "bin" / "snake", "#!python\n")
+    (virtual / "pyvenv.cfg").write_text("")
+    base = program(open_folder / "python" / "bin" / "python3")
+    (virtual / "bin" / "python").symlink_to(base)
+    assert find_program(f"{virtual}/bin/snake", "").readable == (str(virtual), str(base.parent.parent))
+    assert find_program("sh", "").readable == ()
+
+
+def test_a_program_that_sandboxes_cannot_use_is_refused_with_its_remedy(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{open_folder}/closed:/usr/bin:/bin")
+    missing = r"agent=claude_code: no program 'claude' on the PATH of .*: npm install -g @anthropic-ai/claude-code, or"
+    with pytest.raises(ValueError, match=missing):
+        AgentInEnvironment(agent="claude_code")
+    program(open_folder / "closed" / "claude")
+    (open_folder / "closed").chmod(0o700)
+    if os.geteuid() == 0:
+        with pytest.raises(ValueError, match=r"closed is closed to others; install it elsewhere, such as /opt"):
+            AgentInEnvironment(agent="claude_code")
+
+
+@pytest.mark.parametrize(
+    ("configured", "said"),
+    [
+        ({"agent": "command_line"}, r"agent command_line\.command: expected a value"),
+        ({"agent": "command_line", "options": {"max_turns": 3}}, r"command_line\.max_turns: no such option; known are"),
+        ({"agent": "claude"}, r"agent='claude': expected one of react, mini_swe, claude_code, .*, command_line, or"),
+        ({"agnet": "react"}, r"agent_options\.agnet: no such option; known are agent, options,"),
+        ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
+    ],
+)
+@pytest.mark.parametrize("is_this_machine", [True, False])
+def test_a_wrong_config_is_refused_before_anything_starts(
+    configured: dict[str, Any], said: str, is_this_machine: bool
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        check(configured, is_this_machine=is_this_machine)
+
+
+def test_installation_counts_where_the_sessions_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    if shutil.which("codex"):
+        pytest.skip("Codex is among the system's programs")
+    check({"agent": "codex"}, is_this_machine=False)
+    check({"agent": "my_package.Agent", "environment": "my_package.World"}, is_this_machine=True)
+    with pytest.raises(ValueError, match="no program 'codex'"):
+        check({"agent": "codex"}, is_this_machine=True)
+
+
+def run_matrix(folder: Path, clients: list[str]) -> list[dict[str, str]]:
+    argv = [sys.executable, str(MATRIX), str(folder / "cells.csv"), "--clients", *clients]
+    finished = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    with (folder / "cells.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_cell_of_the_matrix_counts_every_token(tmp_path: Path) -> None:
+    cells = run_matrix(tmp_path, ["anthropic"])
+    assert [(one["client"], one["stream"]) for one in cells] == [("anthropic", "whole"), ("anthropic", "streamed")]
+    assert all((one["works"], one["rows"], one["differences"]) == ("True", "1", "0") for one in cells), cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_real_harness_repairs_a_task_in_one_row(name: str, tmp_path: Path) -> None:
+    cells = run_matrix(tmp_path, [name])
+    if not cells:
+        pytest.skip(f"{name} is not installed")
+    (cell,) = cells
+    assert (cell["works"], cell["differences"]) == ("True", "0"), cell
+    assert int(cell["rows"]) == {"opencode": 2}.get(name, 1), "opencode asks for a title besides"

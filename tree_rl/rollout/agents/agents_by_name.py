@@ -1,0 +1,122 @@
+"""Agents and environments as a config names them: the known names, their options, and what a wrong one says."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, replace
+from importlib import import_module
+from typing import Any, get_args
+
+CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
+AGENTS: Mapping[str, str] = {
+    "react": "tree_rl.rollout.agents.react.ReActAgent",
+    "mini_swe": "tree_rl.rollout.agents.mini_swe.MiniSweAgent",
+    "claude_code": "tree_rl.rollout.agents.harnesses.ClaudeCode",
+    "codex": "tree_rl.rollout.agents.harnesses.Codex",
+    "gemini_cli": "tree_rl.rollout.agents.harnesses.GeminiCli",
+    "qwen_code": "tree_rl.rollout.agents.harnesses.QwenCode",
+    "opencode": "tree_rl.rollout.agents.harnesses.OpenCode",
+    "openhands": "tree_rl.rollout.agents.harnesses.OpenHands",
+    "aider": "tree_rl.rollout.agents.harnesses.Aider",
+    "command_line": "tree_rl.rollout.agents.command_line.CommandLineAgent",
+}
+ENVIRONMENTS: Mapping[str, str] = {
+    "swe": "tree_rl.rollout.environments.swe.SweEnvironment",
+    "shell": "tree_rl.rollout.environments.shell_environment.ShellEnvironment",
+}
+
+ARGUMENTS: Mapping[str, Any] = {"agent": "react", "options": {}, "environment": "swe", "sandbox": {}}
+"""Of `AgentInEnvironment`, with their defaults."""
+
+
+def build(
+    agent: str, options: Mapping[str, Any] | None, environment: str, sandbox: Mapping[str, Any] | None
+) -> tuple[Any, Any]:
+    """An agent and an environment for one session; the arguments are those of `AgentInEnvironment`.
+
+    A confined sandbox shows a harness's own installation.
+
+    Raises:
+        ValueError: an unknown name, field or value, or an agent that is not installed; the key is named.
+    """
+    made = _make("agent", AGENTS, agent, options)
+    sandbox = dict(sandbox or {})
+    if hasattr(made, "find_program") and sandbox.get("backend", "confined") == "confined":
+        try:
+            found = made.find_program()
+        except ValueError as error:
+            raise ValueError(f"{CONFIG_KEY}.agent={agent}: {error}") from error
+        sandbox["readable"] = (*sandbox.get("readable", ()), *found.readable)
+    return made, _make("environment", ENVIRONMENTS, environment, sandbox)
+
+
+def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
+    """Refuse what `build` would refuse, before a job starts.
+
+    Args:
+        configured: arguments of `AgentInEnvironment`.
+        is_this_machine: whether sessions run here, so that what is installed here counts.
+
+    Raises:
+        ValueError: as `build`. Classes that are not ours are left to it.
+    """
+    unknown = sorted(set(configured) - {*ARGUMENTS, "timeout_seconds"})
+    if unknown:
+        raise ValueError(
+            f"{CONFIG_KEY}.{unknown[0]}: no such option; known are {', '.join(ARGUMENTS)}, timeout_seconds"
+        )
+    agent, options, environment, sandbox = (configured.get(name) or ARGUMENTS[name] for name in ARGUMENTS)
+    if is_this_machine and agent in AGENTS and environment in ENVIRONMENTS:
+        build(agent, options, environment, sandbox)
+        return
+    for kind, ours, name, given in (
+        ("agent", AGENTS, agent, options),
+        ("environment", ENVIRONMENTS, environment, sandbox),
+    ):
+        if name in ours or "." not in name:
+            _class_and_options(kind, ours, name, given)
+
+
+def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None) -> Any:
+    """An object of a class with its options, a frozen dataclass that its constructor takes as `options`.
+
+    A nested mapping replaces some defaults.
+    """
+    made, taken = _class_and_options(kind, known, name, options)
+    if not options:
+        return made()
+    fields = taken.__dataclass_fields__
+    read = {
+        name: replace(fields[name].default_factory(), **value)
+        if hasattr(fields[name].type, "__dataclass_fields__")
+        else value
+        for name, value in options.items()
+    }
+    return made(taken(**read))
+
+
+def _class_and_options(
+    kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None
+) -> tuple[Any, Any]:
+    """A class, and the class of its options, from the annotation of its constructor; the names of `options` fit it."""
+    module, _, class_name = known.get(name, name).rpartition(".")
+    if not module:
+        raise ValueError(
+            f"{CONFIG_KEY}.{kind}={name!r}: expected one of {', '.join(known)}, or a class as package.module.Class"
+        )
+    try:
+        found = getattr(import_module(module), class_name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install 'tree_rl[agents]'") from error
+    annotation = found.__init__.__annotations__.get("options")
+    taken = [one for one in get_args(annotation) or (annotation,) if hasattr(one, "__dataclass_fields__")]
+    key, given = f"{CONFIG_KEY}.{kind} {name}", set(options or {})
+    if not taken:
+        if given:
+            raise ValueError(f"{key}: {found.__name__} takes no options, received {sorted(given)}")
+        return found, None
+    fields = taken[0].__dataclass_fields__
+    if unknown := sorted(given - set(fields)):
+        raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(fields)}")
+    needed = [one.name for one in fields.values() if one.default is MISSING and one.default_factory is MISSING]
+    if missing := [one for one in needed if one not in given]:
+        raise ValueError(f"{key}.{missing[0]}: expected a value; it has no default")
+    return found, taken[0]
