@@ -13,8 +13,10 @@ from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 READ_CHARACTERS = 20_000
 """Of a text that is searched, from its beginning. Harnesses open their side calls with a text of their own."""
 
+MOST_WEIGHT = 100
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideCall:
     """One kind of call, told apart by patterns: regular expressions, found anywhere, whatever the case.
 
@@ -40,8 +42,9 @@ class SideCall:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", self.name):
             raise ValueError(f"side_calls: name={self.name!r}: expected letters, digits and _")
-        if not isinstance(self.weight, int | float) or not 0 <= self.weight <= 100:
-            raise ValueError(f"side_calls.{self.name}.weight={self.weight!r}: expected a number from 0 to 100")
+        weight: Any = self.weight
+        if not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT:
+            raise ValueError(f"side_calls.{self.name}.weight={weight!r}: expected a number from 0 to {MOST_WEIGHT}")
         for pattern in (self.agent, self.system, self.user, *self.headers.values()):
             try:
                 re.compile(pattern)
@@ -95,12 +98,11 @@ def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[Side
     Raises:
         ValueError: an unknown key or a bad value, named.
     """
-    if tuple(given) == KNOWN_SIDE_CALLS:
-        return KNOWN_SIDE_CALLS
     calls = [one if isinstance(one, SideCall) else _read(one) for one in given]
-    own = [one for one in calls if one.has_pattern and one not in KNOWN_SIDE_CALLS]
-    weights = {one.name: one.weight for one in calls if not one.has_pattern}
     known = {one.name for one in KNOWN_SIDE_CALLS}
+    # A tuple that was read before holds the known ones.
+    own = [one for one in calls if one.has_pattern and replace(one, weight=1.0) not in KNOWN_SIDE_CALLS]
+    weights = {one.name: one.weight for one in calls if one not in own}
     for name in weights:
         if name not in known:
             raise ValueError(
