@@ -45,7 +45,7 @@ class RecordedSession:
     left_out: Mapping[str, int]
     """What requests named and the gateway left out -> number of requests."""
     constrained: int
-    """Requests whose tokens were drawn from a constrained distribution (`json_output: enforce`)."""
+    """Answers whose tokens were drawn from a constrained distribution (`json_output: enforce`)."""
     model_seconds: float
     """Sum of the times that the model took."""
 
@@ -100,7 +100,6 @@ class Session:
             )
         self._admitted += request.count
         self._left_out.update(request.left_out)
-        self._constrained += request.json is not None
         task = asyncio.create_task(self._complete(request, agent))
         self._running.add(task)
         task.add_done_callback(self._finished)
@@ -191,6 +190,7 @@ class Session:
             session=self.id,
         )
         self._model_seconds += time.monotonic() - started
+        self._constrained += request.json is not None
         if request.one_call and request.tools:
             answer = await self._up_to_one_call(prompt, answer)
         side = side_call_of(self._options.side_calls, request.messages, agent=agent, headers=request.headers)
