@@ -315,3 +315,44 @@ def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(
 def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_gateway_options(given, max_context_tokens=10, max_turn_tokens=5, template_options={})
+
+
+class AsksForJson:
+    """Asks for JSON and keeps the status of the refusal, then asks for text."""
+
+    async def run(
+        self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
+    ) -> AgentResult:
+        async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
+            with pytest.raises(openai.BadRequestError, match=r"json_schema.*not known to rollout\.name=hf"):
+                await client.chat.completions.create(
+                    model="m", messages=list(messages), max_tokens=6, response_format={"type": "json_object"}
+                )
+            await client.chat.completions.create(model="m", messages=list(messages), max_tokens=6)
+        return AgentResult(reward=1.0)
+
+
+def test_an_engine_without_guided_decoding_refuses_json_by_name(model_path: Path) -> None:
+    side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
+    gateway = {"json_output": "enforce", "side_calls": side_calls}
+    custom = OmegaConf.create({"agent": f"{__name__}.AsksForJson", "gateway": gateway})
+    (output,) = asyncio.run(build_loop(model_path, custom).run(dict(SAMPLING), **SAMPLE))
+    info = output.extra_fields["reward_extra_info"]
+    names = ("refused_calls", "constrained_calls", "side_forest", "side_title")
+    assert [info[name] for name in names] == [1, 0, 1.0, 0.0]
+    assert output.extra_fields["response_weights"] == [0.5] * len(output.response_ids)
+    assert output.extra_fields["call_sides"] == ["forest"]
+
+
+def test_sglang_gets_the_schema_in_its_own_words() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Recording:
+        async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+            asked.append(sampling_params)
+            return TokenOutput(token_ids=[1], log_probs=[0.0], stop_reason="completed", extra_fields={})
+
+    backend = VerlBackend(Recording(), end_token_ids=frozenset({1}), server="sglang")
+    sampling = {"temperature": 1.0, "json_schema": {"type": "object"}}
+    asyncio.run(backend.generate([5], max_tokens=3, sampling=sampling, session="s"))
+    assert asked == [{"temperature": 1.0, "json_schema": '{"type": "object"}', "max_tokens": 3}]

@@ -50,8 +50,8 @@ def post(tiny: SimpleNamespace, path: str, content: bytes | Mapping[str, Any], *
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: expected a list, received 3"),
         ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role: expected system, developer, user"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type: expected text, received a part of type 'image_url'",
+            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
+            "messages[0].content[0].type: expected text, received a part of type 'hologram'",
         ),
         ({"messages": HELLO, "temperature": "hot"}, "temperature: expected a number from 0.0 to 2.0"),
         ({"messages": HELLO, "n": 0}, "n: expected a whole number of at least 1"),
@@ -59,9 +59,24 @@ def post(tiny: SimpleNamespace, path: str, content: bytes | Mapping[str, Any], *
         ({"messages": HELLO, "stop": [3]}, "stop: expected a text or a list of texts"),
         ({"messages": HELLO, "stream": "yes"}, "stream: expected true or false"),
         ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function: expected a JSON object"),
-        ({"messages": HELLO, "tool_choice": "required", "tools": [SHELL]}, "tool_choice: expected auto or none"),
-        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format: expected text"),
-        ({"messages": HELLO, "top_logprobs": 5}, "top_logprobs: expected a whole number of at least 0 and at most 0"),
+        ({"messages": HELLO, "tool_choice": "required"}, "tool_choice: expected one of the offered tools (no tools)"),
+        (
+            {"messages": HELLO, "tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [SHELL]},
+            "tool_choice.function.name: expected one of the offered tools (shell), received 'x'",
+        ),
+        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format.type: expected text"),
+        (
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema: expected a JSON schema",
+        ),
+        (
+            {"messages": HELLO, "response_format": {"type": "grammar"}},
+            "response_format.type: expected text, json_object",
+        ),
+        ({"messages": HELLO, "top_logprobs": 5}, "top_logprobs: expected 0"),
+        ({"messages": HELLO, "guided_json": {}, "guided_regex": "a"}, "guided_regex: the gateway constrains"),
+        ({"messages": HELLO, "modalities": ["text", "audio"]}, "modalities: expected text alone"),
+        ({"messages": HELLO, "continue_final_message": True}, "continue_final_message: expected a last message"),
         ({"messages": HELLO, "logit_bias": {"5": 1}}, "logit_bias: not supported"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages: expected Unicode text"),
         ({"messages": [{"role": "user", "content": "long " * 9000}]}, "prompt is too long"),
@@ -82,8 +97,8 @@ def test_bad_openai_requests_are_refused_by_field(tiny: SimpleNamespace, body: A
         ({"messages": HELLO}, "max_tokens: expected a whole number of at least 1, received nothing"),
         ({"max_tokens": 5}, "messages: expected a list, received nothing"),
         (
-            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0].type: expected text or tool_result, received 'image'",
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
+            "messages[0].content[0].type: expected text, image, document or tool_result, received 'hologram'",
         ),
         (
             {"max_tokens": 5, "messages": HELLO, "tools": [{"name": "x"}]},
@@ -95,8 +110,13 @@ def test_bad_openai_requests_are_refused_by_field(tiny: SimpleNamespace, body: A
         ),
         (
             {"max_tokens": 5, "messages": HELLO, "tool_choice": {"type": "any"}},
-            "tool_choice.type: expected auto or none",
+            "tool_choice: expected one of the offered tools (no tools), received 'any'",
         ),
+        (
+            {"max_tokens": 5, "messages": HELLO, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "output_config.format.schema: expected text",
+        ),
+        ({"max_tokens": 5, "messages": HELLO, "mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": "long " * 9000}]}, "prompt is too long: "),
     ],
 )

@@ -242,6 +242,35 @@ def test_a_loss_weight_column_stays_as_it_is(queue: LocalQueue) -> None:
     assert all(torch.equal(queue.rows[key]["loss_weight"], value) for key, value in before.items())
 
 
+def test_calls_that_weigh_less_have_smaller_advantages(queue: LocalQueue) -> None:
+    first = put_rows(queue, BRANCHES)
+    trainer = make_trainer()
+    trainer._compute_advantage(trainer._balance_batch(first, {}), {})
+    plain = {key: queue.rows[key]["advantages"].clone() for key in first.keys}
+    weighed = first.keys[0]
+    second = put_rows(queue, BRANCHES)
+    weights = [0.25, *[1.0] * (len(queue.rows[weighed]["response_mask"]) - 1)]
+    queue.rows[weighed]["extra_fields"]["response_weights"] = weights
+    second.tags[second.keys.index(weighed)]["weighs_calls"] = True
+    trainer = make_trainer()
+    trainer._compute_advantage(trainer._balance_batch(second, {}), {})
+    assert plain[weighed][0] != 0
+    for key, advantages in plain.items():
+        expected = advantages * torch.tensor(weights) if key == weighed else advantages
+        assert torch.equal(queue.rows[key]["advantages"], expected)
+
+
+def test_calls_of_sub_agents_are_counted_by_name_where_names_are_few(queue: LocalQueue) -> None:
+    batch = put_rows(queue, [[1, 1]])
+    for key, agents in zip(sorted(batch.keys), (["main", "critic", "critic"], ["main"]), strict=True):
+        queue.rows[key]["extra_fields"]["call_agents"] = agents
+    by_key = dict(zip(batch.keys, queue_rows.fetch_session_figures(batch, np.arange(2)), strict=True))
+    first, second = (by_key[key] for key in sorted(batch.keys))
+    assert first["calls_of_critic"] == 2.0 and "a" in first and "calls_of_critic" not in second
+    queue.rows[batch.keys[0]]["extra_fields"]["call_agents"] = [f"agent-{number}" for number in range(20)]
+    assert all("calls_of" not in name for one in queue_rows.fetch_session_figures(batch, np.arange(2)) for name in one)
+
+
 def test_a_missing_reward_component_is_named(queue: LocalQueue) -> None:
     trainer = make_trainer("gdpo", gdpo_reward_keys=["a", "style"])
     batch = trainer._balance_batch(put_rows(queue, BRANCHES), {})

@@ -2,11 +2,12 @@
 
 The log-prob of a generated token holds for the exact tokens before it. So a token of a row is trained (mask 1) only if
 a call generated it behind exactly the row's tokens. All other tokens are context (mask 0), however similar their text.
+Side calls can weigh less, or nothing.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -35,6 +36,10 @@ class ModelCall:
     """Number of assistant turns in its context."""
     agent: str = "main"
     """Name of the agent that asked."""
+    side: str | None = None
+    """Kind of side call (a title, a summary); None for the task itself."""
+    weight: float = 1.0
+    """What its tokens count in training; 0 leaves them out."""
     min_version: int | None = None
     """Oldest weights that generated a token of it; None if the server reported none."""
     max_version: int | None = None
@@ -65,6 +70,8 @@ class Row:
     """Recorded log-prob where the mask is 1, 0.0 elsewhere. None if a call reported none."""
     response_calls: tuple[int, ...]
     """Index of the call that generated the token in this context, whether this row trains it or not. -1 for context."""
+    response_weights: tuple[float, ...] | None = None
+    """What each response token counts, 0.0 where the mask is 0. None if every trained token counts 1."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -90,16 +97,18 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
         return []
     forest = Forest.from_rows([np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls])
     paths = [forest.row_index[index] for index in range(len(calls))]
-    call_of_node, log_prob_of_node = _generated(calls, paths, forest.num_unique)
+    call_of_node, log_prob_of_node, weight_of_node = _generated(calls, paths, forest.num_unique)
     is_trained_before = np.zeros(forest.num_unique, dtype=bool)
     rows: list[Row] = []
     for last in _branches(calls, paths, forest.num_unique):
         path = paths[last]
-        mask = call_of_node[path] >= 0
+        mask = weight_of_node[path] > 0
         if shared == "first_row":
             mask &= ~is_trained_before[path]
             is_trained_before[path[mask]] = True
-        rows.append(_row(forest.input_ids[path], mask, log_prob_of_node[path], call_of_node[path], calls, last))
+        row = _row(forest.input_ids[path], mask, log_prob_of_node[path], call_of_node[path], calls, last)
+        weights = np.where(mask, weight_of_node[path], 0.0)
+        rows.append(row if np.array_equal(weights, mask) else replace(row, response_weights=_of_response(row, weights)))
     training = [row for row in rows if any(row.response_mask)]
     return training or rows[:1]
 
@@ -130,16 +139,23 @@ def _branches(calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes
 
 def _generated(
     calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The last call that generated each node of the token trie (-1: none), and its log-prob there (0.0: none)."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The last call that generated each node of the token trie (-1: none), its log-prob there (0.0: none), and the
+    largest weight of a call that did (0.0: none)."""
     call_of_node = np.full(num_nodes, -1, dtype=np.int64)
     log_prob_of_node = np.zeros(num_nodes)
+    weight_of_node = np.zeros(num_nodes)
     for index, (call, path) in enumerate(zip(calls, paths, strict=True)):
         generated = path[len(call.prompt_ids) :]
         call_of_node[generated] = index
+        weight_of_node[generated] = np.maximum(weight_of_node[generated], call.weight)
         if call.log_probs is not None:
             log_prob_of_node[generated] = call.log_probs
-    return call_of_node, log_prob_of_node
+    return call_of_node, log_prob_of_node, weight_of_node
+
+
+def _of_response(row: Row, weights: np.ndarray) -> tuple[float, ...]:
+    return tuple(weights[len(row.prompt_ids) :].tolist())
 
 
 def _row(

@@ -59,7 +59,9 @@ class Backend(Protocol):
         """Continue a prompt. Cancelling the call cancels the generation if the server can do that.
 
         Args:
-            sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`.
+            sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`. With `json_output: enforce` also
+                `json_schema`: draw nothing but JSON of this schema and report the log-probs of that draw, or raise
+                `ValueError`.
             session: id of the agent's session. Servers use it to find the cached prefix.
 
         Raises:

@@ -5,7 +5,7 @@ that few tokens behind a stop text are wasted. Every token is still drawn in its
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -53,7 +53,8 @@ async def generate_answer(
         BackendError: the backend cannot answer.
     """
     done = Generation(token_ids=(), log_probs=(), finish_reason="length")
-    size = max_tokens if not stop else FIRST_SLICE_TOKENS
+    # The server begins a constraint anew with every slice.
+    size = max_tokens if not stop or "json_schema" in sampling else FIRST_SLICE_TOKENS
     while True:
         limit = min(size, max_tokens - len(done.token_ids))
         # With a seed, every slice must draw other numbers.
@@ -74,6 +75,37 @@ async def generate_answer(
         if answer is not None:
             return answer
         size *= 2
+
+
+def cut_behind_first(answer: Answer, calls_in: Callable[[str], int], renderer: Renderer) -> Answer:
+    """An answer up to the token that completes its first tool call, as a stop text would end it.
+
+    Where the turn ends depends on the tokens before it alone, so what is kept was drawn as it would be without more.
+
+    Args:
+        calls_in: counts the tool calls of a text.
+
+    Returns:
+        The answer itself if it makes fewer than two calls, or if none of its beginnings makes one.
+    """
+    if calls_in(answer.text) < 2:
+        return answer
+    ids = answer.token_ids
+    # Some formats close all calls at once: then no beginning makes one call, and bisection ends behind the last.
+    count = bisect_left(range(1, len(ids) + 1), True, key=lambda n: calls_in(renderer.decode(ids[:n])) > 0) + 1
+    text = renderer.decode(ids[:count])
+    if calls_in(text) != 1:
+        return answer
+    log_probs = None if answer.log_probs is None else answer.log_probs[:count]
+    return replace(
+        answer,
+        token_ids=ids[:count],
+        log_probs=log_probs,
+        finish_reason="stop",
+        stop_text=None,
+        text=text,
+        text_ids=ids[:count],
+    )
 
 
 def _read(done: Generation, stop: Sequence[str], renderer: Renderer, *, is_last: bool) -> Answer | None:

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls
+
 OnDrift = Literal["reuse", "branch"]
 Reasoning = Literal["field", "inline"]
 SamplingFrom = Literal["trainer", "agent"]
+JsonOutput = Literal["refuse", "instruct", "enforce"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +30,13 @@ class GatewayOptions:
     """Where an agent finds reasoning: in a field or block of its own, or inside the text."""
     sampling_from: SamplingFrom = "trainer"
     """Whose temperature, top_p and so on apply. An agent's leave the distribution that is trained."""
+    json_output: JsonOutput = "refuse"
+    """What becomes of a request for JSON (`response_format`, `output_config.format`). `refuse` answers with status 400.
+    `instruct` writes the schema into the system text, and the model may still write something else. `enforce` lets the
+    model server draw nothing but JSON of the schema; log-probs are then those of the constrained draw."""
+    side_calls: tuple[SideCall, ...] = KNOWN_SIDE_CALLS
+    """Calls beside the task, and what they weigh. As an option: a list of objects, each with the fields of `SideCall`.
+    They come before the known ones; one with the name of a known one and no pattern of its own changes its weight."""
     host: str = "127.0.0.1"
     """Address to listen on. Only this machine reaches the default. The port is a free one."""
     max_calls: int = 1000
@@ -35,7 +45,14 @@ class GatewayOptions:
     """Passed to the chat template (`enable_thinking`, ...)."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("on_drift", OnDrift), ("reasoning", Reasoning), ("sampling_from", SamplingFrom)):
+        object.__setattr__(self, "side_calls", read_side_calls(self.side_calls))
+        choices = (
+            ("on_drift", OnDrift),
+            ("reasoning", Reasoning),
+            ("sampling_from", SamplingFrom),
+            ("json_output", JsonOutput),
+        )
+        for name, allowed in choices:
             if getattr(self, name) not in get_args(allowed):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(allowed))}")
         for name in ("max_context_tokens", "max_turn_tokens", "max_calls"):

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.protocols import anthropic_messages, openai_chat
 from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, patient_events, wait_for
@@ -146,7 +147,7 @@ async def _read(request: Request, read: Callable[[Any], ChatRequest]) -> ChatReq
 
     def answer() -> ChatRequest | RequestError:
         try:
-            return replace(read(read_json(body)), num_bytes=len(body))
+            return replace(read(read_json(body)), num_bytes=len(body), headers=request.headers)
         except RequestError as error:
             # The traceback holds the decoded body, and the event loop would take long to forget a large one.
             error.__cause__ = error.__context__ = None
@@ -185,12 +186,14 @@ def _result(task: asyncio.Task[Completion]) -> Completion:
 
 
 def _agent(request: Request) -> str:
-    name: str = request.path_params.get("agent") or request.headers.get("x-agent-name") or "main"
-    if not AGENT_NAME.fullmatch(name):
+    given: str | None = request.path_params.get("agent") or request.headers.get("x-agent-name")
+    if given is None:
+        return agent_of_headers(request.headers)
+    if not AGENT_NAME.fullmatch(given):
         raise RequestError(
-            f"expected up to 64 letters, digits, '.', '_' and '-', received {name[:80]!r}", field="x-agent-name"
+            f"expected up to 64 letters, digits, '.', '_' and '-', received {given[:80]!r}", field="x-agent-name"
         )
-    return name
+    return given
 
 
 def _protocol(request: Request) -> ChatProtocol:

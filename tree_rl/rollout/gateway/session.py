@@ -7,12 +7,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Backend, BackendError
-from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.calls.json_output import with_json
+from tree_rl.rollout.gateway.calls.side_calls import side_call_of
+from tree_rl.rollout.gateway.generation import Answer, cut_behind_first, generate_answer
 from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
@@ -40,6 +42,10 @@ class RecordedSession:
     """Calls whose client left, or that were running when the session was closed."""
     refused: Mapping[int, int]
     """HTTP status -> requests that were answered with it."""
+    left_out: Mapping[str, int]
+    """What requests named and the gateway left out -> number of requests."""
+    constrained: int
+    """Answers whose tokens were drawn from a constrained distribution (`json_output: enforce`)."""
     model_seconds: float
     """Sum of the times that the model took."""
 
@@ -58,6 +64,8 @@ class Session:
         self.id = secrets.token_hex(8)
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self._constrained = 0
         self._renderer = renderer
         self._backend = backend
         self._options = options
@@ -80,9 +88,10 @@ class Session:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
         Raises:
-            RequestError: the session is over, or has made its `max_calls`.
+            RequestError: the session is over, has made its `max_calls`, or does not answer in JSON.
         """
         self._refuse_if_over()
+        request = with_json(request, self._options.json_output)
         if self._admitted + request.count > self._options.max_calls:
             raise RequestError(
                 f"this session has made its {self._options.max_calls} model calls (max_calls)",
@@ -90,6 +99,7 @@ class Session:
                 code="session_exhausted",
             )
         self._admitted += request.count
+        self._left_out.update(request.left_out)
         task = asyncio.create_task(self._complete(request, agent))
         self._running.add(task)
         task.add_done_callback(self._finished)
@@ -98,7 +108,7 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of a prompt, without asking the model. Raises `RequestError` if the session is over."""
         self._refuse_if_over()
-        return len((await self._recorder.prompt(request)).ids)
+        return len((await self._recorder.prompt(with_json(request, self._options.json_output))).ids)
 
     async def stop(self) -> None:
         """Refuse running and later calls. What was recorded stays; nothing is recorded once this returns."""
@@ -124,6 +134,8 @@ class Session:
                     drift=await asyncio.to_thread(self._recorder.drift_report),
                     cancelled=self._cancelled,
                     refused=dict(self.refused),
+                    left_out=dict(self._left_out),
+                    constrained=self._constrained,
                     model_seconds=self._model_seconds,
                 )
             return self._record
@@ -164,6 +176,8 @@ class Session:
             sampling |= request.sampling
             if number and sampling.get("seed") is not None:
                 sampling["seed"] += number
+        if request.json is not None:
+            sampling["json_schema"] = request.json.schema
         limits = (self._options.max_turn_tokens, request.max_tokens, self._options.max_context_tokens - len(prompt.ids))
         started = time.monotonic()
         answer = await generate_answer(
@@ -176,7 +190,13 @@ class Session:
             session=self.id,
         )
         self._model_seconds += time.monotonic() - started
-        message = await self._recorder.record(prompt, answer, agent=agent)
+        self._constrained += request.json is not None
+        if request.one_call and request.tools:
+            answer = await self._up_to_one_call(prompt, answer)
+        side = side_call_of(self._options.side_calls, request.messages, agent=agent, headers=request.headers)
+        message = await self._recorder.record(prompt, answer, agent=agent, side=side)
+        if request.one_call:
+            message = replace(message, tool_calls=message.tool_calls[:1])
         if answer.finish_reason == "abort":
             raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
@@ -191,6 +211,15 @@ class Session:
             num_tokens=len(answer.token_ids),
             tokens=await self._shown_tokens(answer) if request.with_log_probs else None,
         )
+
+    async def _up_to_one_call(self, prompt: Prompt, answer: Answer) -> Answer:
+        """The answer up to the end of its first tool call, if it makes several."""
+
+        def calls_in(text: str) -> int:
+            return len(self._recorder.read(prompt, text, 0).tool_calls)
+
+        cut = partial(cut_behind_first, answer, calls_in, self._renderer)
+        return await beside_the_loop(cut, is_long=len(answer.token_ids) > MANY_SHOWN_TOKENS)
 
     async def _shown_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         is_long = len(answer.token_ids) > MANY_SHOWN_TOKENS

@@ -19,7 +19,7 @@ from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.gateway.tokens.drift import LEFT_CAUSES
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import CONFIG_KEY, GatewayAgentOptions, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
-from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
+from tree_rl.verl_plugin.agent_loops.session_outputs import figures_of_calls, rows_to_outputs
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,9 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             "calls": len(record.calls),
             "cancelled_calls": record.cancelled,
             "refused_calls": sum(record.refused.values()),
+            "left_out": sum(record.left_out.values()),
+            "constrained_calls": record.constrained,
+            **figures_of_calls(record.calls, sorted({one.name for one in gateway_options.side_calls})),
             "drift_avoided": record.drift.num_avoided,
             "drift_branches": len(record.drift.siblings),
             "drift_guessed": len(record.drift.guessed),

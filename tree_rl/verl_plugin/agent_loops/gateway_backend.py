@@ -1,5 +1,7 @@
 """verl's LLM servers (vLLM, SGLang, the embedded engine) behind the recording gateway."""
 
+import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ class VerlBackend:
     def __init__(self, client: Any, *, end_token_ids: frozenset[int], server: str = "vllm") -> None:
         self._client = client
         self._end_token_ids = end_token_ids
+        self._server = server
         self._seed_name = SEED_NAMES.get(server, "seed")
 
     async def generate(
@@ -38,6 +41,8 @@ class VerlBackend:
             BackendError: a server failed.
         """
         named = {self._seed_name if name == "seed" else name: value for name, value in sampling.items()}
+        if "json_schema" in named:
+            named |= await self._json_constraint(named.pop("json_schema"))
         try:
             # One id per session keeps its calls on one server, where its prefix is cached.
             output = await self._client.generate(
@@ -61,8 +66,23 @@ class VerlBackend:
             routes=None if output.routed_experts is None else np.asarray(output.routed_experts),
         )
 
+    async def _json_constraint(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The sampling parameters that let a server draw nothing but JSON of a schema."""
+        if self._server == "vllm":
+            # Its package takes seconds to import; only sessions that need it pay for it.
+            return {"structured_outputs": await asyncio.to_thread(_structured_outputs, schema)}
+        if self._server == "sglang":
+            return {"json_schema": json.dumps(schema)}
+        return {"json_schema": schema}
+
     def _finish_reason(self, output: Any, token_ids: tuple[int, ...]) -> FinishReason:
         """verl reports stop and length alike as completed: the last token tells them apart."""
         if output.stop_reason in ("aborted", "abort"):
             return "abort"
         return "stop" if token_ids and token_ids[-1] in self._end_token_ids else "length"
+
+
+def _structured_outputs(schema: Mapping[str, Any]) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(json=dict(schema))

@@ -7,6 +7,7 @@ with every agent loop. A failed session loses only its own rows.
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
+from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 
 logger = logging.getLogger(__name__)
+
+WEIGHS_CALLS = "weighs_calls"
+"""Tag of rows with tokens that count otherwise than 1."""
 
 
 class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
@@ -103,6 +108,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                 response_ids=tuple(row.response_ids),
                 response_mask=tuple(row.response_mask),
                 reward=row.reward_score,
+                **origin(row.extra_fields),
             )
             for index, row in enumerate(outputs)
         ]
@@ -111,11 +117,23 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         # The rows of large sessions take tenths of a second to merge.
         forest = await asyncio.to_thread(Forest.from_rows, [row.prompt_ids + row.response_ids for row in rows])
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
-        await tq.async_kv_batch_put(
-            keys=[row.key for row in rows], partition_id=partition, tags=[dict(tag) for _ in rows]
-        )
+        tags = [{**tag, **({} if row.response_weights is None else {WEIGHS_CALLS: True})} for row in rows]
+        await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=tags)
         if self._dump_folder is not None:
             await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
+
+
+def origin(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Who asked for a row's tokens and what they count, as fields of `FinishedRow`; empty if its loop does not say."""
+    if "response_calls" not in extra:
+        return {}
+    own = sorted(set(extra["response_calls"]) - {-1})
+    weights = extra.get(CALL_WEIGHTS)
+    return {
+        "agents": tuple(dict.fromkeys(extra["call_agents"][call] for call in own)),
+        "sides": tuple(dict.fromkeys(side for call in own if (side := extra["call_sides"][call]) is not None)),
+        "response_weights": None if weights is None else tuple(weights),
+    }
 
 
 class TreeAgentLoopManager(compat.AgentLoopManagerTQ):

@@ -1,12 +1,17 @@
 """What verl receives of a recorded session: one output per row."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from tree_rl.rollout.expert_routes import routes_of_row
+from tree_rl.rollout.gateway.calls.agent_names import MAIN
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+
+CALL_WEIGHTS = "response_weights"
+"""Field of rows with tokens that count otherwise than 1: what each response token counts."""
 
 
 def rows_to_outputs(
@@ -34,6 +39,7 @@ def rows_to_outputs(
                 "turn_scores": [],
                 "tool_rewards": [],
                 "reward_extra_info": {**figures, "branches": len(rows)},
+                **({} if row.response_weights is None else {CALL_WEIGHTS: list(row.response_weights)}),
                 **provenance(row, calls),
             },
         )
@@ -45,15 +51,29 @@ def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:
     """Where a row's tokens come from, for verl's fields.
 
     Returns:
-        `response_calls` (one entry per response token, -1 for context), `call_turns, call_agents, call_versions` (one
-        per call of the session), and verl's own span of weight versions over the row's trained tokens.
+        `response_calls` (one entry per response token, -1 for context), `call_turns, call_agents, call_sides,
+        call_versions` (one per call of the session), and verl's own span of weight versions over the row's trained
+        tokens.
     """
     own = [calls[index] for index in sorted(set(row.response_calls) - {-1})]
     return {
         "response_calls": list(row.response_calls),
         "call_turns": [call.turn for call in calls],
         "call_agents": [call.agent for call in calls],
+        "call_sides": [call.side for call in calls],
         "call_versions": [(call.min_version, call.max_version) for call in calls],
         "min_global_steps": min((v for call in own if (v := call.min_version) is not None), default=None),
         "max_global_steps": max((v for call in own if (v := call.max_version) is not None), default=None),
+    }
+
+
+def figures_of_calls(calls: tuple[ModelCall, ...], names_of_sides: Sequence[str]) -> dict[str, float]:
+    """Who asked, and for what, as figures of a session: every session reports the same names."""
+    sides = Counter(call.side for call in calls)
+    return {
+        "agents": float(len({call.agent for call in calls})),
+        "sub_agent_calls": float(sum(call.agent != MAIN for call in calls)),
+        "side_calls": float(len(calls) - sides[None]),
+        "untrained_calls": float(sum(call.weight == 0 for call in calls)),
+        **{f"side_{name}": float(sides[name]) for name in names_of_sides},
     }

@@ -28,6 +28,12 @@ class FinishedRow:
     """1 where trained."""
     reward: float | None
     """None until a reward model has judged it."""
+    agents: tuple[str, ...] = ()
+    """Who asked for the tokens that the model drew in it. Empty if its agent loop does not say."""
+    sides: tuple[str, ...] = ()
+    """Kinds of side calls among them."""
+    response_weights: tuple[float, ...] | None = None
+    """What each response token counts; None if every trained token counts 1."""
 
     @property
     def key(self) -> str:

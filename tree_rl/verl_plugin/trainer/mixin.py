@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl.protocol import DataProto
 
 from tree_rl.tree.cost import CostModel, ModelShape
+from tree_rl.verl_plugin.agent_loops.prompt_forests import WEIGHS_CALLS
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
     PPOTrainer,
@@ -37,6 +38,7 @@ from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estima
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import NEEDS_SUM_PI_SQUARED, LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
+    fetch_call_weights,
     fetch_row_tokens,
     fetch_session_figures,
     put_with_padding,
@@ -225,6 +227,9 @@ class TreeTrainerMixin(ResumableTrainer):
             num_repeat = self.config.actor_rollout_ref.rollout.n
             estimation = Estimation(estimator=estimator, algorithm=self.config.algorithm, num_repeat=num_repeat)
             data = session_advantages(data, sessions, estimation, token_weights)
+        if any(batch.tags[row].get(WEIGHS_CALLS, False) for row in real):
+            weights_BT = fetch_call_weights(keys, batch.partition_id, data.batch["response_mask"])
+            data.batch["advantages"] = data.batch["advantages"] * weights_BT
         columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
         columns |= self._path_weights(keys, batch.partition_id, data.batch["response_mask"])
         return put_with_padding(batch, real, columns)

@@ -1,5 +1,6 @@
 """Reads and writes rows in verl's queue: token ids, reward components, columns for rows with and without padding."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,13 @@ import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from tree_rl.rollout.gateway.calls.agent_names import MAIN
+from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.compat import transfer_queue as tq
+
+MANY_AGENTS = 16
+"""Names of sub-agents in a batch. More get no metric each."""
 
 
 def real_rows(batch: KVBatchMeta) -> list[int]:
@@ -23,7 +29,8 @@ def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
 
 
 def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[dict[str, float]]:
-    """What agents and gateway report of each session: the numbers among its `reward_extra_info`.
+    """What agents and gateway report of each session: the numbers among its `reward_extra_info`, and the calls of each
+    sub-agent by its name, where they are few.
 
     Args:
         batch: real rows.
@@ -33,11 +40,31 @@ def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[di
     columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     if "extra_fields" not in columns:
         return []
-    reports = [extra.get("reward_extra_info") or {} for extra in columns.pop("extra_fields").tolist()]
-    return [
+    extras = columns.pop("extra_fields").tolist()
+    reports = [extra.get("reward_extra_info") or {} for extra in extras]
+    figures = [
         {name: float(value) for name, value in report.items() if isinstance(value, bool | int | float | np.number)}
         for report in reports
     ]
+    callers = [Counter(extra.get("call_agents") or ()) for extra in extras]
+    names = {name for caller in callers for name in caller} - {MAIN}
+    # Some harnesses name every sub-agent anew.
+    named = names if len(names) <= MANY_AGENTS else set()
+    return [
+        {**own, **{f"calls_of_{name}": float(count) for name, count in caller.items() if name in named}}
+        for own, caller in zip(figures, callers, strict=True)
+    ]
+
+
+def fetch_call_weights(keys: list[str], partition_id: str, response_mask_BT: torch.Tensor) -> torch.Tensor:
+    """What each response token counts beside its mask (`side_calls`): float32 [B, T], 1.0 for rows that do not say."""
+    columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+    weights_BT = torch.ones(response_mask_BT.shape, device=response_mask_BT.device)
+    for row, extra in enumerate(columns.pop("extra_fields").tolist()):
+        weights = extra.get(CALL_WEIGHTS)
+        if weights is not None:
+            weights_BT[row, : len(weights)] = torch.tensor(weights)
+    return weights_BT
 
 
 def reward_components(

@@ -7,9 +7,11 @@ from typing import Any
 from anthropic.types import Message, MessageTokensCount, ModelInfo
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.demands import JsonDemand, read_json_format, tools_to_call
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
+from tree_rl.rollout.gateway.protocols.request_fields import MESSAGE_FIELDS, check_fields
 
 PATH = "/v1/messages"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -90,16 +92,16 @@ def model(name: str) -> dict[str, Any]:
 
 
 def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
-    choice = fields.child("tool_choice").text("type") if fields.raw("tool_choice") is not None else "auto"
-    if choice not in ("auto", "none"):
-        raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice.type")
+    left_out = [*check_fields(fields, MESSAGE_FIELDS)]
+    choice = fields.child("tool_choice") if fields.raw("tool_choice") is not None else Fields({"type": "auto"})
     system = _system(fields)
-    messages = [one for message in fields.objects("messages", required=True) for one in _read_message(message)]
+    objects = fields.objects("messages", required=True)
+    messages = [one for message in objects for one in _read_message(message, left_out)]
     if not messages:
         raise wrong("messages", "at least one message", [])
     stop = fields.items("stop_sequences")
     check_stop_texts("stop_sequences", stop)
-    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    tools, must_call = _tools(fields, choice)
     sampling = {
         "temperature": fields.number("temperature", low=0.0, high=1.0),
         "top_p": fields.number("top_p", low=0.0, high=1.0),
@@ -108,33 +110,73 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     return ChatRequest(
         model=fields.text("model", "default"),
         messages=(*system, *messages),
-        tools=() if choice == "none" else tools,
+        tools=tools,
+        must_call=must_call,
+        one_call=choice.flag("disable_parallel_tool_use"),
+        json=_json_format(fields),
+        continues_last=messages[-1].role == "assistant",
         max_tokens=max_tokens,
         stop=tuple(stop),
         sampling={key: value for key, value in sampling.items() if value is not None},
         is_stream=fields.flag("stream"),
+        left_out=tuple(dict.fromkeys(left_out)),
     )
+
+
+def _tools(fields: Fields, choice: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """The tools that are offered, and those of which one must be called."""
+    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    kind = choice.text("type")
+    if kind not in ("auto", "none", "any", "tool"):
+        raise wrong("tool_choice.type", "auto, any, tool or none", kind)
+    if kind in ("auto", "none"):
+        return (tools if kind == "auto" else ()), ()
+    named = choice.text("name") if kind == "tool" else None
+    return tools, tools_to_call(tools, named=named, field="tool_choice")
+
+
+def _json_format(fields: Fields) -> JsonDemand | None:
+    config = fields.child("output_config") if fields.raw("output_config") is not None else Fields({})
+    if config.raw("format") is not None:
+        return read_json_format(config.child("format"))
+    return read_json_format(fields.child("output_format")) if fields.raw("output_format") is not None else None
 
 
 def _system(fields: Fields) -> list[ChatMessage]:
     system = fields.raw("system")
     if system is None:
         return []
-    text = system if isinstance(system, str) else _texts(fields, "system")
+    text = system if isinstance(system, str) else _texts(fields, "system", [])
     return [ChatMessage(role="system", content=text)] if text else []
 
 
-def _texts(fields: Fields, key: str) -> str:
-    """The joined text of a list of text blocks."""
-    texts = []
-    for block in fields.objects(key, required=True):
-        if block.text("type") != "text":
-            raise RequestError(f"expected text, received {block.text('type')!r}", field=block.name("type"))
-        texts.append(block.text("text"))
-    return "\n".join(texts)
+def _texts(fields: Fields, key: str, left_out: list[str]) -> str:
+    """The joined text of a list of blocks."""
+    return "\n".join(_shown(block, left_out) for block in fields.objects(key, required=True))
 
 
-def _read_message(fields: Fields) -> list[ChatMessage]:
+def _shown(block: Fields, left_out: list[str]) -> str:
+    """What a text model reads of a block that a user or a tool gives."""
+    kind = block.text("type")
+    if kind == "text":
+        return block.text("text")
+    if kind in ("document", "search_result"):
+        # A search result names where it comes from in `source`; its text stands in `content`.
+        holder = block.child("source") if kind == "document" else block
+        for key in ("content", "data") if holder.raw("type") in ("content", "text", "search_result") else ():
+            if isinstance(holder.raw(key), str):
+                return holder.text(key)
+            if holder.raw(key) is not None:
+                return _texts(holder, key, left_out)
+    if kind not in ("document", "image", "tool_reference"):
+        raise RequestError(
+            f"expected text, image, document or tool_result, received {kind!r}", field=block.name("type")
+        )
+    left_out.append(kind)
+    return unseen(kind, block.text("title", "") or block.text("tool_name", ""))
+
+
+def _read_message(fields: Fields, left_out: list[str]) -> list[ChatMessage]:
     role = fields.text("role")
     if role not in ("user", "assistant", "system"):
         raise wrong(fields.name("role"), "user or assistant", role)
@@ -142,7 +184,7 @@ def _read_message(fields: Fields) -> list[ChatMessage]:
     if isinstance(content, str):
         return [ChatMessage(role=role, content=content)]
     blocks = fields.objects("content", required=True)
-    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks)
+    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks, left_out)
 
 
 def _assistant(blocks: list[Fields]) -> ChatMessage:
@@ -166,7 +208,7 @@ def _assistant(blocks: list[Fields]) -> ChatMessage:
     return ChatMessage(role="assistant", content="\n".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
 
 
-def _given(role: str, blocks: list[Fields]) -> list[ChatMessage]:
+def _given(role: str, blocks: list[Fields], left_out: list[str]) -> list[ChatMessage]:
     """Tool results are messages of their own, in front of the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
@@ -174,12 +216,10 @@ def _given(role: str, blocks: list[Fields]) -> list[ChatMessage]:
         kind = block.text("type")
         if kind == "tool_result":
             content = block.raw("content")
-            text = content or "" if isinstance(content, str | None) else _texts(block, "content")
+            text = content or "" if isinstance(content, str | None) else _texts(block, "content", left_out)
             results.append(ChatMessage(role="tool", content=text, tool_call_id=block.text("tool_use_id")))
-        elif kind == "text":
-            texts.append(block.text("text"))
         else:
-            raise RequestError(f"expected text or tool_result, received {kind!r}", field=block.name("type"))
+            texts.append(_shown(block, left_out))
     return [*results, ChatMessage(role=role, content="\n".join(texts))] if texts or not results else results
 
 

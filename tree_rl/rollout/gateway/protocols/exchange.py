@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.demands import JsonDemand
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
@@ -33,6 +34,18 @@ class ChatRequest:
     """End the stream with a usage event (OpenAI)."""
     with_log_probs: bool = False
     """Answer with the log-probs of the generated tokens (OpenAI)."""
+    must_call: tuple[str, ...] = ()
+    """Tools of which the answer must call one. Empty leaves it to the model."""
+    one_call: bool = False
+    """At most one tool call."""
+    json: JsonDemand | None = None
+    """What the text must be, where the client wants JSON."""
+    continues_last: bool = False
+    """The last message, an assistant's, is the beginning of the answer."""
+    left_out: tuple[str, ...] = ()
+    """Names of what clients send unasked, work without, and do not get: tools that only the provider could run."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of the HTTP request, by names in lower case. They tell side calls apart."""
     num_bytes: int = 0
     """Of the request's body: what the work for it grows with."""
 

@@ -8,38 +8,45 @@ from openai.types import Model
 from openai.types.chat import ChatCompletionChunk
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.demands import read_json_format, tools_to_call
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments, unseen
+from tree_rl.rollout.gateway.protocols.request_fields import CHAT_FIELDS, check_fields
 
 PATH = "/v1/chat/completions"
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
-UNSUPPORTED = ("audio", "function_call", "functions", "logit_bias", "prediction", "web_search_options")
+UNSEEN_PARTS = {"image_url": "image", "input_audio": "sound", "file": "file"}
+"""Types of parts that no text model reads -> what they are."""
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/chat/completions`."""
     fields = Fields(body)
-    for key in UNSUPPORTED:
-        if fields.raw(key):
-            raise RequestError("not supported by this gateway; leave it out", field=key)
-    _refuse_constraints(fields)
-    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    left_out = [*check_fields(fields, CHAT_FIELDS)]
+    tools, must_call = _tools(fields)
     stop = fields.raw("stop")
     stop_texts = [stop] if isinstance(stop, str) else fields.items("stop")
     check_stop_texts("stop", stop_texts)
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
-    messages = tuple(_message(message) for message in fields.objects("messages", required=True))
+    messages = tuple(_message(message, left_out) for message in fields.objects("messages", required=True))
     if not messages:
         raise wrong("messages", "at least one message", [])
     stream_options = fields.child("stream_options") if fields.raw("stream_options") is not None else Fields({})
+    continues = fields.flag("continue_final_message")
+    if continues and messages[-1].role != "assistant":
+        raise wrong("continue_final_message", "a last message of role assistant", messages[-1].role)
     return ChatRequest(
         model=fields.text("model", "default"),
         messages=messages,
-        tools=() if fields.raw("tool_choice") == "none" else tools,
+        tools=tools,
+        must_call=must_call,
+        one_call=fields.raw("parallel_tool_calls") is not None and not fields.flag("parallel_tool_calls"),
+        json=read_json_format(fields.child("response_format")) if fields.raw("response_format") else None,
+        continues_last=continues,
         count=fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1,
         max_tokens=limit,
         stop=tuple(stop_texts),
@@ -47,6 +54,7 @@ def read_request(body: Any) -> ChatRequest:
         is_stream=fields.flag("stream"),
         with_usage=stream_options.flag("include_usage"),
         with_log_probs=fields.flag("logprobs"),
+        left_out=tuple(dict.fromkeys(left_out)),
     )
 
 
@@ -106,13 +114,13 @@ def model(name: str) -> dict[str, Any]:
     return Model(id=name, created=0, object="model", owned_by="tree_rl").model_dump(mode="json")
 
 
-def _message(fields: Fields) -> ChatMessage:
+def _message(fields: Fields, left_out: list[str]) -> ChatMessage:
     role = fields.text("role")
     if role == "developer":
         role = "system"
     if role not in ("system", "user", "assistant", "tool"):
         raise wrong(fields.name("role"), "system, developer, user, assistant or tool", role)
-    content = _text(fields)
+    content = _text(fields, left_out)
     if role != "assistant":
         call = fields.text("tool_call_id", "") if role == "tool" else ""
         return ChatMessage(role=role, content=content, tool_call_id=call or None, name=fields.text("name", "") or None)
@@ -123,16 +131,21 @@ def _message(fields: Fields) -> ChatMessage:
     return ChatMessage(role=role, content=content, reasoning=reasoning, tool_calls=calls)
 
 
-def _text(fields: Fields) -> str:
+def _text(fields: Fields, left_out: list[str]) -> str:
     content = fields.raw("content")
     if content is None or isinstance(content, str):
         return content or ""
     parts = []
     for part in fields.objects("content", required=True):
         kind = part.text("type")
-        if kind not in ("text", "refusal"):
+        if kind in UNSEEN_PARTS:
+            left_out.append(UNSEEN_PARTS[kind])
+            named = part.child("file").text("filename", "") if kind == "file" else ""
+            parts.append(unseen(UNSEEN_PARTS[kind], named))
+        elif kind in ("text", "refusal"):
+            parts.append(part.text(kind))
+        else:
             raise RequestError(f"expected text, received a part of type {kind!r}", field=part.name("type"))
-        parts.append(part.text(kind))
     return "\n".join(parts)
 
 
@@ -152,13 +165,32 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
     return {"type": "function", "function": dict(fields.raw("function"))}
 
 
-def _refuse_constraints(fields: Fields) -> None:
-    """Refuse what would constrain the model's tokens: the gateway cannot enforce it."""
-    if fields.raw("tool_choice") not in (None, "auto", "none"):
-        raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice")
-    if fields.raw("response_format") and fields.child("response_format").text("type") != "text":
-        raise RequestError("expected text: the gateway cannot force a format", field="response_format")
-    fields.integer("top_logprobs", 0, low=0, high=0)
+def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """The tools that are offered, and those of which one must be called."""
+    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    choice = fields.raw("tool_choice")
+    if choice is None or choice == "auto":
+        return tools, ()
+    if choice == "none":
+        return (), ()
+    if choice == "required":
+        return tools, tools_to_call(tools, named=None, field="tool_choice")
+    if not isinstance(choice, dict):
+        raise wrong("tool_choice", "none, auto, required or an object that names a tool", choice)
+    asked = fields.child("tool_choice")
+    kind = asked.text("type")
+    if kind == "function":
+        named = asked.child("function").text("name")
+        return tools, tools_to_call(tools, named=named, field="tool_choice.function.name")
+    if kind != "allowed_tools":
+        raise wrong("tool_choice.type", "function or allowed_tools", kind)
+    allowed = asked.child("allowed_tools")
+    names = [_tool(tool)["function"]["name"] for tool in allowed.objects("tools", required=True)]
+    for name in names:
+        tools_to_call(tools, named=name, field="tool_choice.allowed_tools.tools")
+    kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    is_required = allowed.text("mode") == "required"
+    return kept, tools_to_call(kept, named=None, field="tool_choice") if is_required else ()
 
 
 def _sampling(fields: Fields) -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """What a session remembers: makes prompts out of recorded tokens, and records calls."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
+from tree_rl.rollout.gateway.calls.side_calls import SideCall
 from tree_rl.rollout.gateway.generation import Answer
 from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
@@ -21,6 +20,7 @@ from tree_rl.rollout.gateway.tokens.drift import (
     find_drifted_siblings,
     first_difference,
 )
+from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
 from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, opens_reasoning, split_reasoning
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
@@ -50,6 +50,8 @@ class Prompt:
     """As the template writes it."""
     ids: tuple[int, ...]
     node: Node
+    opening: str = ""
+    """The end of `text` that belongs to the turn already: the client, or the gateway for it, has begun it."""
 
 
 class Recorder:
@@ -89,7 +91,7 @@ class Recorder:
         # A thread changes nothing here but memories that any order of calls leaves alike.
         is_large = request.num_bytes > LARGE_REQUEST or len(request.messages) > MANY_MESSAGES
         match_of = partial(self._matched, request, agent)
-        restored, text, match = await beside_the_loop(match_of, is_long=is_large or self._trie.is_slow)
+        restored, (text, opening), match = await beside_the_loop(match_of, is_long=is_large or self._trie.is_slow)
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
         if node.prompt_ids is None:
@@ -101,13 +103,15 @@ class Recorder:
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
         self._note_left_turns(restored, text, match)
-        return Prompt(request=request, restored=restored, text=text, ids=ids, node=node)
+        return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening)
 
-    def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, str, Match]:
+    def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, tuple[str, str], Match]:
         """A request's messages with the reasoning that clients drop, their text, and its recorded tokens."""
         restored = self._own.restore(request.messages, agent=agent)
-        text = self._renderer.render(restored.messages, tools=request.tools, is_prompt=True)
-        return restored, text, self._trie.match(text)
+        text, opening = opened_prompt(self._renderer, request, restored.messages)
+        if request.continues_last:
+            restored = self._own.restore(request.messages[:-1], agent=agent)
+        return restored, (text, opening), self._trie.match(text)
 
     def _note_left_turns(self, restored: Restored, text: str, match: Match) -> None:
         """Remember turns that this prompt brings back without continuing them, and why."""
@@ -123,7 +127,7 @@ class Recorder:
         cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
 
-    async def record(self, prompt: Prompt, answer: Answer, *, agent: str) -> ChatMessage:
+    async def record(self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None = None) -> ChatMessage:
         """Record an answer, and return the message for the agent. Calls are recorded in the order of their answers."""
         index = len(self.calls)
         self.calls.append(
@@ -133,39 +137,49 @@ class Recorder:
                 log_probs=answer.log_probs,
                 turn=sum(message.role == "assistant" for message in prompt.restored.messages),
                 agent=agent,
+                side=None if side is None else side.name,
+                weight=1.0 if side is None else side.weight,
                 min_version=answer.min_version,
                 max_version=answer.max_version,
                 routes=answer.routes,
             )
         )
-        read = partial(
-            read_message,
-            answer.text,
-            parse_tools=bool(prompt.request.tools),
-            is_reasoning_open=opens_reasoning(prompt.text),
-            reasoning=self._options.reasoning,
-            key=f"{self._session}_{index}",
-        )
+        read = partial(self.read, prompt, answer.text, index)
         message = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
         turn = GeneratedTurn(
             call=index,
             raw_text=answer.text,
             response_ids=answer.token_ids,
             is_whole=answer.text_ids is not None,
-            forms=cache(partial(self._forms, prompt.restored.messages, message, prompt.request.tools)),
+            forms=cache(partial(self._forms, prompt, message)),
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
         self._own.add(prompt.restored, message, agent=agent, call=index)
-        return message
+        return replace(message, content=shown_to_client(prompt.request, message))
 
-    def _forms(
-        self, messages: tuple[ChatMessage, ...], message: ChatMessage, tools: tuple[Mapping[str, Any], ...]
-    ) -> tuple[tuple[str, str], ...]:
+    def read(self, prompt: Prompt, text: str, call: int) -> ChatMessage:
+        """The message that a turn is, its opening included.
+
+        Args:
+            text: what the model drew, without its end token.
+            call: its index.
+        """
+        header = prompt.text.removesuffix(prompt.opening)
+        return read_message(
+            prompt.opening + text,
+            parse_tools=bool(prompt.request.tools),
+            is_reasoning_open=opens_reasoning(header),
+            reasoning=self._options.reasoning,
+            key=f"{self._session}_{call}",
+        )
+
+    def _forms(self, prompt: Prompt, message: ChatMessage) -> tuple[tuple[str, str], ...]:
         """A turn as the template writes it behind its prompt, and what closes it there: last, and further up.
 
         Templates open the last turn with an empty reasoning, and leave it out as soon as another message follows.
         Reasoning that is not empty, once left out, makes another context.
         """
+        messages, tools = prompt.restored.messages, prompt.request.tools
         is_silent = not (message.reasoning or split_reasoning(message.content)[0] or "").strip()
         followers = [ChatMessage(role="user", content=FOLLOWER)] if is_silent else []
         if is_silent and message.tool_calls:
@@ -185,7 +199,10 @@ class Recorder:
                 continue
             written, closing, _ = whole[len(before) :].partition(FOLLOWER)[0].rpartition(self._renderer.end_text)
             forms.append((written, closing) if closing else (whole[len(before) :], ""))
-        return tuple(dict.fromkeys(forms))
+        # The opening stands in the prompt.
+        begun = prompt.opening
+        kept = [(written.removeprefix(begun), closing) for written, closing in forms if written.startswith(begun)]
+        return tuple(dict.fromkeys(kept))
 
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
         turn, prompt = node.turn, node.parent

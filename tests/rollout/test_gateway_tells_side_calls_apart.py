@@ -1,0 +1,187 @@
+"""Side calls of harnesses are told apart, and train as their weight says; sub-agents keep their own names."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from gateway_harness import run_session, trained_text
+
+from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
+from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls, side_call_of
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.transcript import ModelCall, rows_of_calls
+from tree_rl.verl_plugin.agent_loops.prompt_forests import origin
+from tree_rl.verl_plugin.agent_loops.session_outputs import figures_of_calls, provenance
+
+TITLE = "You are a title generator. You output ONLY a thread title. Nothing else."
+COMMIT = "You are an expert software engineer that generates concise, one-line Git commit messages based on the diffs."
+
+
+def asked(system: str, user: str) -> list[ChatMessage]:
+    return [ChatMessage(role="system", content=system), ChatMessage(role="user", content=user)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "name"),
+    [
+        (asked(TITLE, "fix the bug"), "title"),
+        (asked("Generate a concise, sentence-case title (3-7 words) that ...", "fix"), "title"),
+        (asked(COMMIT, "diff"), "commit_message"),
+        (
+            asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far, ..."),
+            "summary",
+        ),
+        (asked("You are the component that summarizes internal chat history", "x"), "summary"),
+        (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
+        (
+            asked("You code.", "Analyze *only* the content and structure of your immediately preceding response"),
+            "next_speaker",
+        ),
+        (asked("You code.", "generate a title for my page"), None),
+        # A tool's result that quotes a harness is none of its calls.
+        ([*asked("You code.", "go"), ChatMessage(role="tool", content=TITLE)], None),
+    ],
+)
+def test_known_harnesses_side_calls_have_names(messages: list[ChatMessage], name: str | None) -> None:
+    found = side_call_of(KNOWN_SIDE_CALLS, messages, agent="main", headers={})
+    assert (found and found.name) == name
+
+
+def test_options_come_first_and_weigh_known_ones() -> None:
+    given = [
+        {"name": "title", "weight": 0},
+        {"name": "judge", "weight": 0.5, "headers": {"X-Purpose": "^judge"}, "agent": "critic-.*"},
+    ]
+    options = GatewayOptions(max_context_tokens=10, max_turn_tokens=5, side_calls=given)  # type: ignore[arg-type]
+    calls = options.side_calls
+    assert {one.weight for one in calls if one.name == "title"} == {0} and calls[0].name == "judge"
+    assert GatewayOptions(max_context_tokens=10, max_turn_tokens=5, side_calls=calls) == options
+    find = {"agent": "critic-1", "headers": {"x-purpose": "judge the answer"}}
+    assert side_call_of(calls, asked("", ""), **find) is calls[0]
+    assert side_call_of(calls, asked("", ""), **{**find, "agent": "main"}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "judge"}, r"side_calls\.judge: expected a pattern .*known calls can be named: commit_message"),
+        ({"name": "judge", "pattern": "x"}, r"side_calls\.pattern: no such key"),
+        ({"name": "judge", "user": "("}, r"side_calls\.judge: '\(' is no regular expression"),
+        (
+            {"name": "judge", "user": "x", "weight": -1},
+            r"side_calls\.judge\.weight=-1: expected a number from 0 to 100",
+        ),
+        ({"name": "judge", "user": "x", "weight": "none"}, "weight='none'"),
+        ({"user": "x"}, "expected a name, received None"),
+        ({"name": "a b", "user": "x"}, "name='a b': expected letters"),
+    ],
+)
+def test_bad_side_calls_are_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_side_calls([given])
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({}, "main"),
+        ({"x-claude-code-agent-id": "explore/1"}, "explore-1"),
+        ({"x-session-id": "ses_1"}, "main"),
+        ({"x-session-id": "ses_2", "x-parent-session-id": "ses_1"}, "ses_2"),
+    ],
+)
+def test_sub_agents_are_named_by_their_harnesses_headers(headers: dict[str, str], name: str) -> None:
+    assert agent_of_headers(headers) == name
+
+
+def play_titled(tiny: SimpleNamespace, **options: Any) -> Any:
+    """A session with a question, a title call and a sub-agent's call."""
+    backend = tiny.backend({"fix": "the work", "title this": "A Title", "explore": "found"})
+
+    async def play(chat: openai.AsyncOpenAI, endpoint: Any) -> None:
+        def ask(text: str, system: str = "You code.", **more: Any) -> Any:
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+            return chat.chat.completions.create(model="m", messages=messages, **more)
+
+        await ask("fix")
+        await ask("title this", TITLE)
+        await ask("explore", extra_headers={"x-claude-code-agent-id": "explorer"})
+
+    return run_session(backend, play, **options) if not options else unchecked(backend, play, options)
+
+
+def unchecked(backend: Any, play: Any, options: dict[str, Any]) -> Any:
+    """`run_session` checks that every token is trained; here some are not."""
+    import gateway_harness
+
+    before, gateway_harness.check_record = gateway_harness.check_record, lambda *_: None
+    try:
+        return run_session(backend, play, **options)
+    finally:
+        gateway_harness.check_record = before
+
+
+def test_a_title_of_weight_zero_is_recorded_and_not_trained(tiny: SimpleNamespace) -> None:
+    record = play_titled(tiny)
+    assert [(call.agent, call.side, call.weight) for call in record.calls] == [
+        ("main", None, 1.0),
+        ("main", "title", 1.0),
+        ("explorer", None, 1.0),
+    ]
+    assert len(rows_of_calls(record.calls)) == 3
+    record = play_titled(tiny, side_calls=[{"name": "title", "weight": 0}])
+    texts = [trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls)]
+    assert texts == ["the work<|im_end|>", "found<|im_end|>"]
+    figures = figures_of_calls(record.calls, ["memory", "title"])
+    assert figures == {
+        "agents": 2.0,
+        "sub_agent_calls": 1.0,
+        "side_calls": 1.0,
+        "untrained_calls": 1.0,
+        "side_memory": 0.0,
+        "side_title": 1.0,
+    }
+
+
+def test_a_summary_of_weight_zero_leaves_the_work_before_it_trained(tiny: SimpleNamespace) -> None:
+    """It continues the conversation, so it shares a row with it."""
+    work = ModelCall(prompt_ids=(1, 2), response_ids=(3, 4), log_probs=(-0.5, -0.25))
+    summary = ModelCall(prompt_ids=(1, 2, 3, 4, 5), response_ids=(6, 7), log_probs=(-1.0, -2.0), side="summary")
+    for weight, mask, weights in [
+        (1.0, (1, 1, 0, 1, 1), None),
+        (0.0, (1, 1, 0, 0, 0), None),
+        (0.25, (1, 1, 0, 1, 1), (1.0, 1.0, 0.0, 0.25, 0.25)),
+    ]:
+        (row,) = rows_of_calls([work, replace(summary, weight=weight)])
+        assert (row.response_mask, row.response_weights) == (mask, weights)
+        assert row.response_log_probs == tuple(p * m for p, m in zip((-0.5, -0.25, 0, -1, -2), mask, strict=True))
+
+
+def test_a_token_of_the_task_keeps_its_weight_where_a_side_call_draws_it_too(tiny: SimpleNamespace) -> None:
+    work = ModelCall(prompt_ids=(1,), response_ids=(3, 4), log_probs=None)
+    other = replace(work, response_ids=(3, 5), side="x", weight=0.0)
+    rows = rows_of_calls([work, other])
+    assert [(row.token_ids, row.response_mask, row.response_weights) for row in rows] == [
+        ((1, 3, 4), (1, 1), None),
+        ((1, 3, 5), (1, 0), None),
+    ]
+
+
+def test_dumped_rows_name_who_asked(tiny: SimpleNamespace) -> None:
+    calls = (
+        ModelCall(prompt_ids=(1,), response_ids=(3,), log_probs=None),
+        ModelCall(prompt_ids=(1, 3, 4), response_ids=(5,), log_probs=None, agent="explorer", side="x", weight=0.5),
+    )
+    (row,) = rows_of_calls(calls)
+    extra = {**provenance(row, calls), "response_weights": list(row.response_weights)}
+    assert origin(extra) == {"agents": ("main", "explorer"), "sides": ("x",), "response_weights": (1.0, 0.0, 0.5)}
+    assert origin({}) == {}
+
+
+def test_known_side_calls_train_unless_an_option_says_otherwise() -> None:
+    assert {one.weight for one in KNOWN_SIDE_CALLS} == {1.0}
+    assert read_side_calls([]) == KNOWN_SIDE_CALLS
+    assert read_side_calls([SideCall(name="x", user="y")])[0].name == "x"
