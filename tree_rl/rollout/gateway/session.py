@@ -17,6 +17,7 @@ from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
@@ -27,6 +28,9 @@ CALL_TIMEOUT_S = 3600.0
 """A call that takes longer is cancelled and answered with status 504."""
 MANY_SHOWN_TOKENS = 300
 """The texts of more tokens are made in a thread, for clients that ask for log-probs. So many take 5 ms."""
+
+MANY_COUNTED_TOKENS = 1000
+"""The reasoning of longer answers is counted in a thread: the turn is decoded about ten times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,8 @@ class RecordedSession:
     """Calls whose client left, or that were running when the session was closed."""
     refused: Mapping[int, int]
     """HTTP status -> requests that were answered with it."""
+    left_out: Mapping[str, int]
+    """What requests named and the gateway left out -> number of requests."""
     model_seconds: float
     """Sum of the times that the model took."""
 
@@ -58,6 +64,7 @@ class Session:
         self.id = secrets.token_hex(8)
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._renderer = renderer
         self._backend = backend
         self._options = options
@@ -90,6 +97,7 @@ class Session:
                 code="session_exhausted",
             )
         self._admitted += request.count
+        self._left_out.update(request.left_out)
         task = asyncio.create_task(self._complete(request, agent))
         self._running.add(task)
         task.add_done_callback(self._finished)
@@ -124,6 +132,7 @@ class Session:
                     drift=await asyncio.to_thread(self._recorder.drift_report),
                     cancelled=self._cancelled,
                     refused=dict(self.refused),
+                    left_out=dict(self._left_out),
                     model_seconds=self._model_seconds,
                 )
             return self._record
@@ -189,8 +198,18 @@ class Session:
             stop_cause=cause,
             stop_sequence=answer.stop_text,
             num_tokens=len(answer.token_ids),
+            reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
             tokens=await self._shown_tokens(answer) if request.with_log_probs else None,
         )
+
+    async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
+        if not message.reasoning:
+            return 0
+        before, reasoning, _ = answer.text.partition(message.reasoning)
+        if not reasoning:
+            return None
+        count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
+        return await beside_the_loop(count, is_long=len(answer.token_ids) > MANY_COUNTED_TOKENS)
 
     async def _shown_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         is_long = len(answer.token_ids) > MANY_SHOWN_TOKENS

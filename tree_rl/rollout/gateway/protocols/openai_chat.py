@@ -12,7 +12,7 @@ from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Comp
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments
 
-PATH = "/v1/chat/completions"
+PATH = "/chat/completions"
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
@@ -91,7 +91,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": field, "code": code}}
 
 
-def error_event(error: RequestError | BackendError) -> bytes:
+def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
     """An error after a stream has begun."""
     return _event(error_body(error))
 
