@@ -1,0 +1,108 @@
+"""Gemini's contents to messages."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
+
+ROLES = ("user", "model", "function")
+
+
+def read_contents(contents: Iterable[Fields]) -> list[ChatMessage]:
+    """Read the field `contents`. Clients keep each chunk of a streamed turn as a content of its own."""
+    messages: list[ChatMessage] = []
+    num_calls = 0
+    for is_model, group in groupby(contents, key=_is_model):
+        if is_model:
+            parts = [part for content in group for part in content.objects("parts")]
+            turn = _turn(parts, num_calls)
+            num_calls += len(turn.tool_calls)
+            messages.append(turn)
+        else:
+            for content in group:
+                messages += _given(content.objects("parts", required=True), messages)
+    return messages
+
+
+def text_of_parts(parts: Iterable[Fields]) -> str:
+    """The joined texts of parts."""
+    return "\n".join(_text(part) for part in parts)
+
+
+def _is_model(content: Fields) -> bool:
+    role = content.text("role", "user")
+    if role not in ROLES:
+        raise wrong(content.name("role"), ", ".join(ROLES), role)
+    return role == "model"
+
+
+def _turn(parts: Sequence[Fields], num_calls: int) -> ChatMessage:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[CalledTool] = []
+    sealed: str | None = None
+    for part in parts:
+        # A signature of another server, or a client's own word, says nothing here.
+        sealed = unseal(part.text("thoughtSignature", "")) or sealed
+        if part.raw("functionCall") is not None:
+            calls.append(_called(part.child("functionCall"), f"call_{num_calls + len(calls)}"))
+        elif part.flag("thought"):
+            thoughts.append(part.text("text", ""))
+        else:
+            texts.append(_text(part))
+    # Chunks of one text.
+    reasoning = sealed or "".join(thoughts) or None
+    return ChatMessage(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
+
+
+def _called(call: Fields, name: str) -> CalledTool:
+    arguments = call.raw("args")
+    if not isinstance(arguments, dict | None):
+        raise wrong(call.name("args"), "a JSON object", arguments)
+    return CalledTool(id=call.text("id", "") or name, name=call.text("name"), arguments=arguments or {})
+
+
+def _given(parts: Sequence[Fields], before: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Tool results are messages of their own, in front of the user's text."""
+    results: list[ChatMessage] = []
+    texts: list[str] = []
+    for part in parts:
+        if part.raw("functionResponse") is not None:
+            results.append(_result(part.child("functionResponse"), [*before, *results]))
+        else:
+            texts.append(_text(part))
+    return [*results, ChatMessage(role="user", content="\n".join(texts))] if texts or not results else results
+
+
+def _result(response: Fields, before: Sequence[ChatMessage]) -> ChatMessage:
+    """The result of one of the last turn's calls that have none yet: by id, else by name, else in order."""
+    name, sent_id = response.text("name", ""), response.text("id", "")
+    start = max((place for place, message in enumerate(before) if message.role == "assistant"), default=0)
+    answered = {message.tool_call_id for message in before[start:]}
+    open_calls = [call for call in (before[start].tool_calls if before else ()) if call.id not in answered]
+    by_id = [call for call in open_calls if call.id == sent_id]
+    found = (by_id or [call for call in open_calls if call.name == name] or open_calls)[:1]
+    call_id = found[0].id if found else sent_id or None
+    return ChatMessage(role="tool", content=_output(response), tool_call_id=call_id, name=name or None)
+
+
+def _output(response: Fields) -> str:
+    if response.items("parts"):
+        raise RequestError("expected text", field=response.name("parts"))
+    output: Any = response.raw("response")
+    if isinstance(output, Mapping) and list(output) in (["output"], ["result"]):
+        (output,) = output.values()
+    if output is None or isinstance(output, str):
+        return output or ""
+    return json.dumps(output, ensure_ascii=False)
+
+
+def _text(part: Fields) -> str:
+    text = part.raw("text")
+    if not isinstance(text, str):
+        raise RequestError("expected a part with text", field=part.name("text"))
+    return text
