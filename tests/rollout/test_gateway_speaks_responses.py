@@ -106,9 +106,7 @@ def reference(item: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("form", [whole, token_only, plain_only, reference, "no reasoning", "results between calls"])
-def test_a_tool_loop_is_one_row_however_its_items_come_back(
-    tiny: SimpleNamespace, is_stream: bool, form: Any
-) -> None:
+def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNamespace, is_stream: bool, form: Any) -> None:
     async def play(responses: Any) -> None:
         items: list[Any] = [HELLO]
         for _ in TURNS:
@@ -136,7 +134,9 @@ def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleNamespace,
     async def play(responses: Any) -> Any:
         answer, answers = None, []
         for _ in TURNS:
-            news = {"input": "hello"} if answer is None else {"input": results(answer), "previous_response_id": answer.id}
+            news = (
+                {"input": "hello"} if answer is None else {"input": results(answer), "previous_response_id": answer.id}
+            )
             answer = await ask(responses, is_stream, instructions="Be brief.", **news)
             answers.append(answer)
         # A branch from the first response, as a client does that tries again.
@@ -158,7 +158,13 @@ def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleNamespace,
     ("turn", "kind", "name", "namespace", "sent"),
     [
         (CALL % ("apply_patch", '{"input": "*** ü\\n\\"x\\""}'), "custom_tool_call", "apply_patch", None, '*** ü\n"x"'),
-        (CALL % ("apply_patch", '{"patch": "x", "n": 1}'), "custom_tool_call", "apply_patch", None, '{"patch": "x", "n": 1}'),
+        (
+            CALL % ("apply_patch", '{"patch": "x", "n": 1}'),
+            "custom_tool_call",
+            "apply_patch",
+            None,
+            '{"patch": "x", "n": 1}',
+        ),
         (CALL % ("apply_patch", '{"input": ["x"]}'), "custom_tool_call", "apply_patch", None, '["x"]'),
         (CALL % ("agents__spawn", '{"command": "x"}'), "function_call", "spawn", "agents", '{"command": "x"}'),
         (CALL % ("nobody", "{}"), "function_call", "nobody", None, "{}"),
@@ -269,9 +275,7 @@ def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleNamespa
     asyncio.run(run())
 
 
-def test_an_error_within_a_stream_is_raised_by_the_sdk(
-    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_within_a_stream_is_raised_by_the_sdk(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tree_rl.rollout.gateway.server.STREAM_PING_S", 0.02)
 
     async def fails(*_: Any, **__: Any) -> Any:

@@ -127,6 +127,7 @@ class HttpApplication:
             return JSONResponse(
                 gemini.token_count(await self._count(request, partial(gemini.read_count_request, model=model)))
             )
+        self._session(request)
         if method not in gemini.METHODS:
             raise RequestError(f"expected one of {', '.join(gemini.METHODS)}, received {method[:80]!r}", status=404)
         as_events = request.query_params.get("alt") == "sse"

@@ -33,11 +33,22 @@ class StoredResponses:
         self._num_bytes = 0
 
     def expect(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
-        """Remember the answer to a request: its tool calls, and all of it if the client wants it stored."""
+        """Remember the answer to a request once it is there; one in the background is stored from now on."""
         if request.is_background:
             self._keep(_Stored(request=request, task=task))
         # Nobody reads an answer before this: it is the task's first callback.
         task.add_done_callback(lambda done: self._finish(request, done))
+
+    def remember(self, request: ResponsesRequest, completion: Completion) -> None:
+        """Remember an answer: its tool calls, and all of it if the client wants it stored."""
+        calls = completion.choices[0].message.tool_calls
+        self._calls.update((call.id, calls) for call in calls)
+        if request.is_stored and not request.is_background:
+            self._keep(_Stored(request=request))
+        stored = self._responses.get(request.response_id)
+        if stored is not None:
+            stored.completion = completion
+            self._items.update((item["id"], item) for item in answer(request, completion)["output"])
 
     def body(self, response_id: str) -> dict[str, Any]:
         """A response as it stands. Raises `RequestError` for an unknown one."""
@@ -99,17 +110,8 @@ class StoredResponses:
         return stored
 
     def _finish(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            return
-        completion = task.result()
-        calls = completion.choices[0].message.tool_calls
-        self._calls.update((call.id, calls) for call in calls)
-        if request.is_stored and not request.is_background:
-            self._keep(_Stored(request=request))
-        stored = self._responses.get(request.response_id)
-        if stored is not None:
-            stored.completion = completion
-            self._items.update((item["id"], item) for item in answer(request, completion)["output"])
+        if not task.cancelled() and task.exception() is None:
+            self.remember(request, task.result())
 
     def _keep(self, stored: _Stored) -> None:
         self._responses[stored.request.response_id] = stored
