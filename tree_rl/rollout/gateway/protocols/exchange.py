@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.demands import JsonDemand
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
@@ -35,6 +36,12 @@ class ChatRequest:
     """Answer with the log-probs of the generated tokens (OpenAI)."""
     with_reasoning_tokens: bool = False
     """Answer with the number of tokens that are reasoning (Responses, Gemini)."""
+    must_call: tuple[str, ...] = ()
+    """Tools of which the answer must call one. Empty leaves it to the model."""
+    one_call: bool = False
+    """At most one tool call."""
+    json: JsonDemand | None = None
+    """What the text must be, where the client wants JSON."""
     left_out: tuple[str, ...] = ()
     """Names of what clients send unasked, work without, and do not get: tools that only the provider could run."""
     num_bytes: int = 0

@@ -52,6 +52,10 @@ class Fields:
         """Path of a field."""
         return f"{self._path}.{key}" if self._path else key
 
+    def names(self) -> Sequence[str]:
+        """The names of its fields."""
+        return tuple(self._value)
+
     def raw(self, key: str) -> Any:
         """The field as the client sent it, None if it is absent."""
         return self._value.get(key)

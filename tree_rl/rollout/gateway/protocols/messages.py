@@ -45,3 +45,8 @@ def read_arguments(text: str) -> Mapping[str, Any] | str:
     except JsonError:
         return text
     return decoded if isinstance(decoded, dict) else text
+
+
+def unseen(kind: str, name: str = "") -> str:
+    """What a text model reads in place of an image, a sound or a file."""
+    return f"[{kind}{': ' * bool(name)}{name} left out: this model reads text alone]"
