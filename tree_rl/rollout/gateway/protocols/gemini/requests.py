@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT, JsonDemand, tools_to_call
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import (
     MAX_INTEGER,
@@ -22,14 +23,27 @@ from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 METHODS = {"generateContent": False, "streamGenerateContent": True}
 """Whether each one streams."""
 KEY_HEADER = "x-goog-api-key"
-READ = {"contents", "generationConfig", "model", "systemInstruction", "toolConfig", "tools"}
-WITHOUT_EFFECT = {"labels", "safetySettings", "serviceTier", "store"}
-"""Nothing here filters answers, bills them or keeps them."""
-READ_CONFIG = {
-    *("candidateCount", "frequencyPenalty", "maxOutputTokens", "presencePenalty", "responseMimeType"),
-    *("responseModalities", "seed", "stopSequences", "temperature", "thinkingConfig", "topK", "topP"),
+KNOWN = {
+    *("cachedContent", "contents", "generationConfig", "model", "systemInstruction", "toolConfig", "tools"),
+    *("labels", "safetySettings", "serviceTier", "store"),
 }
-CONFIG_WITHOUT_EFFECT = {"enableEnhancedCivicAnswers", "mediaResolution"}
+"""The last four have no effect: nothing here filters answers, bills them or keeps them."""
+READ_CONFIG = {
+    *("candidateCount", "frequencyPenalty", "maxOutputTokens", "presencePenalty", "responseJsonSchema"),
+    *("responseMimeType", "responseModalities", "responseSchema", "seed", "stopSequences", "temperature"),
+    *("thinkingConfig", "topK", "topP"),
+}
+CONFIG_WITHOUT_EFFECT = {
+    *("audioTimestamp", "enableAffectiveDialog", "enableEnhancedCivicAnswers", "mediaResolution"),
+    *("modelSelectionConfig", "routingConfig"),
+}
+CONFIG_REFUSED = (
+    *("audioTranscriptionConfig", "imageConfig", "logprobs", "responseFormat", "responseLogprobs", "speechConfig"),
+    "translationConfig",
+)
+SHOWN_NAME = 40
+MANY_UNKNOWN = 20
+"""Of one request: their names stay in the session's record."""
 MAX_CANDIDATES = 128
 
 
@@ -40,12 +54,6 @@ class ProtoFields(Fields):
         super().__init__(
             {camel(key): part for key, part in value.items()} if isinstance(value, Mapping) else value, path
         )
-
-    def refuse_unknown(self, known: set[str], where: str) -> None:
-        """Refuse fields that are not known here by name."""
-        for key, value in self._value.items():
-            if value is not None and key not in known:
-                raise RequestError(f"not supported by this gateway in {where}; leave it out", field=self.name(key))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,16 +74,23 @@ class GeminiRequest(ChatRequest):
 def read_request(body: Any, *, model: str, is_stream: bool, as_events: bool) -> GeminiRequest:
     """Read the body of `generateContent` or `streamGenerateContent`."""
     fields = ProtoFields(body)
-    fields.refuse_unknown(READ | WITHOUT_EFFECT, "a request")
     config = _child(fields, "generationConfig")
-    config.refuse_unknown(READ_CONFIG | CONFIG_WITHOUT_EFFECT, "generationConfig")
-    _refuse_constraints(config)
+    for holder, name in ((fields, "cachedContent"), *((config, name) for name in CONFIG_REFUSED)):
+        if holder.raw(name):
+            raise RequestError("not supported by this gateway; leave it out", field=holder.name(name))
+    if [kind for kind in config.items("responseModalities") if str(kind).upper() != "TEXT"]:
+        raise RequestError("expected TEXT", field=config.name("responseModalities"))
     stop = config.items("stopSequences")
     check_stop_texts(config.name("stopSequences"), stop)
+    read = _content(fields)
+    known_config = READ_CONFIG | CONFIG_WITHOUT_EFFECT | {*CONFIG_REFUSED}
+    unknown = [name for name in fields.names() if name not in KNOWN]
+    unknown += [config.name(name) for name in config.names() if name not in known_config]
+    notes = [f"field {name[:SHOWN_NAME]}" for name in unknown[:MANY_UNKNOWN]]
     return GeminiRequest(
+        **{**read, "left_out": tuple(dict.fromkeys([*notes, *read["left_out"]]))},
         model=model,
-        messages=_messages(fields),
-        tools=_tools(fields),
+        json=_json(config),
         count=config.integer("candidateCount", 1, low=1, high=MAX_CANDIDATES) or 1,
         max_tokens=config.integer("maxOutputTokens", None, low=1),
         stop=tuple(stop),
@@ -92,7 +107,7 @@ def read_count_request(body: Any, *, model: str) -> ChatRequest:
     fields = ProtoFields(body)
     if fields.raw("generateContentRequest") is not None:
         fields = _child(fields, "generateContentRequest")
-    return ChatRequest(model=model, messages=_messages(fields), tools=_tools(fields))
+    return ChatRequest(model=model, **_content(fields))
 
 
 def key_of(request: Request) -> str | None:
@@ -119,27 +134,39 @@ def _child(fields: ProtoFields, key: str) -> ProtoFields:
     return ProtoFields({} if fields.raw(key) is None else fields.raw(key), fields.name(key))
 
 
-def _messages(fields: ProtoFields) -> tuple[ChatMessage, ...]:
-    messages = read_contents(fields.objects("contents", required=True))
+def _content(fields: ProtoFields) -> dict[str, Any]:
+    """Messages and tools."""
+    left_out: list[str] = []
+    messages = read_contents(fields.objects("contents", required=True), left_out)
     if not messages:
         raise wrong("contents", "at least one content", [])
-    if fields.raw("systemInstruction") is None:
-        return tuple(messages)
-    system = text_of_parts(fields.child("systemInstruction").objects("parts", required=True))
-    return (ChatMessage(role="system", content=system), *messages) if system else tuple(messages)
+    if fields.raw("systemInstruction") is not None:
+        system = text_of_parts(fields.child("systemInstruction").objects("parts", required=True), left_out)
+        messages = [ChatMessage(role="system", content=system)] * bool(system) + messages
+    tools, must_call = _tools(fields)
+    return {"messages": tuple(messages), "tools": tools, "must_call": must_call, "left_out": tuple(left_out)}
 
 
-def _tools(fields: ProtoFields) -> tuple[Mapping[str, Any], ...]:
-    calling = _child(_child(fields, "toolConfig"), "functionCallingConfig")
-    mode = calling.text("mode", "AUTO").upper()
-    if mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
-        raise RequestError("expected AUTO or NONE: the gateway cannot force a tool call", field=calling.name("mode"))
+def _tools(fields: ProtoFields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """The tools that are offered, and those of which one must be called."""
     tools: list[Mapping[str, Any]] = []
     for tool in fields.objects("tools"):
-        assert isinstance(tool, ProtoFields)
-        tool.refuse_unknown({"functionDeclarations"}, "tools, whose others only Google runs")
+        foreign = [name for name in tool.names() if name != "functionDeclarations" and tool.raw(name) is not None]
+        if foreign:
+            raise RequestError("only Google runs this tool", field=tool.name(foreign[0]))
         tools += [_function(declared) for declared in tool.objects("functionDeclarations")]
-    return () if mode == "NONE" else tuple(tools)
+    calling = _child(_child(fields, "toolConfig"), "functionCallingConfig")
+    mode = calling.text("mode", "AUTO").upper()
+    if mode in ("AUTO", "VALIDATED", "MODE_UNSPECIFIED"):
+        return tuple(tools), ()
+    if mode == "NONE":
+        return (), ()
+    if mode != "ANY":
+        raise wrong(calling.name("mode"), "AUTO, ANY, NONE or VALIDATED", mode)
+    where = calling.name("allowedFunctionNames")
+    named = [str(name) for name in calling.items("allowedFunctionNames")]
+    any_of = tools_to_call(tools, named=None, field=calling.name("mode"))
+    return tuple(tools), tuple(one for name in named for one in tools_to_call(tools, named=name, field=where)) or any_of
 
 
 def _function(declared: Fields) -> Mapping[str, Any]:
@@ -153,14 +180,19 @@ def _function(declared: Fields) -> Mapping[str, Any]:
     return {"type": "function", "function": {**described, "parameters": parameters}}
 
 
-def _refuse_constraints(config: ProtoFields) -> None:
-    """Refuse what would constrain the model's tokens: the gateway cannot enforce it."""
-    if config.text("responseMimeType", "text/plain") != "text/plain":
-        raise RequestError(
-            "expected text/plain: the gateway cannot force a format", field=config.name("responseMimeType")
-        )
-    if [kind for kind in config.items("responseModalities") if str(kind).upper() != "TEXT"]:
-        raise RequestError("expected TEXT", field=config.name("responseModalities"))
+def _json(config: ProtoFields) -> JsonDemand | None:
+    kind = config.text("responseMimeType", "text/plain")
+    if kind == "text/plain":
+        return None
+    if kind != "application/json":
+        raise wrong(config.name("responseMimeType"), "text/plain or application/json", kind)
+    for name in ("responseJsonSchema", "responseSchema"):
+        schema = config.raw(name)
+        if schema is not None and not isinstance(schema, dict):
+            raise wrong(config.name(name), "a JSON schema", schema)
+        if schema:
+            return JsonDemand(schema=plain_schema(schema), field=config.name(name))
+    return JsonDemand(schema=ANY_OBJECT, field=config.name("responseMimeType"))
 
 
 def _sampling(config: ProtoFields) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import NAMESPACE_MARK, custom_input, read_call
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
 
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
+UNSEEN_PARTS = {"input_image": "image", "input_file": "file", "input_audio": "sound"}
+"""Types of parts that no text model reads -> what they are."""
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
@@ -28,12 +30,18 @@ class Remembered(Protocol):
         """The messages up to a stored response, its own included. Raises `RequestError` for an unknown one."""
 
 
-def read_items(items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered) -> list[ChatMessage]:
-    """Read the field `input`; the messages of earlier responses stand in front."""
+def read_items(
+    items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered
+) -> tuple[list[ChatMessage], list[str]]:
+    """Read the field `input`; the messages of earlier responses stand in front.
+
+    Returns:
+        The messages, and what they hold that a text model does not see.
+    """
     conversation = _Conversation(history, remembered)
     for item in items:
         conversation.add(item)
-    return conversation.messages
+    return conversation.messages, conversation.left_out
 
 
 class _Conversation:
@@ -41,6 +49,7 @@ class _Conversation:
 
     def __init__(self, history: Sequence[ChatMessage], remembered: Remembered) -> None:
         self.messages = list(history)
+        self.left_out: list[str] = []
         self._remembered = remembered
         self._stage = ""
         """Of the last item if it is the assistant's: reasoning, text or calls. Else empty."""
@@ -61,9 +70,8 @@ class _Conversation:
         elif kind in CALLS:
             self._add_call(item)
         elif kind in OUTPUTS:
-            self._append(
-                ChatMessage(role="tool", content=text_of(item, "output"), tool_call_id=item.text("call_id")), stage=""
-            )
+            output = self._text(item, "output")
+            self._append(ChatMessage(role="tool", content=output, tool_call_id=item.text("call_id")), stage="")
         else:
             known = ", ".join(("message", "reasoning", *CALLS, *OUTPUTS, "item_reference"))
             raise RequestError(f"expected one of {known}, received {kind[:80]!r}", field=item.name("type"))
@@ -72,7 +80,7 @@ class _Conversation:
         role = ROLES.get(item.text("role"))
         if role is None:
             raise wrong(item.name("role"), ", ".join(ROLES), item.raw("role"))
-        text = text_of(item, "content")
+        text = self._text(item, "content")
         if role == "assistant":
             self._extend({"reasoning"}, "text", content=text)
         else:
@@ -95,6 +103,23 @@ class _Conversation:
         calls = self.messages[-1].tool_calls if self._stage else ()
         self._extend({"reasoning", "text", "calls"}, "calls", tool_calls=(*calls, call))
 
+    def _text(self, fields: Fields, key: str) -> str:
+        """A text, or the joined texts of a list of parts."""
+        content = fields.raw(key)
+        if isinstance(content, str):
+            return content
+        texts = []
+        for part in fields.objects(key, required=True):
+            kind = part.text("type")
+            if kind in UNSEEN_PARTS:
+                self.left_out.append(UNSEEN_PARTS[kind])
+                texts.append(unseen(UNSEEN_PARTS[kind], part.text("filename", "")))
+            elif kind in TEXT_PARTS:
+                texts.append(part.text(TEXT_PARTS[kind]))
+            else:
+                raise RequestError(f"expected text, received a part of type {kind[:80]!r}", field=part.name("type"))
+        return "\n".join(texts)
+
     def _extend(self, stages: set[str], stage: str, **parts: Any) -> None:
         """Go on with the assistant's last turn if it is at one of these stages, else begin one."""
         if self._stage not in stages:
@@ -109,20 +134,6 @@ class _Conversation:
     def _append(self, message: ChatMessage, *, stage: str) -> None:
         self.messages.append(message)
         self._stage = stage
-
-
-def text_of(fields: Fields, key: str) -> str:
-    """A text, or the joined texts of a list of parts."""
-    content = fields.raw(key)
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in fields.objects(key, required=True):
-        kind = part.text("type")
-        if kind not in TEXT_PARTS:
-            raise RequestError(f"expected text, received a part of type {kind[:80]!r}", field=part.name("type"))
-        texts.append(part.text(TEXT_PARTS[kind]))
-    return "\n".join(texts)
 
 
 def _reasoning(item: Fields) -> str | None:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tree_rl.rollout.gateway.protocols.demands import JsonDemand, read_json_format
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, read_tools
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, chosen_tools, read_tools
 
 ECHOED: Mapping[str, Any] = {
     "background": None,
@@ -42,6 +43,10 @@ WITHOUT_EFFECT = {
 }
 """Of OpenAI's own machinery: nothing here differs with them."""
 REFUSED = ("context_management", "conversation", "moderation", "prompt")
+KNOWN = {*READ, *WITHOUT_EFFECT, *REFUSED}
+SHOWN_NAME = 40
+MANY_UNKNOWN = 20
+"""Of one request: their names stay in the session's record."""
 INCLUDABLE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -78,7 +83,7 @@ class ResponsesRequest(ChatRequest):
 def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
     """Read the body of `POST /v1/responses`."""
     fields = Fields(body)
-    _refuse(fields, body)
+    _refuse(fields)
     include = _include(fields)
     reasoning = fields.child("reasoning") if fields.raw("reasoning") is not None else Fields({})
     is_stored = fields.raw("store") is None or fields.flag("store")
@@ -90,6 +95,8 @@ def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
         **read,
         response_id=f"resp_{secrets.token_hex(24)}",
         created=int(time.time()),
+        one_call=fields.raw("parallel_tool_calls") is not None and not fields.flag("parallel_tool_calls"),
+        json=_json(fields),
         max_tokens=fields.integer("max_output_tokens", None, low=1),
         sampling=_sampling(fields),
         is_stream=is_stream,
@@ -106,7 +113,7 @@ def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
 def read_count_request(body: Any, remembered: Remembered) -> ChatRequest:
     """Read the body of `POST /v1/responses/input_tokens`."""
     fields = Fields(body)
-    _refuse(fields, body)
+    _refuse(fields)
     read = _content(fields, remembered)
     return ChatRequest(model=read["model"], messages=read["messages"], tools=read["tools"])
 
@@ -118,45 +125,42 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     sent = fields.raw("input")
     if isinstance(sent, str):
         sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
-        conversation = read_items([Fields(sent[0], "input")], history, remembered)
+        items = [Fields(sent[0], "input")]
     else:
-        conversation = read_items(fields.objects("input", required=True), history, remembered)
+        items = fields.objects("input", required=True)
+    conversation, unseen_parts = read_items(items, history, remembered)
     if not conversation:
         raise wrong("input", "at least one item", sent)
     instructions = fields.text("instructions", "")
     system = [ChatMessage(role="system", content=instructions)] if instructions else []
     toolbox = read_tools(fields.objects("tools"))
+    tools, must_call = chosen_tools(fields, toolbox.functions)
+    unknown = [f"field {name[:SHOWN_NAME]}" for name in fields.names() if name not in KNOWN][:MANY_UNKNOWN]
     return {
         "model": fields.text("model", "default"),
         "messages": (*system, *conversation),
-        "tools": () if fields.raw("tool_choice") == "none" else toolbox.functions,
-        "left_out": toolbox.left_out,
+        "tools": tools,
+        "must_call": must_call,
+        "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *unseen_parts])),
         "conversation": tuple(conversation),
         "input_items": tuple(sent),
         "toolbox": toolbox,
     }
 
 
-def _refuse(fields: Fields, body: Mapping[str, Any]) -> None:
-    """Refuse what the gateway does not do, and what it does not know."""
+def _refuse(fields: Fields) -> None:
+    """Refuse what the gateway does not do."""
     for key in REFUSED:
-        if body.get(key) is not None:
+        if fields.raw(key):
             raise RequestError("not supported by this gateway; leave it out", field=key)
-    unknown = [
-        key for key, value in body.items() if value is not None and key not in {*READ, *WITHOUT_EFFECT, *REFUSED}
-    ]
-    if unknown:
-        raise RequestError("unknown field", field=unknown[0], code="unknown_parameter")
     if fields.text("truncation", "disabled") != "disabled":
         raise RequestError("expected disabled: the gateway drops no items", field="truncation")
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise RequestError("expected auto or none: the gateway cannot force a tool call", field="tool_choice")
-    if body.get("parallel_tool_calls") is not None and not fields.flag("parallel_tool_calls"):
-        raise RequestError("expected true: the gateway cannot limit tool calls", field="parallel_tool_calls")
     fields.integer("top_logprobs", 0, low=0, high=0)
-    text = fields.child("text") if body.get("text") is not None else Fields({})
-    if text.raw("format") is not None and text.child("format").text("type") != "text":
-        raise RequestError("expected text: the gateway cannot force a format", field="text.format")
+
+
+def _json(fields: Fields) -> JsonDemand | None:
+    text = fields.child("text") if fields.raw("text") is not None else Fields({})
+    return read_json_format(text.child("format")) if text.raw("format") is not None else None
 
 
 def _include(fields: Fields) -> Sequence[str]:

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tree_rl.rollout.gateway.protocols.demands import tools_to_call
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, read_arguments
 
+Functions = tuple[Mapping[str, Any], ...]
+CHOSEN = ("function", "custom")
 CallKind = Literal["function_call", "custom_tool_call"]
 UNASKED = ("web_search", "web_search_preview", "tool_search")
 """Types of tools that only OpenAI runs, and that Codex sends with every request and works without."""
@@ -28,7 +31,7 @@ class OfferedTool:
 class Toolbox:
     """The tools of a request."""
 
-    functions: tuple[Mapping[str, Any], ...] = ()
+    functions: Functions = ()
     """What the model is offered, in the format of chat completions."""
     offered: Mapping[str, OfferedTool]
     """By the name that the model sees."""
@@ -75,6 +78,33 @@ def read_tools(tools: Iterable[Fields]) -> Toolbox:
     return Toolbox(functions=tuple(functions), offered=offered, left_out=tuple(left_out))
 
 
+def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple[str, ...]]:
+    """What the field `tool_choice` leaves of the tools, and those of which one must be called."""
+    choice = fields.raw("tool_choice")
+    if choice in (None, "auto"):
+        return functions, ()
+    if choice == "none":
+        return (), ()
+    if choice == "required":
+        return functions, tools_to_call(functions, named=None, field="tool_choice")
+    if not isinstance(choice, dict):
+        raise wrong("tool_choice", "none, auto, required or an object that names a tool", choice)
+    asked = fields.child("tool_choice")
+    kind = asked.text("type")
+    if kind in CHOSEN:
+        return functions, tools_to_call(functions, named=_chosen_name(asked), field="tool_choice.name")
+    if kind != "allowed_tools":
+        raise RequestError(
+            f"expected {', '.join(CHOSEN)} or allowed_tools, received {kind!r}", field="tool_choice.type"
+        )
+    names = [_chosen_name(tool) for tool in asked.objects("tools", required=True)]
+    for name in names:
+        tools_to_call(functions, named=name, field="tool_choice.tools")
+    kept = tuple(function for function in functions if function["function"]["name"] in names)
+    is_required = asked.text("mode") == "required"
+    return kept, tools_to_call(kept, named=None, field="tool_choice") if is_required else ()
+
+
 def seen_name(name: str, namespace: str | None) -> str:
     """The name that the model sees."""
     return f"{namespace}{NAMESPACE_MARK}{name}" if namespace else name
@@ -97,6 +127,10 @@ def custom_input(call: CalledTool) -> str:
         return call.arguments_json
     text = arguments["input"]
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+
+def _chosen_name(fields: Fields) -> str:
+    return seen_name(fields.text("name"), fields.text("namespace", "") or None)
 
 
 def _function(fields: Fields) -> dict[str, Any]:
