@@ -64,7 +64,7 @@ def events_of(written: bytes) -> list[Any]:
     return [json.loads(line[6:]) for line in written.decode().splitlines() if line.startswith("data: ")]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(MESSAGES, st.sampled_from(["stop", "length", "tool_calls"]), st.booleans())
 def test_responses_are_what_the_sdk_writes(message: ChatMessage, cause: Any, with_summary: bool) -> None:
     request = asked(include=["reasoning.encrypted_content"], reasoning={"summary": "auto" if with_summary else None})
@@ -76,7 +76,7 @@ def test_responses_are_what_the_sdk_writes(message: ChatMessage, cause: Any, wit
         assert type(parsed).model_validate(event) == parsed and parsed.type == event["type"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(MESSAGES, st.booleans(), st.booleans())
 def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: bool, with_token: bool) -> None:
     request = asked(include=["reasoning.encrypted_content"] if with_token else [])
@@ -95,7 +95,7 @@ def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: 
     assert again == message
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(MESSAGES, st.booleans(), st.booleans())
 def test_gemini_parts_read_back_as_the_message(message: ChatMessage, as_events: bool, with_thoughts: bool) -> None:
     config = {"thinkingConfig": {"includeThoughts": with_thoughts}}
