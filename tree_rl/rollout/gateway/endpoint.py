@@ -9,7 +9,7 @@ class Endpoint:
     """Address and key of one session."""
 
     url: str
-    """Base address without `/v1`, for Anthropic's clients."""
+    """Base address without `/v1`, for Anthropic's and Google's clients."""
     token: str
     """Key of this session: bearer token or `x-api-key`."""
     model: str
@@ -39,4 +39,6 @@ class Endpoint:
             "OPENAI_API_KEY": self.token,
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_API_KEY": self.token,
+            "GOOGLE_GEMINI_BASE_URL": self.url,
+            "GEMINI_API_KEY": self.token,
         }

@@ -6,25 +6,28 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.long_work import beside_the_loop
-from tree_rl.rollout.gateway.protocols import anthropic_messages, openai_chat
-from tree_rl.rollout.gateway.protocols.event_stream import EVENT_STREAM_HEADERS, patient_events, wait_for
+from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_for
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.session import Session, session_over, token_digest
 
-PROTOCOLS: tuple[ChatProtocol, ...] = (openai_chat, anthropic_messages)
-PREFIXES = ("", "/a/{agent}", "/s/{session}", "/s/{session}/a/{agent}")
+AnyRequest = TypeVar("AnyRequest", bound=ChatRequest)
+PREFIXES = ("/s/{session}/a/{agent}", "/s/{session}", "/a/{agent}")
+VERSIONS = ("/v1", "")
+"""Some clients are given an address with the version, some without."""
+GEMINI_VERSIONS = ("/v1beta", *VERSIONS)
 AGENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_BODY_BYTES = 8 << 20
 """Larger requests are refused with status 413."""
@@ -45,17 +48,20 @@ class HttpApplication:
     def __init__(self, *, model: str) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
+        self._responses: dict[str, openai_responses.StoredResponses] = {}
         self._model = model
 
     def add(self, session: Session) -> None:
         """Serve a session."""
         self._by_id[session.id] = session
         self._by_token[token_digest(session.token)] = session
+        self._responses[session.id] = openai_responses.StoredResponses()
 
     def remove(self, session: Session) -> None:
         """Stop serving it. Idempotent."""
         self._by_id.pop(session.id, None)
         self._by_token.pop(token_digest(session.token), None)
+        self._responses.pop(session.id, None)
 
     def sessions(self) -> list[Session]:
         """The sessions that are served."""
@@ -63,13 +69,27 @@ class HttpApplication:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            protocol.PATH: partial(self._answer, protocol) for protocol in PROTOCOLS
-        }
-        posts[f"{anthropic_messages.PATH}/count_tokens"] = self._count_tokens
-        gets = {"/v1/models": self._models, "/v1/models/{model:path}": self._models}
-        routes = [Route(prefix + path, end, methods=["POST"]) for prefix in PREFIXES for path, end in posts.items()]
-        routes += [Route(prefix + path, end, methods=["GET"]) for prefix in PREFIXES for path, end in gets.items()]
+        ends: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("POST", openai_chat.PATH, partial(self._answer, openai_chat, openai_chat.read_request)),
+            (
+                "POST",
+                anthropic_messages.PATH,
+                partial(self._answer, anthropic_messages, anthropic_messages.read_request),
+            ),
+            ("POST", f"{anthropic_messages.PATH}/count_tokens", self._count_messages),
+            ("POST", openai_responses.PATH, self._respond),
+            ("POST", f"{openai_responses.PATH}/input_tokens", self._count_input),
+            *((method, path, partial(self._stored, read)) for method, path, read in openai_responses.ROUTES),
+        ]
+        models: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("POST", "/models/{call:path}", self._gemini),
+            ("GET", "/models", self._models),
+            ("GET", "/models/{model:path}", self._models),
+        ]
+        versions = (*((version, ends) for version in VERSIONS), *((version, models) for version in GEMINI_VERSIONS))
+        routes = [
+            Route(version + path, end, methods=[method]) for version, served in versions for method, path, end in served
+        ]
         # Starlette answers with these. It still raises unexpected errors, so that the server logs them.
         handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
             RequestError: _refusal,
@@ -78,31 +98,55 @@ class HttpApplication:
             HTTPException: _http_error,
             Exception: _unexpected_error,
         }
-        return Starlette(routes=routes, exception_handlers=handlers)
+        mounts = [Mount(prefix, routes=routes) for prefix in PREFIXES]
+        return Starlette(routes=[*mounts, *routes], exception_handlers=handlers)
 
-    async def _answer(self, protocol: ChatProtocol, request: Request) -> Response:
+    async def _answer(
+        self, protocol: ChatProtocol[AnyRequest], read: Callable[[Any], AnyRequest], request: Request
+    ) -> Response:
         session = self._session(request)
-        agent = _agent(request)
-        asked = await _read(request, protocol.read_request)
-        task = session.start(asked, agent=agent)
-        patience = STREAM_PING_S if asked.is_stream else None
-        if not await wait_for(task, request.receive, timeout_s=patience):
-            raise ClientDisconnect
-        if not task.done():
-            events = partial(_events, protocol, asked, session)
-            stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
-            return StreamingResponse(stream, headers=EVENT_STREAM_HEADERS)
-        completion = _result(task)
-        is_long = _is_long(asked, completion)
-        if asked.is_stream:
-            written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), is_long=is_long)
-            return Response(written, headers=EVENT_STREAM_HEADERS)
-        return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), is_long=is_long)
+        asked = await _read(request, read)
+        return await _answered(protocol, asked, request, session, session.start(asked, agent=_agent(request)))
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> Response:
         session = self._session(request)
-        asked = await _read(request, anthropic_messages.read_count_request)
-        return JSONResponse(anthropic_messages.token_count(await session.count_tokens(asked)))
+        stored = self._responses[session.id]
+        asked = await _read(request, partial(openai_responses.read_request, remembered=stored))
+        task = session.start(asked, agent=_agent(request))
+        stored.expect(asked, task)
+        if asked.is_background:
+            return JSONResponse(stored.body(asked.response_id))
+        return await _answered(openai_responses, asked, request, session, task)
+
+    async def _stored(self, read: openai_responses.Endpoint, request: Request) -> Response:
+        session = self._session(request)
+        return JSONResponse(await read(self._responses[session.id], request))
+
+    async def _gemini(self, request: Request) -> Response:
+        model, _, method = request.path_params["call"].rpartition(":")
+        if method == "countTokens":
+            return JSONResponse(
+                gemini.token_count(await self._count(request, partial(gemini.read_count_request, model=model)))
+            )
+        self._session(request)
+        if method not in gemini.METHODS:
+            raise RequestError(f"expected one of {', '.join(gemini.METHODS)}, received {method[:80]!r}", status=404)
+        as_events = request.query_params.get("alt") == "sse"
+        read = partial(gemini.read_request, model=model, is_stream=gemini.METHODS[method], as_events=as_events)
+        return await self._answer(gemini, read, request)
+
+    async def _count_messages(self, request: Request) -> Response:
+        count = await self._count(request, anthropic_messages.read_count_request)
+        return JSONResponse(anthropic_messages.token_count(count))
+
+    async def _count_input(self, request: Request) -> Response:
+        stored = self._responses[self._session(request).id]
+        count = await self._count(request, partial(openai_responses.read_count_request, remembered=stored))
+        return JSONResponse(openai_responses.token_count(count))
+
+    async def _count(self, request: Request, read: Callable[[Any], ChatRequest]) -> int:
+        session = self._session(request)
+        return await session.count_tokens(await _read(request, read))
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
@@ -111,7 +155,7 @@ class HttpApplication:
         return JSONResponse(protocol.models(self._model) if name is None else protocol.model(name))
 
     def _session(self, request: Request) -> Session:
-        token = request.headers.get("x-api-key") or ""
+        token = request.headers.get("x-api-key") or gemini.key_of(request) or ""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             token = bearer.strip()
@@ -121,20 +165,45 @@ class HttpApplication:
             raise RequestError("no such session: it is over, or never was", status=404, code="session_not_found")
         if session is None or not session.accepts(token):
             raise RequestError(
-                "expected the session's token as bearer token or x-api-key", status=401, code="invalid_api_key"
+                "expected the session's token as bearer token, x-api-key or x-goog-api-key",
+                status=401,
+                code="invalid_api_key",
             )
         request.state.session = session
         return session
 
 
+async def _answered(
+    protocol: ChatProtocol[AnyRequest],
+    asked: AnyRequest,
+    request: Request,
+    session: Session,
+    task: asyncio.Task[Completion],
+) -> Response:
+    """The answer to a request, once it is there or the client has waited long enough for a stream to begin."""
+    patience = STREAM_PING_S if asked.is_stream else None
+    if not await wait_for(task, request.receive, timeout_s=patience):
+        raise ClientDisconnect
+    if not task.done():
+        events = partial(_events, protocol, asked, session)
+        stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
+        return StreamingResponse(stream, media_type=asked.stream_type, headers=STREAM_HEADERS)
+    completion = _result(task)
+    is_long = _is_long(asked, completion)
+    if asked.is_stream:
+        written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), is_long=is_long)
+        return Response(written, media_type=asked.stream_type, headers=STREAM_HEADERS)
+    return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), is_long=is_long)
+
+
 def _events(
-    protocol: ChatProtocol, asked: ChatRequest, session: Session, task: asyncio.Task[Completion]
+    protocol: ChatProtocol[AnyRequest], asked: AnyRequest, session: Session, task: asyncio.Task[Completion]
 ) -> Iterator[bytes]:
     try:
         yield from protocol.stream(asked, _result(task))
     except (RequestError, BackendError) as error:
         session.refused[error.status] += 1
-        yield protocol.error_event(error)
+        yield protocol.error_event(asked, error)
 
 
 def _is_long(asked: ChatRequest, completion: Completion) -> bool:
@@ -142,10 +211,10 @@ def _is_long(asked: ChatRequest, completion: Completion) -> bool:
     return completion.completion_tokens * (20 if asked.with_log_probs else 1) > MANY_WRITTEN_TOKENS
 
 
-async def _read(request: Request, read: Callable[[Any], ChatRequest]) -> ChatRequest:
+async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyRequest:
     body = await _body(request)
 
-    def answer() -> ChatRequest | RequestError:
+    def answer() -> AnyRequest | RequestError:
         try:
             return replace(read(read_json(body)), num_bytes=len(body), headers=request.headers)
         except RequestError as error:
@@ -196,13 +265,14 @@ def _agent(request: Request) -> str:
     return given
 
 
-def _protocol(request: Request) -> ChatProtocol:
+def _protocol(request: Request) -> ChatProtocol[Any]:
     # `request.url` fails for some Host headers.
     path = request.scope["path"]
-    if openai_chat.PATH in path:
+    if openai_chat.PATH in path or openai_responses.PATH in path:
         return openai_chat
-    speaks_anthropic = "anthropic-version" in request.headers or anthropic_messages.PATH in path
-    return anthropic_messages if speaks_anthropic else openai_chat
+    if "anthropic-version" in request.headers or anthropic_messages.PATH in path:
+        return anthropic_messages
+    return gemini if gemini.speaks_gemini(request) else openai_chat
 
 
 async def _refusal(request: Request, error: RequestError | BackendError) -> Response:

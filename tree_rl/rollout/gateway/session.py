@@ -19,6 +19,7 @@ from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
@@ -29,6 +30,9 @@ CALL_TIMEOUT_S = 3600.0
 """A call that takes longer is cancelled and answered with status 504."""
 MANY_SHOWN_TOKENS = 300
 """The texts of more tokens are made in a thread, for clients that ask for log-probs. So many take 5 ms."""
+
+MANY_COUNTED_TOKENS = 1000
+"""The reasoning of longer answers is counted in a thread: the turn is decoded about ten times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +213,7 @@ class Session:
             stop_cause=cause,
             stop_sequence=answer.stop_text,
             num_tokens=len(answer.token_ids),
+            reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
             tokens=await self._shown_tokens(answer) if request.with_log_probs else None,
         )
 
@@ -220,6 +225,15 @@ class Session:
 
         cut = partial(cut_behind_first, answer, calls_in, self._renderer)
         return await beside_the_loop(cut, is_long=len(answer.token_ids) > MANY_SHOWN_TOKENS)
+
+    async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
+        if not message.reasoning:
+            return 0
+        before, reasoning, _ = answer.text.partition(message.reasoning)
+        if not reasoning:
+            return None
+        count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
+        return await beside_the_loop(count, is_long=len(answer.token_ids) > MANY_COUNTED_TOKENS)
 
     async def _shown_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         is_long = len(answer.token_ids) > MANY_SHOWN_TOKENS

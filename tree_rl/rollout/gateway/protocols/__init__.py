@@ -1,1 +1,1 @@
-"""What clients speak. One file per protocol; `exchange.ChatProtocol` says which functions each has."""
+"""What clients speak. One module or folder per protocol; `exchange.ChatProtocol` says which functions each has."""

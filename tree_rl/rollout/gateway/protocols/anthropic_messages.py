@@ -13,7 +13,7 @@ from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, Reques
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
 from tree_rl.rollout.gateway.protocols.request_fields import MESSAGE_FIELDS, check_fields
 
-PATH = "/v1/messages"
+PATH = "/messages"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
 ERROR_TYPES = {
@@ -75,7 +75,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-def error_event(error: RequestError | BackendError) -> bytes:
+def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
     """An error after a stream has begun."""
     return _event("error", error_body(error))
 

@@ -8,7 +8,7 @@ from starlette.types import Receive
 from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 
-EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
+STREAM_HEADERS = {"cache-control": "no-store"}
 
 
 async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None) -> bool:

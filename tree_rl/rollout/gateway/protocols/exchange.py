@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.demands import JsonDemand
@@ -34,6 +34,8 @@ class ChatRequest:
     """End the stream with a usage event (OpenAI)."""
     with_log_probs: bool = False
     """Answer with the log-probs of the generated tokens (OpenAI)."""
+    with_reasoning_tokens: bool = False
+    """Answer with the number of tokens that are reasoning (Responses, Gemini)."""
     must_call: tuple[str, ...] = ()
     """Tools of which the answer must call one. Empty leaves it to the model."""
     one_call: bool = False
@@ -49,6 +51,14 @@ class ChatRequest:
     num_bytes: int = 0
     """Of the request's body: what the work for it grows with."""
 
+    @property
+    def stream_type(self) -> str:
+        """Media type of a streamed answer."""
+        return "text/event-stream; charset=utf-8"
+
+
+Asked = TypeVar("Asked", bound=ChatRequest, contravariant=True)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
@@ -62,6 +72,8 @@ class Choice:
     """Generated tokens."""
     tokens: tuple[tuple[str, float], ...] | None
     """Text and log-prob of each; None unless the client asked for log-probs."""
+    reasoning_tokens: int | None = None
+    """Those up to the end of the reasoning; None unless the request asks for the number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,30 +92,23 @@ class Completion:
         return sum(choice.num_tokens for choice in self.choices)
 
 
-class ChatProtocol(Protocol):
+class ChatProtocol(Protocol[Asked]):
     """What the server asks of a protocol. Every module of a protocol has these functions and constants."""
 
     @property
-    def PATH(self) -> str:  # noqa: N802 (a constant of the module)
-        """Where clients post requests, behind the session's address."""
-
-    @property
-    def PING(self) -> bytes:  # noqa: N802
+    def PING(self) -> bytes:  # noqa: N802 (a constant of the module)
         """The event that keeps a stream alive."""
 
-    def read_request(self, body: Any) -> ChatRequest:
-        """Read a decoded request. `RequestError` names a field that is missing, malformed or not supported."""
-
-    def answer(self, request: ChatRequest, completion: Completion) -> dict[str, Any]:
+    def answer(self, request: Asked, completion: Completion) -> dict[str, Any]:
         """The body of a whole answer."""
 
-    def stream(self, request: ChatRequest, completion: Completion) -> Iterator[bytes]:
+    def stream(self, request: Asked, completion: Completion) -> Iterator[bytes]:
         """The events of a streamed answer."""
 
     def error_body(self, error: RequestError | BackendError) -> dict[str, Any]:
         """The body of an error."""
 
-    def error_event(self, error: RequestError | BackendError) -> bytes:
+    def error_event(self, request: Asked, error: RequestError | BackendError) -> bytes:
         """An error after a stream has begun."""
 
     def models(self, name: str) -> dict[str, Any]:

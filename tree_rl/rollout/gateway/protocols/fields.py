@@ -111,11 +111,11 @@ class Fields:
     def objects(self, key: str, *, required: bool = False) -> list["Fields"]:
         """A list of objects."""
         name = self.name(key)
-        return [Fields(item, f"{name}[{index}]") for index, item in enumerate(self.items(key, required=required))]
+        return [type(self)(item, f"{name}[{index}]") for index, item in enumerate(self.items(key, required=required))]
 
     def child(self, key: str) -> "Fields":
         """An object."""
-        return Fields(self._value.get(key), self.name(key))
+        return type(self)(self._value.get(key), self.name(key))
 
 
 def wrong(field: str, expected: str, received: Any) -> RequestError:

@@ -14,7 +14,7 @@ from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, Reques
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments, unseen
 from tree_rl.rollout.gateway.protocols.request_fields import CHAT_FIELDS, check_fields
 
-PATH = "/v1/chat/completions"
+PATH = "/chat/completions"
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
@@ -99,7 +99,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": field, "code": code}}
 
 
-def error_event(error: RequestError | BackendError) -> bytes:
+def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
     """An error after a stream has begun."""
     return _event(error_body(error))
 

@@ -1,0 +1,129 @@
+"""What the gateway writes in the Responses API and in Gemini's reads back as the same message, whatever it holds."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tree_rl.rollout.gateway.protocols import gemini, openai_responses
+from tree_rl.rollout.gateway.protocols.exchange import Choice, Completion
+from tree_rl.rollout.gateway.protocols.fields import read_json
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal, unseal
+
+TEXTS = st.one_of(st.sampled_from(["", " a\n", "ü\u0301 名\U0001f40d", '"\n\\']), st.text(max_size=8))
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), TEXTS),
+    lambda part: st.one_of(st.lists(part, max_size=2), st.dictionaries(TEXTS, part, max_size=2)),
+    max_leaves=4,
+)
+NAMES = st.sampled_from(["shell", "apply_patch", "agents__spawn", "nobody"])
+ARGUMENTS = st.one_of(st.dictionaries(TEXTS, VALUES, max_size=2), st.builds(lambda v: {"input": v}, VALUES))
+CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3).map(
+    lambda drawn: tuple(CalledTool(id=f"call_{n}", name=name, arguments=args) for n, (name, args) in enumerate(drawn))
+)
+MESSAGES = st.builds(
+    ChatMessage,
+    role=st.just("assistant"),
+    content=TEXTS,
+    reasoning=st.one_of(st.none(), TEXTS.filter(bool)),
+    tool_calls=CALLS,
+)
+TOOLS = [
+    {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": True},
+    {"type": "custom", "name": "apply_patch"},
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "",
+        "tools": [{"type": "function", "name": "spawn"}],
+    },
+]
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
+    tokens = (("a", -0.5), ("\ufffd", -1.0))
+    choice = Choice(
+        message=message, stop_cause=cause, stop_sequence=None, num_tokens=2, reasoning_tokens=1, tokens=tokens
+    )
+    return Completion(id="x", created=1, prompt_tokens=3, choices=(choice,))
+
+
+def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:
+    body = {"model": "m", "input": [{"role": "user", "content": "q"}, *items], "tools": TOOLS, **fields}
+    read = read_json(json.dumps(body).encode())
+    return openai_responses.read_request(read, remembered or openai_responses.StoredResponses())
+
+
+def events_of(written: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in written.decode().splitlines() if line.startswith("data: ")]
+
+
+@settings(max_examples=30)
+@given(MESSAGES, st.sampled_from(["stop", "length", "tool_calls"]), st.booleans())
+def test_responses_are_what_the_sdk_writes(message: ChatMessage, cause: Any, with_summary: bool) -> None:
+    request = asked(include=["reasoning.encrypted_content"], reasoning={"summary": "auto" if with_summary else None})
+    written = openai_responses.answer(request, completed(message, cause))
+    made = Response.model_validate(written)
+    assert json.loads(json.dumps(written)) == made.model_dump(mode="json", exclude_unset=True, by_alias=True)
+    for event in events_of(b"".join(openai_responses.stream(request, completed(message, cause)))):
+        parsed = EVENTS.validate_python(event)
+        assert type(parsed).model_validate(event) == parsed and parsed.type == event["type"]
+
+
+@settings(max_examples=30)
+@given(MESSAGES, st.booleans(), st.booleans())
+def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: bool, with_token: bool) -> None:
+    request = asked(include=["reasoning.encrypted_content"] if with_token else [])
+    stored = openai_responses.StoredResponses()
+    stored.remember(request, completed(message))
+    if is_stream:
+        events = events_of(b"".join(openai_responses.stream(request, completed(message))))
+        items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    else:
+        items = openai_responses.answer(request, completed(message))["output"]
+    if with_token:
+        items = [{**item, "content": None} if item["type"] == "reasoning" else item for item in items]
+    (_, again, _) = asked(*items, {"role": "user", "content": "on"}, remembered=stored).messages
+    assert again == message
+    (*_, again, _) = asked(remembered=stored, previous_response_id=request.response_id, input="on").messages
+    assert again == message
+
+
+@settings(max_examples=30)
+@given(MESSAGES, st.booleans(), st.booleans())
+def test_gemini_parts_read_back_as_the_message(message: ChatMessage, as_events: bool, with_thoughts: bool) -> None:
+    config = {"thinkingConfig": {"includeThoughts": with_thoughts}}
+    question = {"role": "user", "parts": [{"text": "q"}]}
+
+    def read(contents: list[Any]) -> Any:
+        body = read_json(json.dumps({"contents": contents, "generation_config": config}).encode())
+        return gemini.read_request(body, model="m", is_stream=True, as_events=as_events)
+
+    request = read([question])
+    written = b"".join(gemini.stream(request, completed(message)))
+    chunks = events_of(written) if as_events else json.loads(written)
+    whole = gemini.answer(request, completed(message))
+    contents = [chunk["candidates"][0]["content"] for chunk in chunks]
+    assert [part for content in contents for part in content["parts"]] == whole["candidates"][0]["content"]["parts"]
+    assert chunks[-1]["usageMetadata"] == whole["usageMetadata"]
+    for sent in (contents, [whole["candidates"][0]["content"]]):
+        (_, again, _) = read([question, *sent, question]).messages
+        assert again == message
+
+
+@given(st.text())
+def test_sealed_reasoning_opens_in_both_alphabets(reasoning: str) -> None:
+    reasoning = reasoning.encode("utf-8", "replace").decode()
+    token = seal(reasoning)
+    assert unseal(token) == unseal(token.replace("+", "-").replace("/", "_").rstrip("=")) == reasoning
+
+
+@pytest.mark.parametrize("token", ["", "gAAAAABo", "skip_thought_signature_validator", "ü", "dHJlZV9ybC8xOv8="])
+def test_tokens_of_others_open_nothing(token: str) -> None:
+    assert unseal(token) is None

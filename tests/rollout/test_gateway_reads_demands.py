@@ -1,0 +1,211 @@
+"""Demands, parts that no text model sees and unknown fields, as the Responses API and Gemini spell them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from test_gateway_answers_read_back import TOOLS, VALUES
+
+from tree_rl.rollout.gateway.protocols import gemini, openai_responses
+from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.gemini import requests as gemini_requests
+from tree_rl.rollout.gateway.protocols.openai_responses import requests as responses_requests
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+NAMES = ("shell", "apply_patch", "agents__spawn")
+DECLARED = [{"functionDeclarations": [{"name": name} for name in NAMES]}]
+QUESTION = {"role": "user", "parts": [{"text": "q"}]}
+
+
+def respond(**fields: Any) -> Any:
+    body = {"model": "m", "input": "q", "tools": TOOLS, **fields}
+    return openai_responses.read_request(body, openai_responses.StoredResponses())
+
+
+def generate(**fields: Any) -> Any:
+    body = {"contents": [QUESTION], "tools": DECLARED, **fields}
+    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
+
+
+def calling(**config: Any) -> Any:
+    return generate(tool_config={"function_calling_config": config})
+
+
+def offered(request: Any) -> tuple[str, ...]:
+    return tuple(tool["function"]["name"] for tool in request.tools)
+
+
+def test_a_choice_of_tools_is_read() -> None:
+    spawn = {"type": "function", "name": "spawn", "namespace": "agents"}
+    patch = {"type": "custom", "name": "apply_patch"}
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [patch, spawn]}
+    for request, kept, must_call in (
+        (respond(), NAMES, ()),
+        (respond(tool_choice="auto"), NAMES, ()),
+        (respond(tool_choice="none"), (), ()),
+        (respond(tool_choice="required"), NAMES, NAMES),
+        (respond(tool_choice=patch), NAMES, ("apply_patch",)),
+        (respond(tool_choice=spawn), NAMES, ("agents__spawn",)),
+        (respond(tool_choice=allowed), NAMES[1:], ()),
+        (respond(tool_choice={**allowed, "mode": "required"}), NAMES[1:], NAMES[1:]),
+        (generate(), NAMES, ()),
+        (calling(mode="AUTO"), NAMES, ()),
+        (calling(mode="VALIDATED"), NAMES, ()),
+        (calling(mode="NONE"), (), ()),
+        (calling(mode="ANY"), NAMES, NAMES),
+        (calling(mode="ANY", allowed_function_names=["shell"]), NAMES, ("shell",)),
+    ):
+        assert (offered(request), request.must_call) == (kept, must_call)
+    assert respond(parallel_tool_calls=False).one_call and not respond(parallel_tool_calls=True).one_call
+
+
+def test_a_demand_for_json_is_read() -> None:
+    json_type = {"responseMimeType": "application/json"}
+    capitals = {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}}
+    for request, schema in (
+        (respond(text={"format": {"type": "text"}, "verbosity": "low"}), None),
+        (respond(text={"format": {"type": "json_object"}}), ANY_OBJECT),
+        (respond(text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}), SCHEMA),
+        (generate(generationConfig={"responseMimeType": "text/plain"}), None),
+        (generate(generationConfig=json_type), ANY_OBJECT),
+        (generate(generationConfig={**json_type, "responseJsonSchema": SCHEMA}), SCHEMA),
+        (generate(generationConfig={**json_type, "response_schema": capitals}), SCHEMA),
+    ):
+        assert (request.json and request.json.schema) == schema
+
+
+def test_what_a_text_model_does_not_see_becomes_a_line() -> None:
+    parts = [{"type": "input_image", "image_url": "data:"}, {"type": "input_file", "filename": "a.pdf"}]
+    output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}, *parts]}
+    request = respond(input=[{"role": "user", "content": parts}, output])
+    lines = [
+        "[image left out: this model reads text alone]",
+        "[file: a.pdf left out: this model reads text alone]",
+    ]
+    assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
+    assert request.left_out == ("image", "file")
+    seen = [
+        {"inlineData": {"mimeType": "image/png", "data": ""}},
+        {"file_data": {"mime_type": "application/pdf", "displayName": "a.pdf"}},
+    ]
+    result = {"functionResponse": {"name": "f", "response": {"output": "a"}, "parts": seen}}
+    request = generate(contents=[{"role": "user", "parts": seen}, {"role": "user", "parts": [result]}])
+    assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
+    assert request.left_out == ("image", "file")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": []}, "input: expected at least one item"),
+        ({"input": None}, "input: expected a list, received nothing"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type: expected one of message, reasoning"),
+        ({"input": [{"role": "cat", "content": ""}]}, "input[0].role: expected user, assistant, system, developer"),
+        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type: expected text"),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]},
+            "input[0].encrypted_content: expected a token that this gateway gave",
+        ),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0].type: expected function, custom or namespace"),
+        ({"tools": [{"type": "mcp"}]}, "received the built-in 'mcp'"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools of different names"),
+        (
+            {"tools": [{"type": "function", "name": "f", "parameters": 3}]},
+            "tools[0].parameters: expected a JSON schema",
+        ),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type: expected function, custom or allowed_tools"),
+        ({"tool_choice": {"type": "function", "name": "cat"}}, "tool_choice.name: expected one of the offered tools"),
+        ({"tool_choice": "required", "tools": []}, "(no tools)"),
+        ({"truncation": "auto"}, "truncation: expected disabled"),
+        ({"conversation": "c"}, "conversation: not supported"),
+        ({"prompt": {"id": "p"}}, "prompt: not supported"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management: not supported"),
+        ({"include": ["everything"]}, "include: expected some of"),
+        ({"top_logprobs": 3}, "top_logprobs: expected a whole number of at least 0 and at most 0"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type: expected text, json_object or json_schema"),
+        ({"background": True, "stream": True}, "background: expected a stored response"),
+        ({"max_output_tokens": 0}, "max_output_tokens: expected a whole number of at least 1"),
+    ],
+)
+def test_what_the_responses_api_does_not_do_here_is_refused_by_field(fields: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        respond(**fields)
+    assert message in str(caught.value) and caught.value.status == 400
+
+
+def test_unknown_fields_are_named_and_known_ones_are_the_sdks() -> None:
+    assert respond(brand_new=1, store=False).left_out == ("field brand_new",)
+    request = generate(brand_new=1, generation_config={"newer": 2, "topK": 3.0})
+    assert request.left_out == ("field brandNew", "field generationConfig.newer")
+    assert {*ResponseCreateParamsBase.__annotations__, "stream"} <= responses_requests.KNOWN
+    types = pytest.importorskip("google.genai.types", reason="google-genai is not installed")
+    known = gemini_requests.READ_CONFIG | gemini_requests.CONFIG_WITHOUT_EFFECT | {*gemini_requests.CONFIG_REFUSED}
+    assert {gemini_requests.camel(name) for name in types.GenerationConfig.model_fields} <= known
+
+
+RESPONSES_BODY = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "q"}, {"type": "input_image"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": ""},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "c", "name": "shell", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "d", "name": "apply_patch", "input": "x"},
+        {"type": "function_call_output", "call_id": "c", "output": "o"},
+    ],
+    "tools": TOOLS,
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "apply_patch"}]},
+    "text": {"format": {"type": "json_schema", "schema": {}}},
+    "reasoning": {"summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "instructions": "i",
+    "max_output_tokens": 3,
+}
+GEMINI_BODY = {
+    "contents": [
+        {"role": "user", "parts": [{"text": "q"}, {"inlineData": {"mimeType": "image/png"}}]},
+        {"role": "model", "parts": [{"text": "t", "thought": True}, {"functionCall": {"name": "f", "args": {}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"output": "o"}}}]},
+    ],
+    "systemInstruction": {"parts": [{"text": "s"}]},
+    "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT", "properties": {}}}]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+    "generationConfig": {
+        "responseMimeType": "application/json",
+        "responseSchema": {},
+        "stopSequences": ["a"],
+        "topK": 3,
+    },
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything in a body."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, part in parts for place in places(part, (*path, key)))]
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A body with another value at a path."""
+    if not path:
+        return new
+    part = changed(value[path[0]], path[1:], new)
+    if isinstance(value, dict):
+        return {**value, path[0]: part}
+    return [*value[: path[0]], part, *value[path[0] + 1 :]]
+
+
+@settings(max_examples=150)
+@given(st.data(), VALUES)
+def test_any_value_anywhere_is_read_or_refused(data: st.DataObject, new: Any) -> None:
+    for body, read in (
+        (RESPONSES_BODY, lambda sent: openai_responses.read_request(sent, openai_responses.StoredResponses())),
+        (GEMINI_BODY, lambda sent: gemini.read_request(sent, model="m", is_stream=True, as_events=True)),
+    ):
+        sent = changed(body, data.draw(st.sampled_from(places(body))), new)
+        try:
+            read(sent)
+        except RequestError as error:
+            assert error.status in (400, 404)

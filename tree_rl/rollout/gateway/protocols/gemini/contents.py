@@ -1,0 +1,118 @@
+"""Gemini's contents to messages."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
+from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
+
+ROLES = ("user", "model", "function")
+UNSEEN = {"image": "image", "audio": "sound"}
+"""Of a media type -> what it is. All else is a file."""
+
+
+def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatMessage]:
+    """Read the field `contents`. Clients keep each chunk of a streamed turn as a content of its own.
+
+    Args:
+        left_out: gets the kind of each part that a text model does not see.
+    """
+    messages: list[ChatMessage] = []
+    num_calls = 0
+    for is_model, group in groupby(contents, key=_is_model):
+        if is_model:
+            parts = [part for content in group for part in content.objects("parts")]
+            turn = _turn(parts, num_calls, left_out)
+            num_calls += len(turn.tool_calls)
+            messages.append(turn)
+        else:
+            for content in group:
+                messages += _given(content.objects("parts", required=True), messages, left_out)
+    return messages
+
+
+def text_of_parts(parts: Iterable[Fields], left_out: list[str]) -> str:
+    """The joined texts of parts."""
+    return "\n".join(_text(part, left_out) for part in parts)
+
+
+def _is_model(content: Fields) -> bool:
+    role = content.text("role", "user")
+    if role not in ROLES:
+        raise wrong(content.name("role"), ", ".join(ROLES), role)
+    return role == "model"
+
+
+def _turn(parts: Sequence[Fields], num_calls: int, left_out: list[str]) -> ChatMessage:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[CalledTool] = []
+    sealed: str | None = None
+    for part in parts:
+        # A signature of another server, or a client's own word, says nothing here.
+        sealed = unseal(part.text("thoughtSignature", "")) or sealed
+        if part.raw("functionCall") is not None:
+            calls.append(_called(part.child("functionCall"), f"call_{num_calls + len(calls)}"))
+        elif part.flag("thought"):
+            thoughts.append(part.text("text", ""))
+        else:
+            texts.append(_text(part, left_out))
+    # Chunks of one text.
+    reasoning = sealed or "".join(thoughts) or None
+    return ChatMessage(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
+
+
+def _called(call: Fields, name: str) -> CalledTool:
+    arguments = call.raw("args")
+    if not isinstance(arguments, dict | None):
+        raise wrong(call.name("args"), "a JSON object", arguments)
+    return CalledTool(id=call.text("id", "") or name, name=call.text("name"), arguments=arguments or {})
+
+
+def _given(parts: Sequence[Fields], before: Sequence[ChatMessage], left_out: list[str]) -> list[ChatMessage]:
+    """Tool results are messages of their own, in front of the user's text."""
+    results: list[ChatMessage] = []
+    texts: list[str] = []
+    for part in parts:
+        if part.raw("functionResponse") is not None:
+            results.append(_result(part.child("functionResponse"), [*before, *results], left_out))
+        else:
+            texts.append(_text(part, left_out))
+    return [*results, ChatMessage(role="user", content="\n".join(texts))] if texts or not results else results
+
+
+def _result(response: Fields, before: Sequence[ChatMessage], left_out: list[str]) -> ChatMessage:
+    """The result of one of the last turn's calls that have none yet: by id, else by name, else in order."""
+    name, sent_id = response.text("name", ""), response.text("id", "")
+    start = max((place for place, message in enumerate(before) if message.role == "assistant"), default=0)
+    answered = {message.tool_call_id for message in before[start:]}
+    open_calls = [call for call in (before[start].tool_calls if before else ()) if call.id not in answered]
+    by_id = [call for call in open_calls if call.id == sent_id]
+    found = (by_id or [call for call in open_calls if call.name == name] or open_calls)[:1]
+    call_id = found[0].id if found else sent_id or None
+    return ChatMessage(role="tool", content=_output(response, left_out), tool_call_id=call_id, name=name or None)
+
+
+def _output(response: Fields, left_out: list[str]) -> str:
+    output: Any = response.raw("response")
+    if isinstance(output, Mapping) and list(output) in (["output"], ["result"]):
+        (output,) = output.values()
+    if not isinstance(output, str | None):
+        output = json.dumps(output, ensure_ascii=False)
+    return "\n".join([output or "", *(_text(part, left_out) for part in response.objects("parts"))])
+
+
+def _text(part: Fields, left_out: list[str]) -> str:
+    for key in ("inlineData", "fileData"):
+        if part.raw(key) is not None:
+            data = part.child(key)
+            kind = UNSEEN.get(data.text("mimeType", "").split("/")[0], "file")
+            left_out.append(kind)
+            return unseen(kind, data.text("displayName", ""))
+    text = part.raw("text")
+    if not isinstance(text, str):
+        raise RequestError("expected a part with text", field=part.name("text"))
+    return text

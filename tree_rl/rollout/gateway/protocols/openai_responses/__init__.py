@@ -1,0 +1,30 @@
+"""OpenAI's Responses API. Answers are those that the types of OpenAI's SDK write."""
+
+from tree_rl.rollout.gateway.protocols.openai_chat import PING, error_body, model, models
+from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, token_count
+from tree_rl.rollout.gateway.protocols.openai_responses.events import error_event, stream
+from tree_rl.rollout.gateway.protocols.openai_responses.requests import (
+    ResponsesRequest,
+    read_count_request,
+    read_request,
+)
+from tree_rl.rollout.gateway.protocols.openai_responses.routes import PATH, ROUTES, Endpoint
+from tree_rl.rollout.gateway.protocols.openai_responses.store import StoredResponses
+
+__all__ = [
+    "PATH",
+    "PING",
+    "ROUTES",
+    "Endpoint",
+    "ResponsesRequest",
+    "StoredResponses",
+    "answer",
+    "error_body",
+    "error_event",
+    "model",
+    "models",
+    "read_count_request",
+    "read_request",
+    "stream",
+    "token_count",
+]

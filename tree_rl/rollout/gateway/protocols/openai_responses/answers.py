@@ -1,0 +1,117 @@
+"""Whole answers of the Responses API: a response and its output items."""
+
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.exchange import Choice, Completion
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
+from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input
+from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
+
+# Written by hand, as chat completions are. A test compares them with the SDK's types.
+
+
+def answer(request: ResponsesRequest, completion: Completion) -> dict[str, Any]:
+    """The body of a whole answer."""
+    (choice,) = completion.choices
+    is_cut = choice.stop_cause == "length"
+    return response(
+        request,
+        "incomplete" if is_cut else "completed",
+        output=output_items(request, choice),
+        incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+        completed_at=None if is_cut else completion.created,
+        usage=_usage(completion, choice),
+    )
+
+
+def token_count(num_tokens: int) -> dict[str, Any]:
+    """The body of an answer to `input_tokens`."""
+    return {"input_tokens": num_tokens, "object": "response.input_tokens"}
+
+
+def response(request: ResponsesRequest, status: str, **parts: Any) -> dict[str, Any]:
+    """A response in some status; `parts` replaces what it is without an answer."""
+    return {
+        "id": request.response_id,
+        "object": "response",
+        "created_at": request.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "completed_at": None,
+        "model": request.model,
+        "output": [],
+        **request.echo,
+        "usage": None,
+        **parts,
+    }
+
+
+def error_code(error: BaseException | None) -> str:
+    """Why a response failed, in the API's words."""
+    if isinstance(error, RequestError):
+        return error.code if error.code == "context_length_exceeded" else "invalid_prompt"
+    is_busy = isinstance(error, BackendError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
+    return "rate_limit_exceeded" if is_busy else "server_error"
+
+
+def output_items(request: ResponsesRequest, choice: Choice) -> list[dict[str, Any]]:
+    """Reasoning, text and calls of a turn, in this order."""
+    items = list(_items(request, choice))
+    if choice.stop_cause == "length" and items[-1]["type"] != "custom_tool_call":
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def _items(request: ResponsesRequest, choice: Choice) -> Iterator[dict[str, Any]]:
+    message, name = choice.message, request.response_id.removeprefix("resp_")
+    if message.reasoning is not None:
+        summary = [{"text": message.reasoning, "type": "summary_text"}] if request.with_summary else []
+        yield {
+            "id": f"rs_{name}",
+            "type": "reasoning",
+            "summary": summary,
+            "content": [{"text": message.reasoning, "type": "reasoning_text"}],
+            "encrypted_content": seal(message.reasoning) if request.with_token else None,
+            "status": "completed",
+        }
+    if message.content or not message.tool_calls:
+        text = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": _log_probs(choice)}
+        body: dict[str, Any] = {"role": "assistant", "status": "completed", "content": [text]}
+        yield {"id": f"msg_{name}", "type": "message", **body}
+    for index, call in enumerate(message.tool_calls):
+        yield _call(request, call, f"{name}_{index}")
+
+
+def _call(request: ResponsesRequest, call: CalledTool, name: str) -> dict[str, Any]:
+    tool = request.toolbox.tool_of(call)
+    called = {"type": tool.kind, "call_id": call.id, "name": tool.name}
+    if tool.namespace is not None:
+        called["namespace"] = tool.namespace
+    if tool.kind == "custom_tool_call":
+        return {"id": f"ctc_{name}", **called, "input": custom_input(call)}
+    return {"id": f"fc_{name}", **called, "arguments": call.arguments_json, "status": "completed"}
+
+
+def _log_probs(choice: Choice) -> list[Mapping[str, Any]]:
+    """None of a token that ends inside a character are its bytes known."""
+    return [
+        {"token": text, "bytes": [] if "\ufffd" in text else list(text.encode()), "logprob": value, "top_logprobs": []}
+        for text, value in choice.tokens or ()
+    ]
+
+
+def _usage(completion: Completion, choice: Choice) -> dict[str, Any]:
+    prompt, generated = completion.prompt_tokens, completion.completion_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+        "output_tokens": generated,
+        "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens or 0},
+        "total_tokens": prompt + generated,
+    }

@@ -1,0 +1,179 @@
+"""Requests of the Responses API: what is read, what is without effect here, what is refused."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tree_rl.rollout.gateway.protocols.demands import JsonDemand, read_json_format
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, chosen_tools, read_tools
+
+ECHOED: Mapping[str, Any] = {
+    "background": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": None,
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": None,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What an answer repeats of its request, and what it says where the request is silent."""
+READ = {*ECHOED, "include", "input", "model", "stream"}
+WITHOUT_EFFECT = {
+    *("access_programs", "background_options", "client_metadata", "image", "prompt_cache_options"),
+    *("prompt_cache_retention", "stream_options"),
+}
+"""Of OpenAI's own machinery: nothing here differs with them."""
+REFUSED = ("context_management", "conversation", "moderation", "prompt")
+KNOWN = {*READ, *WITHOUT_EFFECT, *REFUSED}
+SHOWN_NAME = 40
+MANY_UNKNOWN = 20
+"""Of one request: their names stay in the session's record."""
+INCLUDABLE = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponsesRequest(ChatRequest):
+    """A request and what its answer repeats."""
+
+    response_id: str
+    created: int
+    """Unix time in seconds."""
+    conversation: tuple[ChatMessage, ...]
+    """The messages without `instructions`, which a later response does not take over."""
+    input_items: tuple[Mapping[str, Any], ...] = ()
+    """As sent."""
+    toolbox: Toolbox
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    is_stored: bool = True
+    is_background: bool = False
+    with_summary: bool = False
+    """Show the reasoning as its summary, too."""
+    with_token: bool = False
+    """Answer with `encrypted_content`."""
+
+
+def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
+    """Read the body of `POST /v1/responses`."""
+    fields = Fields(body)
+    _refuse(fields)
+    include = _include(fields)
+    reasoning = fields.child("reasoning") if fields.raw("reasoning") is not None else Fields({})
+    is_stored = fields.raw("store") is None or fields.flag("store")
+    is_background, is_stream = fields.flag("background"), fields.flag("stream")
+    if is_background and (is_stream or not is_stored):
+        raise RequestError("expected a stored response that is not streamed", field="background")
+    read = _content(fields, remembered)
+    return ResponsesRequest(
+        **read,
+        response_id=f"resp_{secrets.token_hex(24)}",
+        created=int(time.time()),
+        one_call=fields.raw("parallel_tool_calls") is not None and not fields.flag("parallel_tool_calls"),
+        json=_json(fields),
+        max_tokens=fields.integer("max_output_tokens", None, low=1),
+        sampling=_sampling(fields),
+        is_stream=is_stream,
+        with_log_probs="message.output_text.logprobs" in include,
+        with_reasoning_tokens=True,
+        echo={key: default if body.get(key) is None else body[key] for key, default in ECHOED.items()},
+        is_stored=is_stored,
+        is_background=is_background,
+        with_summary=reasoning.text("summary", "") != "",
+        with_token="reasoning.encrypted_content" in include,
+    )
+
+
+def read_count_request(body: Any, remembered: Remembered) -> ChatRequest:
+    """Read the body of `POST /v1/responses/input_tokens`."""
+    fields = Fields(body)
+    _refuse(fields)
+    read = _content(fields, remembered)
+    return ChatRequest(model=read["model"], messages=read["messages"], tools=read["tools"])
+
+
+def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
+    """Model, messages and tools."""
+    previous = fields.text("previous_response_id", "")
+    history = remembered.conversation(previous) if previous else ()
+    sent = fields.raw("input")
+    if isinstance(sent, str):
+        sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
+        items = [Fields(sent[0], "input")]
+    else:
+        items = fields.objects("input", required=True)
+    conversation, unseen_parts = read_items(items, history, remembered)
+    if not conversation:
+        raise wrong("input", "at least one item", sent)
+    instructions = fields.text("instructions", "")
+    system = [ChatMessage(role="system", content=instructions)] if instructions else []
+    toolbox = read_tools(fields.objects("tools"))
+    tools, must_call = chosen_tools(fields, toolbox.functions)
+    unknown = [f"field {name[:SHOWN_NAME]}" for name in fields.names() if name not in KNOWN][:MANY_UNKNOWN]
+    return {
+        "model": fields.text("model", "default"),
+        "messages": (*system, *conversation),
+        "tools": tools,
+        "must_call": must_call,
+        "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *unseen_parts])),
+        "conversation": tuple(conversation),
+        "input_items": tuple(sent),
+        "toolbox": toolbox,
+    }
+
+
+def _refuse(fields: Fields) -> None:
+    """Refuse what the gateway does not do."""
+    for key in REFUSED:
+        if fields.raw(key):
+            raise RequestError("not supported by this gateway; leave it out", field=key)
+    if fields.text("truncation", "disabled") != "disabled":
+        raise RequestError("expected disabled: the gateway drops no items", field="truncation")
+    fields.integer("top_logprobs", 0, low=0, high=0)
+
+
+def _json(fields: Fields) -> JsonDemand | None:
+    text = fields.child("text") if fields.raw("text") is not None else Fields({})
+    return read_json_format(text.child("format")) if text.raw("format") is not None else None
+
+
+def _include(fields: Fields) -> Sequence[str]:
+    include = fields.items("include")
+    for name in include:
+        if name not in INCLUDABLE:
+            raise wrong("include", f"some of {', '.join(INCLUDABLE)}", name)
+    return include
+
+
+def _sampling(fields: Fields) -> dict[str, Any]:
+    numbers = {
+        "temperature": fields.number("temperature", low=0.0, high=2.0),
+        "top_p": fields.number("top_p", low=0.0, high=1.0),
+    }
+    return {key: value for key, value in numbers.items() if value is not None}

@@ -1,0 +1,154 @@
+"""Tools of the Responses API as functions, the only kind that chat templates know, and back."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tree_rl.rollout.gateway.protocols.demands import tools_to_call
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, read_arguments
+
+Functions = tuple[Mapping[str, Any], ...]
+CHOSEN = ("function", "custom")
+CallKind = Literal["function_call", "custom_tool_call"]
+UNASKED = ("web_search", "web_search_preview", "tool_search")
+"""Types of tools that only OpenAI runs, and that Codex sends with every request and works without."""
+NAMESPACE_MARK = "__"
+"""Between a namespace and a tool's name, where the model sees one name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfferedTool:
+    """A tool as the client knows it."""
+
+    kind: CallKind
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toolbox:
+    """The tools of a request."""
+
+    functions: Functions = ()
+    """What the model is offered, in the format of chat completions."""
+    offered: Mapping[str, OfferedTool]
+    """By the name that the model sees."""
+    left_out: tuple[str, ...] = ()
+    """Types of tools that are not offered."""
+
+    def tool_of(self, call: CalledTool) -> OfferedTool:
+        """The tool that the model called. A name that was not offered is a function's."""
+        return self.offered.get(call.name) or OfferedTool(kind="function_call", name=call.name)
+
+
+def read_tools(tools: Iterable[Fields]) -> Toolbox:
+    """Read the field `tools`. Refuses built-in tools by name, except those that clients send unasked."""
+    functions: list[Mapping[str, Any]] = []
+    offered: dict[str, OfferedTool] = {}
+    left_out: list[str] = []
+
+    def offer(fields: Fields, kind: CallKind, function: Mapping[str, Any], namespace: str | None) -> None:
+        seen = seen_name(function["name"], namespace)
+        if seen in offered:
+            raise RequestError(f"expected tools of different names, received {seen!r} twice", field=fields.name("name"))
+        offered[seen] = OfferedTool(kind=kind, name=function["name"], namespace=namespace)
+        functions.append({"type": "function", "function": {**function, "name": seen}})
+
+    def read(fields: Fields, namespace: str | None) -> None:
+        kind = fields.text("type")
+        if kind == "function":
+            offer(fields, "function_call", _function(fields), namespace)
+        elif kind == "custom":
+            offer(fields, "custom_tool_call", _custom(fields), namespace)
+        elif kind == "namespace" and namespace is None:
+            for inner in fields.objects("tools", required=True):
+                read(inner, fields.text("name"))
+        elif kind.startswith(UNASKED):
+            left_out.append(kind)
+        else:
+            raise RequestError(
+                f"expected function, custom or namespace, received the built-in {kind!r}, which only OpenAI runs",
+                field=fields.name("type"),
+            )
+
+    for tool in tools:
+        read(tool, None)
+    return Toolbox(functions=tuple(functions), offered=offered, left_out=tuple(left_out))
+
+
+def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple[str, ...]]:
+    """What the field `tool_choice` leaves of the tools, and those of which one must be called."""
+    choice = fields.raw("tool_choice")
+    if choice in (None, "auto"):
+        return functions, ()
+    if choice == "none":
+        return (), ()
+    if choice == "required":
+        return functions, tools_to_call(functions, named=None, field="tool_choice")
+    if not isinstance(choice, dict):
+        raise wrong("tool_choice", "none, auto, required or an object that names a tool", choice)
+    asked = fields.child("tool_choice")
+    kind = asked.text("type")
+    if kind in CHOSEN:
+        return functions, tools_to_call(functions, named=_chosen_name(asked), field="tool_choice.name")
+    if kind != "allowed_tools":
+        raise RequestError(
+            f"expected {', '.join(CHOSEN)} or allowed_tools, received {kind!r}", field="tool_choice.type"
+        )
+    names = [_chosen_name(tool) for tool in asked.objects("tools", required=True)]
+    for name in names:
+        tools_to_call(functions, named=name, field="tool_choice.tools")
+    kept = tuple(function for function in functions if function["function"]["name"] in names)
+    is_required = asked.text("mode") == "required"
+    return kept, tools_to_call(kept, named=None, field="tool_choice") if is_required else ()
+
+
+def seen_name(name: str, namespace: str | None) -> str:
+    """The name that the model sees."""
+    return f"{namespace}{NAMESPACE_MARK}{name}" if namespace else name
+
+
+def read_call(fields: Fields) -> CalledTool:
+    """Read an item `function_call` or `custom_tool_call`."""
+    name = seen_name(fields.text("name"), fields.text("namespace", "") or None)
+    if fields.raw("type") == "custom_tool_call":
+        arguments: Mapping[str, Any] | str = {"input": fields.text("input")}
+    else:
+        arguments = read_arguments(fields.text("arguments", "{}") or "{}")
+    return CalledTool(id=fields.text("call_id"), name=name, arguments=arguments)
+
+
+def custom_input(call: CalledTool) -> str:
+    """The text that a call hands to a custom tool: its one argument, or all of them if the model gave others."""
+    arguments = call.arguments
+    if isinstance(arguments, str) or list(arguments) != ["input"]:
+        return call.arguments_json
+    text = arguments["input"]
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+
+def _chosen_name(fields: Fields) -> str:
+    return seen_name(fields.text("name"), fields.text("namespace", "") or None)
+
+
+def _function(fields: Fields) -> dict[str, Any]:
+    parameters = fields.raw("parameters")
+    if not isinstance(parameters, dict | None):
+        raise wrong(fields.name("parameters"), "a JSON schema", parameters)
+    described = {"name": fields.text("name"), "description": fields.text("description", "")}
+    # The API's default is a function without parameters; templates print what stands here.
+    return {**described, "parameters": parameters or {"type": "object", "properties": {}}}
+
+
+def _custom(fields: Fields) -> dict[str, Any]:
+    description = fields.text("description", "")
+    text = {"type": "string", "description": "The tool's whole input, as text."}
+    if fields.raw("format") is not None:
+        form = fields.child("format")
+        if form.text("type") == "grammar":
+            # Nothing forces the grammar; the model is shown it, as OpenAI's are.
+            text["description"] += f" It follows this {form.text('syntax')} grammar:\n{form.text('definition')}"
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    return {"name": fields.text("name"), "description": description, "parameters": parameters}
