@@ -18,11 +18,11 @@ from tree_rl.rollout.gateway.tokens.drift import (
     LeftCause,
     LeftTurn,
     ReturnedTurn,
+    UnreadCall,
     find_drifted_siblings,
     first_difference,
 )
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
-from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, opens_reasoning, split_reasoning
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
@@ -68,6 +68,7 @@ class Recorder:
         self._left: dict[int, LeftTurn] = {}
         """Turns that a prompt did not continue, by their call."""
         self._guessed: set[int] = set()
+        self._unread: list[UnreadCall] = []
 
     def drift_report(self) -> DriftReport:
         """What drift there was so far."""
@@ -78,6 +79,7 @@ class Recorder:
             siblings=siblings,
             left=tuple(self._left.values()),
             guessed=tuple(sorted(self._guessed)),
+            unread=tuple(self._unread),
         )
 
     async def prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
@@ -119,7 +121,8 @@ class Recorder:
         if left is None or left in self._left:
             return
         reasoning = (self._own.of_call(left).message.reasoning or "").strip()
-        is_kept = not reasoning or re.search(re.escape(reasoning) + rf"\s*{THINK_END}", text)
+        closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
+        is_kept = not reasoning or re.search(closed, text)
         cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
 
@@ -141,12 +144,15 @@ class Recorder:
         read = partial(
             read_message,
             answer.text,
-            parse_tools=bool(prompt.request.tools),
-            is_reasoning_open=opens_reasoning(prompt.text),
+            tools=prompt.request.tools,
+            is_reasoning_open=self._renderer.dialect.opens_reasoning(prompt.text),
             reasoning=self._options.reasoning,
             key=f"{self._session}_{index}",
+            dialect=self._renderer.dialect,
         )
-        message = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
+        message, fault = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
+        if fault is not None:
+            self._unread.append(UnreadCall(session=self._session, call=index, cause=fault))
         turn = GeneratedTurn(
             call=index,
             raw_text=answer.text,
@@ -166,7 +172,8 @@ class Recorder:
         Templates open the last turn with an empty reasoning, and leave it out as soon as another message follows.
         Reasoning that is not empty, once left out, makes another context.
         """
-        is_silent = not (message.reasoning or split_reasoning(message.content)[0] or "").strip()
+        inline = self._renderer.dialect.read(message.content, tools=(), is_reasoning_open=False).reasoning
+        is_silent = not (message.reasoning or inline or "").strip()
         followers = [ChatMessage(role="user", content=FOLLOWER)] if is_silent else []
         if is_silent and message.tool_calls:
             followers.append(ChatMessage(role="tool", content=FOLLOWER, tool_call_id=message.tool_calls[0].id))
@@ -180,12 +187,10 @@ class Recorder:
                 whole = self._renderer.render((*messages, message, *behind), tools=tools, is_prompt=False)
             except RequestError:
                 continue
-            before = opened if whole.startswith(opened) else opened.removesuffix(self._renderer.empty_reasoning)
-            if not whole.startswith(before):
-                continue
-            written, closing, _ = whole[len(before) :].partition(FOLLOWER)[0].rpartition(self._renderer.end_text)
-            forms.append((written, closing) if closing else (whole[len(before) :], ""))
-        return tuple(dict.fromkeys(forms))
+            turn = self._renderer.turn_within(whole.rpartition(FOLLOWER)[0] if behind else whole, opened)
+            if turn is not None:
+                forms.append(self._renderer.cut_end(turn, is_followed=bool(behind)))
+        return tuple(dict.fromkeys(form for form in forms if form is not None))
 
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
         turn, prompt = node.turn, node.parent
