@@ -101,8 +101,8 @@ class Llama3(ThinkingDialect):
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
         """Read the calls of a text. JSON that is no call is an answer."""
         around, tag, written = text.partition(self._tag)
-        if not tag:
-            around, written = "", text
+        if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
+            around, tag, written = "", "", text
         if self.marks[0] in around or (not tag and self._call.match(written) is None):
             return CallsInText(around=text)
         calls: list[WrittenCall] = []
