@@ -47,11 +47,14 @@ class Scene:
         turn: str | Sequence[int],
         *,
         stop: str | None = None,
+        end: str | None = None,
         agent: str = "main",
     ) -> ChatMessage:
+        """Record a turn. `end` is the token that ends it, the tokenizer's end token if None."""
         ids = tuple(self.encode(turn) if isinstance(turn, str) else turn)
         text = self.tokenizer.decode(ids)
         text_ids: tuple[int, ...] | None = ids
+        end_id = self.tokenizer.convert_tokens_to_ids(end or self.tokenizer.eos_token)
         if stop is not None:
             text = text[: text.index(stop)]
             text_ids = ids[: self.renderer.tokens_within(ids, text)]
@@ -59,7 +62,7 @@ class Scene:
         recorded = self.recorder.record(
             self.prompt(*messages, agent=agent),
             Answer(
-                token_ids=ids if stop is not None else (*ids, self.tokenizer.eos_token_id),
+                token_ids=ids if stop is not None else (*ids, end_id),
                 log_probs=None,
                 finish_reason="stop",
                 stop_text=stop,

@@ -3,17 +3,18 @@
 from typing import Any
 
 import pytest
+from gateway_harness import SHELL
 
+from tree_rl.rollout.gateway.dialects.reasoning import opens_reasoning, split_reasoning, without_reasoning
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.tokens.reasoning import opens_reasoning, split_reasoning, without_reasoning
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 
 CALL = '<tool_call>{"name": "x"}</tool_call>'
 
 
 def read(text: str, **options: Any) -> ChatMessage:
-    settings: dict[str, Any] = {"parse_tools": True, "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
-    return read_message(text, **{**settings, **options})
+    settings: dict[str, Any] = {"tools": [SHELL], "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
+    return read_message(text, **{**settings, **options})[0]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_text_and_calls_of_a_turn(turn: str, text: str | None, calls: list[Any])
 
 
 def test_without_tools_markup_stays_text() -> None:
-    assert read(f"a{CALL}b", parse_tools=False).content == f"a{CALL}b"
+    assert read(f"a{CALL}b", tools=()).content == f"a{CALL}b"
 
 
 @pytest.mark.parametrize(

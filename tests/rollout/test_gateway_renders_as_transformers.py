@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError, TemplateError
 
+from tree_rl.rollout.gateway.dialects.hermes import Hermes
 from tree_rl.rollout.gateway.protocols import openai_chat
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
-from tree_rl.rollout.gateway.tokens.rendering import Renderer, template_form
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.template_form import TemplateForm, conversation_of
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "shell", "arguments": {"command": "ls '<&>' ü"}}}
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -185,7 +187,7 @@ def test_whatever_agents_send_is_written_as_transformers_writes_it(
     def check(edits: list[tuple[Any, ...]], is_prompt: bool) -> None:
         for sent, tools in conversations(edits):
             messages = openai_chat.read_request({"messages": sent}).messages
-            forms = [template_form(message, inline_reasoning=False) for message in messages]
+            forms = conversation_of(messages, TemplateForm(), Hermes())
             offered: Any = list(tools) or None
             expected = outcome_of_template(
                 lambda forms=forms, offered=offered: tokenizer.apply_chat_template(

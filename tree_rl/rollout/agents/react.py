@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion
 
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
+from tree_rl.rollout.gateway.dialects.reasoning import THINK_START, without_reasoning
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
-from tree_rl.rollout.gateway.tokens.reasoning import THINK_START, without_reasoning
 
 Think = Literal["keep", "strip"]
 ParallelTools = bool | Literal["branches"]

@@ -44,7 +44,7 @@ class Gateway:
         self, *, tokenizer: "PreTrainedTokenizerFast", backend: Backend, options: GatewayOptions, model: str = "policy"
     ) -> None:
         self.options = options
-        self._renderer = Renderer(tokenizer, options.template_options)
+        self._renderer = Renderer(tokenizer, options.template_options, dialect=options.dialect)
         self._backend = backend
         self._model = model
         self._http = HttpApplication(model=model)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls
+from tree_rl.rollout.gateway.dialects.families import check_dialect
 
 OnDrift = Literal["reuse", "branch"]
 Reasoning = Literal["field", "inline"]
@@ -43,6 +44,9 @@ class GatewayOptions:
     """Calls of one session. Further ones are refused with status 403."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Passed to the chat template (`enable_thinking`, ...)."""
+    dialect: str = "auto"
+    """How the model writes tool calls: a family of `DIALECTS`, an engine's parser (`vllm:NAME`, `sglang:NAME`), or
+    `auto`, what the chat template shows."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "side_calls", read_side_calls(self.side_calls))
@@ -55,6 +59,7 @@ class GatewayOptions:
         for name, allowed in choices:
             if getattr(self, name) not in get_args(allowed):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(allowed))}")
+        check_dialect(self.dialect)
         for name in ("max_context_tokens", "max_turn_tokens", "max_calls"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")

@@ -221,7 +221,7 @@ class Session:
         """The answer up to the end of its first tool call, if it makes several."""
 
         def calls_in(text: str) -> int:
-            return len(self._recorder.read(prompt, text, 0).tool_calls)
+            return len(self._recorder.read(prompt, text, 0)[0].tool_calls)
 
         cut = partial(cut_behind_first, answer, calls_in, self._renderer)
         return await beside_the_loop(cut, is_long=len(answer.token_ids) > MANY_SHOWN_TOKENS)

@@ -16,6 +16,8 @@ class CalledTool:
     name: str
     arguments: Mapping[str, Any] | str
     """Decoded. Text that is not a JSON object stays as the client sent it."""
+    written_id: str | None = None
+    """The id that the model wrote, for the chat template. None if it wrote none, or for a client's call."""
 
     @property
     def arguments_json(self) -> str:

@@ -92,7 +92,7 @@ class _Step:
     """Turns of the model up to the node, itself included."""
     before: "_Step | None"
     is_opening: bool = False
-    """A prompt's end without the empty reasoning that the template opens answers with: only a turn may follow."""
+    """A prompt's end without the reasoning that the template opens answers with: only a turn may follow."""
 
 
 class ContextTrie:
@@ -121,7 +121,7 @@ class ContextTrie:
             for child in step.node.children:
                 if step.is_opening and child.turn is None:
                     continue
-                end = self._end_of_match(child, text, step.end)
+                end = self._end_of_match(child, text, step)
                 if end is not None:
                     stack.append(_Step(child, end, step.num_turns + (child.turn is not None), step))
                 elif (end := self._end_of_opening(child, text, step.end)) is not None:
@@ -153,9 +153,12 @@ class ContextTrie:
         self.is_slow |= len(prompt.children) > MANY_TURNS or len(turn.response_ids) > LONG_TURN
         return node
 
-    def _end_of_match(self, node: Node, text: str, position: int) -> int | None:
+    def _end_of_match(self, node: Node, text: str, before: _Step) -> int | None:
+        position = before.end
         if node.turn is not None:
-            return self._end_of_turn(node.turn, text, position)
+            # Behind a prompt that opens reasoning, what the model wrote begins there.
+            may_be_raw = not (before.is_opening and self._renderer.opens_reasoning)
+            return self._end_of_turn(node.turn, text, position, may_be_raw=may_be_raw)
         if not text.startswith(node.text, position):
             return None
         end = position + len(node.text)
@@ -163,19 +166,20 @@ class ContextTrie:
         return end if ends_here else None
 
     def _end_of_opening(self, node: Node, text: str, position: int) -> int | None:
-        """Where a prompt's end ends if the text lacks its empty reasoning, as templates write earlier turns."""
-        empty = self._renderer.empty_reasoning
-        if node.turn is not None or not empty or not node.text.endswith(empty):
+        """Where a prompt's end ends if the text lacks its opened reasoning, as templates write earlier turns."""
+        dropped = self._renderer.dropped_opening
+        if node.turn is not None or not dropped or not node.text.endswith(dropped):
             return None
-        opening = node.text.removesuffix(empty)
+        opening = node.text.removesuffix(dropped)
         return position + len(opening) if text.startswith(opening, position) else None
 
-    def _end_of_turn(self, turn: GeneratedTurn, text: str, position: int) -> int | None:
+    def _end_of_turn(self, turn: GeneratedTurn, text: str, position: int, *, may_be_raw: bool) -> int | None:
         """Where a turn ends that stands in a text as the model wrote it, or as the template writes it."""
         if not turn.is_whole:
             return None
-        if text.startswith(turn.raw_text + self._renderer.end_text, position):
-            return position + len(turn.raw_text)
+        end = position + len(turn.raw_text)
+        if may_be_raw and text.startswith(turn.raw_text, position) and text.startswith(self._renderer.turn_ends, end):
+            return end
         for written, closing in turn.forms():
             if text.startswith(written + closing, position):
                 return position + len(written)

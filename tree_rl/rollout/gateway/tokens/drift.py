@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from tree_rl.rollout.gateway.dialects.reading import CallFault
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
@@ -64,6 +65,16 @@ class LeftTurn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnreadCall:
+    """A turn with a tool call that its dialect could not read. The agent got it as text."""
+
+    session: str
+    call: int
+    """The call that generated the turn."""
+    cause: CallFault
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DriftReport:
     """The drift of a session."""
 
@@ -75,6 +86,8 @@ class DriftReport:
     """Turns that came back and yet begin a branch. Each is reported once."""
     guessed: tuple[int, ...] = ()
     """Calls whose turns were taken for the latest of several that read alike but have other reasoning."""
+    unread: tuple[UnreadCall, ...] = ()
+    """Turns with a tool call that stayed text."""
 
     @property
     def num_avoided(self) -> int:

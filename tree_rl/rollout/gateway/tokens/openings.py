@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tree_rl.rollout.gateway.dialects.reading import Dialect
+from tree_rl.rollout.gateway.dialects.reasoning import THINK_START
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.tokens.reasoning import THINK_START, opens_reasoning, split_reasoning
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 UNFINISHED = " \t\n\"'{<("
@@ -36,11 +37,12 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
     """
     before = tuple(messages[:-1] if request.continues_last else messages)
     prompt = renderer.render(before, tools=request.tools, is_prompt=True)
-    turns = _turns(request, messages, is_reasoning_open=opens_reasoning(prompt))
+    dialect = renderer.dialect
+    turns = _turns(request, messages, is_reasoning_open=dialect.opens_reasoning(prompt))
     if turns is None:
         return prompt, ""
     # A template may begin an answer with reasoning, open or empty, and leave it out as soon as messages follow.
-    headers = (prompt, prompt.removesuffix(renderer.empty_reasoning), prompt.rstrip().removesuffix(THINK_START))
+    headers = (prompt, prompt.removesuffix(renderer.dropped_opening), prompt.rstrip().removesuffix(THINK_START))
     for behind in _followers(turns[0]):
         try:
             written = [renderer.render((*before, one, *behind), tools=request.tools, is_prompt=False) for one in turns]
@@ -51,7 +53,8 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
             begun = begun.rstrip(UNFINISHED)
         for header in headers if written[0] != written[1] else ():
             if begun.startswith(header):
-                return begun, _without_empty_reasoning(begun[len(header) :], is_open=opens_reasoning(header))
+                is_open = dialect.opens_reasoning(header)
+                return begun, _without_empty_reasoning(begun[len(header) :], dialect, is_open=is_open)
     field = "messages" if request.continues_last else "tool_choice" if request.must_call else "response_format"
     raise RequestError("the model's chat template cannot begin this turn as asked", field=field)
 
@@ -95,10 +98,10 @@ def _followers(turn: ChatMessage) -> tuple[tuple[ChatMessage, ...], ...]:
     return (ChatMessage(role="user", content="x"),), ()
 
 
-def _without_empty_reasoning(opening: str, *, is_open: bool) -> str:
+def _without_empty_reasoning(opening: str, dialect: Dialect, *, is_open: bool) -> str:
     """An opening without the empty reasoning at its beginning, which the model did not think."""
-    thought, visible = split_reasoning(opening, is_open=is_open)
-    return visible.lstrip("\n") if thought == "" else opening
+    found = dialect.read(opening, tools=(), is_reasoning_open=is_open)
+    return found.content.lstrip("\n") if found.reasoning == "" else opening
 
 
 def _common_beginning(one: str, other: str) -> str:

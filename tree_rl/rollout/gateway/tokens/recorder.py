@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
+from tree_rl.rollout.gateway.dialects.reading import CallFault
 from tree_rl.rollout.gateway.generation import Answer
 from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
@@ -17,12 +18,12 @@ from tree_rl.rollout.gateway.tokens.drift import (
     LeftCause,
     LeftTurn,
     ReturnedTurn,
+    UnreadCall,
     find_drifted_siblings,
     first_difference,
 )
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
-from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, opens_reasoning, split_reasoning
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
@@ -70,6 +71,7 @@ class Recorder:
         self._left: dict[int, LeftTurn] = {}
         """Turns that a prompt did not continue, by their call."""
         self._guessed: set[int] = set()
+        self._unread: list[UnreadCall] = []
 
     def drift_report(self) -> DriftReport:
         """What drift there was so far."""
@@ -80,6 +82,7 @@ class Recorder:
             siblings=siblings,
             left=tuple(self._left.values()),
             guessed=tuple(sorted(self._guessed)),
+            unread=tuple(self._unread),
         )
 
     async def prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
@@ -123,7 +126,8 @@ class Recorder:
         if left is None or left in self._left:
             return
         reasoning = (self._own.of_call(left).message.reasoning or "").strip()
-        is_kept = not reasoning or re.search(re.escape(reasoning) + rf"\s*{THINK_END}", text)
+        closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
+        is_kept = not reasoning or re.search(closed, text)
         cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
 
@@ -145,7 +149,9 @@ class Recorder:
             )
         )
         read = partial(self.read, prompt, answer.text, index)
-        message = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
+        message, fault = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
+        if fault is not None:
+            self._unread.append(UnreadCall(session=self._session, call=index, cause=fault))
         turn = GeneratedTurn(
             call=index,
             raw_text=answer.text,
@@ -157,8 +163,8 @@ class Recorder:
         self._own.add(prompt.restored, message, agent=agent, call=index)
         return replace(message, content=shown_to_client(prompt.request, message))
 
-    def read(self, prompt: Prompt, text: str, call: int) -> ChatMessage:
-        """The message that a turn is, its opening included.
+    def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
+        """The message that a turn is, its opening included, and why a call was left in its text.
 
         Args:
             text: what the model drew, without its end token.
@@ -167,10 +173,11 @@ class Recorder:
         header = prompt.text.removesuffix(prompt.opening)
         return read_message(
             prompt.opening + text,
-            parse_tools=bool(prompt.request.tools),
-            is_reasoning_open=opens_reasoning(header),
+            tools=prompt.request.tools,
+            is_reasoning_open=self._renderer.dialect.opens_reasoning(header),
             reasoning=self._options.reasoning,
             key=f"{self._session}_{call}",
+            dialect=self._renderer.dialect,
         )
 
     def _forms(self, prompt: Prompt, message: ChatMessage) -> tuple[tuple[str, str], ...]:
@@ -180,7 +187,8 @@ class Recorder:
         Reasoning that is not empty, once left out, makes another context.
         """
         messages, tools = prompt.restored.messages, prompt.request.tools
-        is_silent = not (message.reasoning or split_reasoning(message.content)[0] or "").strip()
+        inline = self._renderer.dialect.read(message.content, tools=(), is_reasoning_open=False).reasoning
+        is_silent = not (message.reasoning or inline or "").strip()
         followers = [ChatMessage(role="user", content=FOLLOWER)] if is_silent else []
         if is_silent and message.tool_calls:
             followers.append(ChatMessage(role="tool", content=FOLLOWER, tool_call_id=message.tool_calls[0].id))
@@ -194,14 +202,12 @@ class Recorder:
                 whole = self._renderer.render((*messages, message, *behind), tools=tools, is_prompt=False)
             except RequestError:
                 continue
-            before = opened if whole.startswith(opened) else opened.removesuffix(self._renderer.empty_reasoning)
-            if not whole.startswith(before):
-                continue
-            written, closing, _ = whole[len(before) :].partition(FOLLOWER)[0].rpartition(self._renderer.end_text)
-            forms.append((written, closing) if closing else (whole[len(before) :], ""))
+            turn = self._renderer.turn_within(whole.rpartition(FOLLOWER)[0] if behind else whole, opened)
+            if turn is not None:
+                forms.append(self._renderer.cut_end(turn, is_followed=bool(behind)))
         # The opening stands in the prompt.
         begun = prompt.opening
-        kept = [(written.removeprefix(begun), closing) for written, closing in forms if written.startswith(begun)]
+        kept = [(form[0].removeprefix(begun), form[1]) for form in forms if form and form[0].startswith(begun)]
         return tuple(dict.fromkeys(kept))
 
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:

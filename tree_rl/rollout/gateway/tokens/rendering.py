@@ -10,15 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from tree_rl.rollout.gateway.dialects.families import AUTO, dialect_named
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
-from tree_rl.rollout.gateway.tokens.reasoning import THINK_END, split_reasoning, with_reasoning
+from tree_rl.rollout.gateway.tokens.template_form import PROBE, TemplateForm, conversation_of, find_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PROBE = "reasoning-probe"
+PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {}}}
+TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|call|>",
+    "<|return|>",
+    "<|end|>",
+    "<|user|>",
+    "<|observation|>",
+)
+"""Special tokens that end turns in some family, beside the tokenizer's end token."""
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a template raises for messages that it does not expect."""
 
@@ -31,7 +43,9 @@ class Renderer:
             its template renders otherwise in transformers.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", template_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerFast", template_options: Mapping[str, Any], *, dialect: str = AUTO
+    ) -> None:
         if not tokenizer.is_fast:
             raise ValueError(
                 f"tokenizer: expected one with a tokenizer.json (fast), received {type(tokenizer).__name__}"
@@ -50,16 +64,20 @@ class Renderer:
                 "set eos_token to the token that ends an assistant turn (for Qwen: <|im_end|>)"
             )
         self.end_text = tokenizer.eos_token
+        self.turn_ends = (tokenizer.eos_token, *(end for end in TURN_ENDS if end in self.specials))
+        """What may stand behind a turn: its end token, or in families without one what begins the next message."""
         # The look-ahead cuts in front of a special token and keeps it. Longer tokens come first.
         self._cut = re.compile(f"(?={'|'.join(re.escape(token) for token in self.specials)})")
         self._check_pieces()
         self._settings = {**tokenizer.special_tokens_map, **template_options}
         self._templates: dict[str, ChatTemplate] = {}
-        self._inline_reasoning = False
-        self._probe_template(template_options)
-        self.empty_reasoning = self._find_empty_reasoning()
-        """What the template opens every answer with, if it closes the reasoning at once and leaves it out of earlier
-        turns; else empty."""
+        self.dialect = dialect_named(dialect, template=self._template_source([PROBE_TOOL]), tokenizer=tokenizer)
+        self._form = self._find_form(template_options)
+        self.opens_reasoning = False
+        """Whether `dropped_opening` leaves reasoning open."""
+        self.dropped_opening = self._find_dropped_opening()
+        """The empty or open reasoning that the template opens every answer with, if it leaves it out of earlier turns;
+        else empty."""
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
         """Write a conversation as the template does.
@@ -70,7 +88,12 @@ class Renderer:
         Raises:
             RequestError: the template refuses the messages.
         """
-        conversation = [template_form(message, inline_reasoning=self._inline_reasoning) for message in messages]
+        conversation = conversation_of(messages, self._form, self.dialect)
+        return self._render(conversation, tools=tools, is_prompt=is_prompt)
+
+    def _render(
+        self, conversation: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool
+    ) -> str:
         offered = list(tools) or None
         try:
             return self._template(offered).render(conversation, tools=offered, is_prompt=is_prompt)
@@ -79,8 +102,11 @@ class Renderer:
                 f"the model's chat template refuses this conversation: {error}", field="messages"
             ) from error
 
+    def _template_source(self, tools: list[Mapping[str, Any]] | None) -> str:
+        return self._tokenizer.get_chat_template(tools=tools)
+
     def _template(self, tools: list[Mapping[str, Any]] | None) -> ChatTemplate:
-        source = self._tokenizer.get_chat_template(tools=tools)
+        source = self._template_source(tools)
         if source not in self._templates:
             self._templates[source] = ChatTemplate(source, self._settings)
         return self._templates[source]
@@ -114,6 +140,32 @@ class Renderer:
         """Text of tokens, special ones included."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def turn_within(self, whole: str, opened: str) -> str | None:
+        """The last turn of a rendered conversation, with what follows it.
+
+        Args:
+            opened: the prompt of the turn, as rendered. The conversation may write what precedes the turn otherwise,
+                since templates drop earlier reasoning once a question follows.
+        """
+        header = opened.removesuffix(self.dropped_opening)
+        if whole.startswith(header):
+            return whole.removeprefix(header).removeprefix(opened[len(header) :])
+        start = max(header.rfind(token) for token in self.specials)
+        _, found, turn = whole.rpartition(header[start:]) if start >= 0 else ("", "", "")
+        return turn.removeprefix(opened[len(header) :]) if found else None
+
+    def cut_end(self, turn: str, *, is_followed: bool) -> tuple[str, str] | None:
+        """A rendered turn and the token that ends it there; no token where a conversation ends without one.
+
+        Args:
+            is_followed: the text goes on with the beginning of the next message. None if nothing tells where.
+        """
+        start = max(turn.rfind(end) for end in self.turn_ends)
+        closing = next((end for end in self.turn_ends if start >= 0 and turn.startswith(end, start)), "")
+        if closing and (is_followed or not turn[start + len(closing) :].strip()):
+            return turn[:start], closing
+        return None if is_followed else (turn, "")
+
     def without_end(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Drop the special token that ended a turn, if one did."""
         return token_ids[:-1] if token_ids and token_ids[-1] in self.special_ids else token_ids
@@ -139,16 +191,21 @@ class Renderer:
             low -= 1
         return low
 
-    def _probe_template(self, options: Mapping[str, Any]) -> None:
+    def _find_form(self, options: Mapping[str, Any]) -> TemplateForm:
+        form = find_form(self._written, self.dialect)
         probe = [ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="y", reasoning=PROBE)]
-        conversation = [template_form(message, inline_reasoning=False) for message in probe]
-        expected = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-        written = self.render(probe, tools=(), is_prompt=False)
+        expected = self._tokenizer.apply_chat_template(
+            conversation_of(probe, form, self.dialect), tokenize=False, **options
+        )
+        written = self._written(probe, form)
         if written != expected:
             raise ValueError(f"chat template: expected what transformers renders, {expected!r}, received {written!r}")
-        self._inline_reasoning = PROBE not in written
+        return form
 
-    def _find_empty_reasoning(self) -> str:
+    def _written(self, messages: Sequence[ChatMessage], form: TemplateForm) -> str:
+        return self._render(conversation_of(messages, form, self.dialect), tools=(), is_prompt=False)
+
+    def _find_dropped_opening(self) -> str:
         asked, answered = ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content=PROBE)
         opened = self.render([asked], tools=(), is_prompt=True)
         try:
@@ -157,7 +214,12 @@ class Renderer:
             return ""
         header = earlier.partition(PROBE)[0]
         added = opened.removeprefix(header) if opened.startswith(header) else ""
-        return added if THINK_END in added and not split_reasoning(added)[0] else ""
+        self.opens_reasoning = self.dialect.opens_reasoning(added)
+        if self.opens_reasoning:
+            return added
+        if self.dialect.reasoning_end not in added:
+            return ""
+        return added if not self.dialect.read(added, tools=(), is_reasoning_open=False).reasoning else ""
 
     def _check_pieces(self) -> None:
         whole = f"{self.end_text}\nuser: a  b\n\n{self.end_text} c{self.end_text}"
@@ -169,23 +231,3 @@ class Renderer:
                 f"tokenizer: expected text cut in front of {self.end_text!r} to tokenize piece by piece, received "
                 f"{apart} against {list(together)} for {whole!r}; the gateway cannot keep ids exact with this tokenizer"
             )
-
-
-def template_form(message: ChatMessage, *, inline_reasoning: bool) -> dict[str, Any]:
-    """A message as chat templates read it. Some have no field for reasoning: then it goes into the text."""
-    form: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        if inline_reasoning:
-            form["content"] = with_reasoning(message.reasoning, message.content)
-        else:
-            form["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        form["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        form["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        form["name"] = message.name
-    return form

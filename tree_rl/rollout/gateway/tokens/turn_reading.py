@@ -1,41 +1,40 @@
 """From a generated turn to the assistant message that the agent receives.
 
-`read_message` is the only reader of turns. A parser for another model family takes the place of `parse_tool_calls`.
+`read_message` is the only reader of turns.
 """
 
+from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.dialects.reading import CallFault, Dialect, Tools
 from tree_rl.rollout.gateway.options import Reasoning
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.tokens.reasoning import before_open_reasoning, split_reasoning
-from tree_rl.rollout.gateway.tokens.tool_calls import parse_tool_calls
+
+HERMES = Hermes()
 
 
 def read_message(
-    text: str, *, parse_tools: bool, is_reasoning_open: bool, reasoning: Reasoning, key: str
-) -> ChatMessage:
+    text: str, *, tools: Tools, is_reasoning_open: bool, reasoning: Reasoning, key: str, dialect: Dialect = HERMES
+) -> tuple[ChatMessage, CallFault | None]:
     """Read a generated turn.
 
     Args:
         text: the turn without its end token.
-        parse_tools: whether the request offered tools. Without tools, markup stays text.
-        is_reasoning_open: the prompt ended with `<think>`, so the turn begins inside its reasoning.
+        tools: that the request offered. Without tools, markup stays text.
+        is_reasoning_open: the prompt ended inside reasoning, so the turn begins there.
         reasoning: `inline` leaves it in the text.
         key: makes the ids of tool calls unique in the session.
 
     Returns:
-        The message. If one tool call cannot be read, the whole turn comes as text, as from a stock server.
+        The message, and why a call was left in its text. If one call of a turn is broken, the whole turn comes as text,
+        as from a stock server; one that the turn's end cut off stays text behind the calls before it.
     """
-    thought, visible = split_reasoning(text, is_open=is_reasoning_open)
-    before = text[: len(text) - len(visible)]
-    calls: tuple[CalledTool, ...] = ()
-    parsed = parse_tool_calls(before_open_reasoning(visible)) if parse_tools else None
-    if parsed is not None:
-        visible, found = parsed
-        calls = tuple(
-            CalledTool(id=f"call_{key}_{index}", name=name, arguments=arguments)
-            for index, (name, arguments) in enumerate(found)
-        )
+    turn = dialect.read(text, tools=tools, is_reasoning_open=is_reasoning_open)
+    calls = tuple(
+        CalledTool(id=f"call_{key}_{index}", name=call.name, arguments=call.arguments, written_id=call.id)
+        for index, call in enumerate(turn.calls)
+    )
     if reasoning == "inline":
-        return ChatMessage(role="assistant", content=before + visible, tool_calls=calls)
-    if thought is None:
-        return ChatMessage(role="assistant", content=visible, tool_calls=calls)
-    return ChatMessage(role="assistant", content=visible.strip(), reasoning=thought, tool_calls=calls)
+        return ChatMessage(role="assistant", content=turn.opening + turn.content, tool_calls=calls), turn.fault
+    if turn.reasoning is None:
+        return ChatMessage(role="assistant", content=turn.content, tool_calls=calls), turn.fault
+    content = turn.content.strip()
+    return ChatMessage(role="assistant", content=content, reasoning=turn.reasoning, tool_calls=calls), turn.fault

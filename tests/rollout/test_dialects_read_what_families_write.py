@@ -1,0 +1,188 @@
+"""Every dialect reads the calls that its family writes, and never more; what it cannot read stays text."""
+
+import pytest
+from dialect_writers import CALLS, MARKUP, PLAIN, WRITERS, dumps, is_ambiguous, tools_for
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tree_rl.rollout.gateway.dialects.families import DIALECTS, check_dialect, dialect_named
+from tree_rl.rollout.gateway.options import GatewayOptions
+
+ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
+EXAMPLES = settings(max_examples=20, deadline=None)
+
+
+def canonical(calls: object) -> str:
+    """With the order of keys, and 1, 1.0 and true apart."""
+    return dumps(calls)
+
+
+def has_one_type(calls: list[tuple[str, dict[str, object]]]) -> bool:
+    """Whether every parameter has one type: a union with string leaves a bare value open."""
+    declared = (one for tool in tools_for(calls) for one in tool["function"]["parameters"]["properties"].values())
+    return all(len(one["type"]) == 1 for one in declared)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_calls_come_back_as_they_were_meant(form: str) -> None:
+    name, write = WRITERS[form]
+
+    @EXAMPLES
+    @given(CALLS, PLAIN, PLAIN)
+    def check(calls: list[tuple[str, dict[str, object]]], before: str, after: str) -> None:
+        assume(not is_ambiguous(form, calls))
+        assume(form not in ("qwen3_coder", "glm4") or has_one_type(calls))
+        if form in ("llama3", "harmony", "mistral_list"):
+            before = after = ""
+        read = DIALECTS[name]().read(before + write(calls) + after, tools=tools_for(calls), is_reasoning_open=False)
+        assert canonical([(call.name, call.arguments) for call in read.calls]) == canonical(calls)
+        assert read.fault is None and read.reasoning is None
+        assert "".join(read.content.split()) == "".join((before + after).split())
+
+    check()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_turn_that_was_cut_has_the_calls_before_the_cut(form: str) -> None:
+    name, write = WRITERS[form]
+
+    @EXAMPLES
+    @given(CALLS, st.data())
+    def check(calls: list[tuple[str, dict[str, object]]], data: st.DataObject) -> None:
+        assume(not is_ambiguous(form, calls))
+        assume(form not in ("qwen3_coder", "glm4") or has_one_type(calls))
+        turn = write(calls)
+        cut = turn[: data.draw(st.integers(0, len(turn)))]
+        read = DIALECTS[name]().read(cut, tools=tools_for(calls), is_reasoning_open=False)
+        found = [(call.name, call.arguments) for call in read.calls]
+        assert canonical(found) == canonical(calls[: len(found)])
+
+    check()
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_nothing_that_a_model_writes_raises(name: str) -> None:
+    pieces = (
+        *MARKUP,
+        "<|channel|>analysis",
+        "<|channel|>final",
+        "<|start|>assistant",
+        " to=functions.x ",
+        '{"name": "x"}',
+    )
+    words = (
+        "functions.x:0",
+        "<|tool_call_argument_begin|>",
+        "<｜tool▁sep｜>",
+        "x",
+        "\n",
+        "{",
+        '"a',
+        "[",
+        "NaN",
+        "1e999",
+        ";",
+    )
+
+    @EXAMPLES
+    @given(st.lists(st.sampled_from((*pieces, *words)), max_size=12).map("".join), st.booleans(), st.booleans())
+    def check(turn: str, is_open: bool, with_tools: bool) -> None:
+        read = DIALECTS[name]().read(turn, tools=ANY_TOOL if with_tools else (), is_reasoning_open=is_open)
+        assert with_tools or not read.calls
+        if name != "harmony":
+            assert read.calls or read.opening + read.content == turn
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("form", "turn", "fault"),
+    [
+        ("hermes", '<tool_call>{"name": "x", "arguments": {"a": }}</tool_call>', "no_json"),
+        ("hermes", '<tool_call>{"name": "x", "arguments": [1]}</tool_call>', "no_object"),
+        ("hermes", '<tool_call>{"name": 1}</tool_call>', "no_name"),
+        ("hermes", '<tool_call>{"name": "x"}', "unclosed"),
+        ("qwen3_coder", '<tool_call>{"name": "x"}</function></tool_call>', "malformed"),
+        ("qwen3_coder", "<tool_call><function=x><parameter=k>1</function></tool_call>", "malformed"),
+        ("qwen3_coder", "<tool_call><function=x><parameter=k>1", "unclosed"),
+        ("glm4", "<tool_call>x<arg_key>k</arg_key></tool_call>", "malformed"),
+        ("glm4", "<tool_call><arg_key>k</arg_key></tool_call>", "no_name"),
+        ("kimi_k2", "<|tool_call_begin|>functions.x:0<|tool_call_end|>", "malformed"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>x<｜tool▁sep｜>{]<｜tool▁call▁end｜>", "no_json"),
+        ("mistral", "[TOOL_CALLS]x[ARGS]{1}", "no_json"),
+        ("mistral", '[TOOL_CALLS]x[ARGS]{"a": "', "unclosed"),
+        ("llama3", '<|python_tag|>{"name": "x", "parameters": 1}', "no_object"),
+        ("harmony", "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{1}", "no_json"),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_text_with_a_cause(form: str, turn: str, fault: str) -> None:
+    read = DIALECTS[form]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
+    assert (read.calls, read.fault) == ((), fault)
+    assert read.content == (turn if form != "harmony" else "{1}")
+
+
+def test_json_that_is_no_call_is_an_answer() -> None:
+    for turn in ('{"name": "Bob"}', '{"answer": [1]}', "{", "[1, 2]", '{"name": "x", "age": 3}'):
+        read = DIALECTS["llama3"]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
+        assert (read.content, read.calls) == (turn, ())
+
+
+def test_bare_values_have_the_type_of_their_schema() -> None:
+    schemas = {
+        "text": {"type": "string"},
+        "number": {"type": "integer"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "flag": {"type": "boolean"},
+        "either": {"type": ["integer", "string"]},
+        "open": {},
+        "choice": {"enum": ["1", "2"]},
+    }
+    tool = {"type": "function", "function": {"name": "x", "parameters": {"properties": schemas}}}
+    written = {"text": "5", "number": "5", "maybe": "null", "flag": "True", "either": "5", "open": "[5]", "choice": "1"}
+    meant = {"text": "5", "number": 5, "maybe": None, "flag": True, "either": 5, "open": [5], "choice": "1"}
+    more_written, more_meant = {"undeclared": "5", "number": "five"}, {"undeclared": "5", "number": "five"}
+    for given_, expected in ((written, meant), (more_written, more_meant)):
+        for form in ("qwen3_coder", "glm4"):
+            turn = WRITERS[form][1]([("x", given_)])
+            (call,) = DIALECTS[form]().read(turn, tools=[tool], is_reasoning_open=False).calls
+            assert canonical(call.arguments) == canonical(expected)
+
+
+def test_code_in_bare_values_keeps_its_white_space() -> None:
+    code = "    if x:\n\t\treturn 1\n\n"
+    turn = WRITERS["qwen3_coder"][1]([("x", {"code": code})])
+    tools = tools_for([("x", {"code": code})])
+    assert DIALECTS["qwen3_coder"]().read(turn, tools=tools, is_reasoning_open=False).calls[0].arguments["code"] == code
+
+
+def test_harmony_tells_channels_apart() -> None:
+    turn = (
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant to=functions.x<|channel|>commentary json<|message|>{"s": "<|end|>"}'
+    )
+    read = DIALECTS["harmony"]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
+    assert (read.reasoning, read.content) == ("why", "I look.")
+    assert [(call.name, call.arguments) for call in read.calls] == [("x", {"s": "<|end|>"})]
+    cut = DIALECTS["harmony"]().read("<|channel|>analysis<|message|>wh", tools=ANY_TOOL, is_reasoning_open=False)
+    assert (cut.reasoning, cut.content) == ("wh", "")
+
+
+def test_reasoning_marks_in_arguments_are_text() -> None:
+    turn = '<think>a</think>b<tool_call>{"name": "x", "arguments": {"s": "<think>c</think>d"}}</tool_call>'
+    read = DIALECTS["hermes"]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
+    assert (read.reasoning, read.content, read.calls[0].arguments) == ("a", "b", {"s": "<think>c</think>d"})
+
+
+@pytest.mark.parametrize("name", ["herme", "vllm:", "tgi:hermes", ""])
+def test_unknown_dialects_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"dialect=.*expected one of auto, hermes.*vllm:PARSER"):
+        check_dialect(name)
+    with pytest.raises(ValueError, match="dialect="):
+        GatewayOptions(max_context_tokens=1, max_turn_tokens=1, dialect=name)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, engine, None)
+    with pytest.raises(ValueError, match=rf"dialect='{engine}:x': {engine} cannot be imported"):
+        dialect_named(f"{engine}:x", template="", tokenizer=None)

@@ -1,0 +1,158 @@
+"""Each family's own chat template renders a recorded history byte for byte, and turns are read as it writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dictated_answers import Scene, said, user
+from gateway_harness import misspell
+from model_families import Family, found_templates, tokenizer_of
+
+from tree_rl.rollout.gateway.protocols import openai_chat
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.tokens.template_form import conversation_of
+from tree_rl.rollout.transcript import rows_of_calls
+
+EDIT = {
+    "type": "function",
+    "function": {
+        "name": "edit_file",
+        "description": "Replace text.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "old": {"type": "string"},
+                "line": {"type": "integer"},
+                "all": {"type": "boolean"},
+                "ranges": {"type": "array", "items": {"type": "array"}},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            },
+        },
+    },
+}
+ARGUMENTS: list[dict[str, Any]] = [
+    {"path": "a b.py", "old": "    if x < 3:\n\treturn \"ü\" # '\\n'\n", "line": 7, "all": True},
+    {"ranges": [[1, 2], [{"k": None}]], "old": "5", "note": None, "path": ""},
+    {"old": '{"a": 1}', "note": "true", "line": -3},
+]
+TEMPLATES = [
+    pytest.param(
+        family,
+        path,
+        id=name.replace("/", "-"),
+        marks=pytest.mark.skipif(path is None, reason=f"no package here ships a chat template of {name}"),
+    )
+    for name, family, path in found_templates()
+]
+
+
+def scene_of(family: Family, path: Path, *, tools: Any = (EDIT,)) -> Scene:
+    return Scene(tokenizer_of(family, path.read_text()), tools=tools)
+
+
+def call(number: int, index: int = 0) -> CalledTool:
+    return CalledTool(id=f"made{number}id{index}", name="edit_file", arguments=ARGUMENTS[(number + index) % 3])
+
+
+def written_by_the_template(scene: Scene, history: list[ChatMessage], message: ChatMessage) -> str:
+    """What a model writes that was trained on this template: the turn as it stands behind its prompt."""
+    before = scene.renderer.render(history, tools=scene.tools, is_prompt=True)
+    whole = scene.renderer.render([*history, message], tools=scene.tools, is_prompt=False)
+    assert whole.startswith(before), "this template opens answers with what it drops behind them"
+    cut = scene.renderer.cut_end(whole.removeprefix(before), is_followed=False)
+    assert cut is not None
+    return cut[0]
+
+
+def as_a_client_sends(message: ChatMessage) -> ChatMessage:
+    """Through the OpenAI protocol, without reasoning."""
+    calls = [
+        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments_json}}
+        for one in message.tool_calls
+    ]
+    body: dict[str, Any] = {"role": "assistant", "content": message.content or None}
+    if calls:
+        body["tool_calls"] = json.loads(json.dumps(calls))
+    request = openai_chat.read_request({"model": "m", "messages": [{"role": "user", "content": "q"}, body]})
+    return request.messages[-1]
+
+
+def results(message: ChatMessage) -> list[ChatMessage]:
+    return [ChatMessage(role="tool", content=f"done {one.id}", tool_call_id=one.id) for one in message.tool_calls]
+
+
+def play(scene: Scene, family: Family, *, spell: Any, reasoning: str | None = None) -> list[ChatMessage]:
+    """Three turns with calls and an answer, each turn as the template writes it."""
+    history = [user("q")]
+    for number in range(3):
+        calls = tuple(call(number, index) for index in range(1 + number % family.max_calls))
+        meant = ChatMessage(role="assistant", tool_calls=calls, reasoning=reasoning)
+        message = scene.answer(
+            history, spell(written_by_the_template(scene, history, meant)), end=family.call_end or None
+        )
+        assert [(one.name, one.arguments) for one in message.tool_calls] == [(one.name, one.arguments) for one in calls]
+        assert [list(one.arguments) for one in message.tool_calls] == [list(one.arguments) for one in calls]
+        assert (message.reasoning or "").strip() == (reasoning or "")
+        history += [as_a_client_sends(message), *results(message)]
+    turn = written_by_the_template(scene, history, said("It is done."))
+    history.append(as_a_client_sends(scene.answer(history, spell(turn), end=family.answer_end or None)))
+    return history
+
+
+@pytest.mark.parametrize(("family", "path"), TEMPLATES)
+def test_the_template_shows_its_dialect(family: Family, path: Path) -> None:
+    assert scene_of(family, path).renderer.dialect.name == family.dialect
+
+
+@pytest.mark.parametrize(("family", "path"), TEMPLATES)
+def test_history_is_rendered_byte_for_byte(family: Family, path: Path) -> None:
+    """The tokens of a prompt spell what transformers renders, and the session is one row."""
+    scene = scene_of(family, path)
+    reasoning = None if scene.renderer._form.reasoning_field is None else "I look\nfirst."
+    *history, _ = play(scene, family, spell=scene.encode, reasoning=reasoning)
+    prompt = scene.prompt(*history)
+    form = conversation_of(prompt.restored.messages, scene.renderer._form, scene.renderer.dialect)
+    expected = scene.tokenizer.apply_chat_template(form, tools=[EDIT], tokenize=False, add_generation_prompt=True)
+    assert scene.tokenizer.decode(prompt.ids) == expected
+    assert scene.recorder.drift_report().unread == ()
+
+
+@pytest.mark.parametrize(("family", "path"), TEMPLATES)
+def test_misspelt_history_is_one_row(family: Family, path: Path) -> None:
+    scene = scene_of(family, path)
+    history = play(scene, family, spell=lambda text: misspell(scene.tokenizer, text))
+    calls = scene.recorder.calls
+    prompts = [one.prompt_ids for one in calls[1:]]
+    if not family.moves_tools:
+        prompts.append(scene.prompt(*history, user("and")).ids)
+    assert scene.recorder.drift_report().left == ()
+    for earlier, later in zip(calls, prompts, strict=False):
+        drawn = earlier.prompt_ids + earlier.response_ids[:-1]
+        assert later[: len(drawn)] == drawn
+    assert len(rows_of_calls(calls)) == 1
+
+
+@pytest.mark.parametrize(("family", "path"), TEMPLATES)
+def test_reasoning_in_a_tool_loop_comes_back(family: Family, path: Path) -> None:
+    """A client drops the reasoning; as long as the template keeps it, the loop stays one row."""
+    scene = scene_of(family, path)
+    if scene.renderer._form.reasoning_field is None:
+        pytest.skip("this template has no field for reasoning")
+    play(scene, family, spell=scene.encode, reasoning="I think.\nTwice.")
+    assert len(rows_of_calls(scene.recorder.calls[:3])) == 1
+
+
+@pytest.mark.parametrize(("family", "path"), TEMPLATES)
+def test_a_later_system_message_is_part_of_the_conversation(family: Family, path: Path) -> None:
+    """It changes nothing in front of it, whatever the template allows."""
+    scene = scene_of(family, path, tools=())
+    history = [user("q")]
+    message = scene.answer(history, written_by_the_template(scene, history, said("a")), end=family.answer_end or None)
+    told = ChatMessage(role="system", content="a later rule")
+    prompt = scene.prompt(*history, as_a_client_sends(message), told, user("and"))
+    first = scene.recorder.calls[0]
+    assert prompt.ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert "a later rule" in scene.tokenizer.decode(prompt.ids[len(first.prompt_ids) :])
+    assert scene.recorder.drift_report().left == ()

@@ -1,0 +1,107 @@
+"""The tool parsers of vLLM and SGLang, for families that we do not read ourselves.
+
+They are chosen by name only: which engine is installed must not change what an agent sees.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tree_rl.rollout.gateway.dialects.reading import Dialect, Reading, Tools, WrittenCall
+from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ENGINES = ("vllm", "sglang")
+Extract = Callable[[str, Tools], tuple[str, list[tuple[str, str]]]]
+"""Visible text and tools -> the text around the calls, and name and JSON arguments of each."""
+
+
+class EngineDialect:
+    """A family whose calls an engine's parser reads. Its reasoning is read as the template shows it.
+
+    Raises:
+        ValueError: the engine is not installed, or has no parser of this name.
+    """
+
+    def __init__(self, engine: str, parser: str, *, tokenizer: "PreTrainedTokenizerFast", reasoning: Dialect) -> None:
+        self._extract = (_vllm if engine == "vllm" else _sglang)(parser, tokenizer)
+        self._reasoning = reasoning
+        self.name = f"{engine}:{parser}"
+        self.reasoning_end = reasoning.reasoning_end
+        self.opens_reasoning = reasoning.opens_reasoning
+        self.with_reasoning = reasoning.with_reasoning
+        self.call_id = reasoning.call_id
+
+    def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
+        """Read a turn: reasoning by the family's marks, calls by the engine."""
+        plain = self._reasoning.read(turn, tools=(), is_reasoning_open=is_reasoning_open)
+        if not tools:
+            return plain
+        try:
+            around, found = self._extract(plain.content, tools)
+            calls = tuple(WrittenCall(name=name, arguments=_object(written)) for name, written in found)
+        except _PARSER_ERRORS:
+            return replace(plain, fault="refused")
+        return replace(plain, content=around.strip(), calls=calls) if calls else plain
+
+
+_PARSER_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What parsers raise for turns that they do not expect."""
+
+
+def _object(written: str) -> dict[str, Any]:
+    arguments = decode_json(written or "{}")
+    if not isinstance(arguments, dict):
+        raise JsonError("expected a JSON object")
+    return arguments
+
+
+def _vllm(name: str, tokenizer: "PreTrainedTokenizerFast") -> Extract:
+    parsers = _module("vllm.tool_parsers", "vllm", name)
+    # Each version of vLLM keeps the type elsewhere; its parsers' base names it.
+    request_type = _module("vllm.tool_parsers.abstract_tool_parser", "vllm", name).ChatCompletionRequest
+    try:
+        parser = parsers.ToolParserManager.get_tool_parser(name)
+    except KeyError as error:
+        raise ValueError(f"dialect='vllm:{name}': this vLLM has no such tool parser") from error
+
+    def extract(text: str, tools: Tools) -> tuple[str, list[tuple[str, str]]]:
+        request = request_type(model="policy", messages=[], tools=[dict(tool) for tool in tools])
+        found = parser(tokenizer, request.tools).extract_tool_calls(text, request)
+        if not found.tools_called:
+            return text, []
+        return found.content or "", [(call.function.name, call.function.arguments) for call in found.tool_calls]
+
+    return extract
+
+
+def _sglang(name: str, tokenizer: "PreTrainedTokenizerFast") -> Extract:
+    parser = _module("sglang.srt.function_call.function_call_parser", "sglang", name).FunctionCallParser
+    tool_type = _module("sglang.srt.entrypoints.openai.protocol", "sglang", name).Tool
+    if name not in parser.ToolCallParserEnum:
+        raise ValueError(f"dialect='sglang:{name}': expected one of {', '.join(sorted(parser.ToolCallParserEnum))}")
+
+    def extract(text: str, tools: Tools) -> tuple[str, list[tuple[str, str]]]:
+        offered = [tool_type(**tool) for tool in tools]
+        around, found = parser(offered, name).parse_non_stream(text)
+        return around, [(call.name, call.parameters) for call in found]
+
+    return extract
+
+
+def _module(path: str, engine: str, name: str) -> Any:
+    try:
+        return importlib.import_module(path)
+    except ImportError as error:
+        raise ValueError(f"dialect='{engine}:{name}': {engine} cannot be imported here ({error})") from error

@@ -1,0 +1,24 @@
+"""Hermes, and Qwen 2.5 and 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+import re
+from collections.abc import Sequence
+
+from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named
+from tree_rl.rollout.gateway.dialects.reading import Tools, WrittenCall
+from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+
+
+class Hermes(CallsBetweenTags):
+    """A JSON object between two tags for each call."""
+
+    name = "hermes"
+    start = re.compile(CALL_START)
+    end = CALL_END
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read one call."""
+        value, end = read_json(text, found.end())
+        end = self.after(text, end, CALL_END)
+        return [read_named(value)], end

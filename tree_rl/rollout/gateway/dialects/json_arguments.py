@@ -1,0 +1,124 @@
+"""Kimi K2, DeepSeek V3, Mistral and Llama 3: a name, and arguments in JSON."""
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space
+from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, CallsInText, ThinkingDialect
+
+
+class KimiK2(CallsBetweenTags):
+    """`<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>JSON<|tool_call_end|>`, in a section."""
+
+    name = "kimi_k2"
+    start = re.compile(r"<\|tool_call_begin\|>\s*([^<]*)")
+    end = "<|tool_call_end|>"
+    wrappers = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    _id = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read one call."""
+        written = found[1].strip()
+        named = self._id.fullmatch(written)
+        position = self.after(text, found.end(), "<|tool_call_argument_begin|>")
+        value, position = read_json(text, position)
+        position = self.after(text, position, self.end)
+        if named is None:
+            raise UnreadableCallError("no_name")
+        return [WrittenCall(name=named[1], arguments=read_object(value), id=written)], position
+
+    def call_id(self, sent: str, *, name: str, index: int) -> str:
+        """Templates write the id in place of the name."""
+        return f"functions.{name}:{index}"
+
+
+class DeepSeekV3(CallsBetweenTags):
+    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>` from V3.1 on.
+
+    V3 and R1 write `function<｜tool▁sep｜>NAME`, and the JSON in a block of Markdown.
+    """
+
+    name = "deepseek_v3"
+    start = re.compile(r"<｜tool▁call▁begin｜>([^<]*)<｜tool▁sep｜>|<｜tool▁call▁begin｜>")
+    end = "<｜tool▁call▁end｜>"
+    wrappers = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    _in_markdown = re.compile(r"([^\n{]+)\n```(?:json)?\n")
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read one call."""
+        if found[1] is None:
+            raise UnreadableCallError("malformed")
+        block = self._in_markdown.match(text, found.end())
+        name = (found[1] if block is None else block[1]).strip()
+        value, position = read_json(text, found.end() if block is None else block.end())
+        if block is not None:
+            position = self.after(text, position, "```")
+        position = self.after(text, position, self.end)
+        if not name:
+            raise UnreadableCallError("no_name")
+        return [WrittenCall(name=name, arguments=read_object(value))], position
+
+
+class Mistral(CallsBetweenTags):
+    """`[TOOL_CALLS]NAME[ARGS]JSON` for each call; older models write `[TOOL_CALLS]` and a list of JSON objects."""
+
+    name = "mistral"
+    marks = ("[THINK]", "[/THINK]")
+    start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\])?")
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read the call or the calls behind one mark."""
+        value, position = read_json(text, found.end())
+        if found["name"]:
+            return [WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])], position
+        calls = value if isinstance(value, list) else [value]
+        if not calls:
+            raise UnreadableCallError("malformed")
+        return [read_named(call) for call in calls], position
+
+    def call_id(self, sent: str, *, name: str, index: int) -> str:
+        """Templates refuse ids of other than nine letters and digits."""
+        if len(sent) == 9 and sent.isascii() and sent.isalnum():
+            return sent
+        return blake2b(sent.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+class Llama3(ThinkingDialect):
+    """`{"name": NAME, "parameters": {...}}` as the whole turn; several of them are put apart by semicolons."""
+
+    name = "llama3"
+    _call = re.compile(r'\s*\{\s*"(?:type|name|function)"\s*:')
+    _tag = "<|python_tag|>"
+    _begin = re.compile(r"<\|python_tag\|>|(?:\A|</think>)\s*(?=\{)")
+
+    def first_call(self, text: str, position: int) -> int:
+        """Where a tag stands, or a turn or what follows its reasoning begins with JSON."""
+        found = self._begin.search(text, position)
+        return len(text) if found is None else found.end()
+
+    def read_calls(self, text: str, tools: Tools) -> CallsInText:
+        """Read the calls of a text. JSON that is no call is an answer."""
+        around, tag, written = text.partition(self._tag)
+        if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
+            around, tag, written = "", "", text
+        if self.marks[0] in around or (not tag and self._call.match(written) is None):
+            return CallsInText(around=text)
+        calls: list[WrittenCall] = []
+        position = 0
+        while True:
+            value, position = read_json(written, position)
+            if not tag and not _is_call(value):
+                return CallsInText(around=text)
+            calls.append(read_named(value, keys=("parameters", "arguments")))
+            position = skip_space(written, position)
+            if position == len(written):
+                return CallsInText(around=around, calls=calls)
+            if written[position] != ";":
+                raise UnreadableCallError("malformed")
+            position += 1
+
+
+def _is_call(value: object) -> bool:
+    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)

@@ -1,0 +1,74 @@
+"""Qwen3-Coder, Qwen 3.5 and GLM-4: each argument between tags of its own, as bare text.
+
+Values hold anything, tags included. So a value ends at the closing tag behind which the markup goes on.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tree_rl.rollout.gateway.dialects.hermes import CALL_END, CALL_START
+from tree_rl.rollout.gateway.dialects.json_text import skip_space
+from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
+from tree_rl.rollout.gateway.dialects.typed_text import parameters_of, typed
+
+
+class Qwen3Coder(CallsBetweenTags):
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+
+    name = "qwen3_coder"
+    # The models sometimes leave `<tool_call>` out.
+    start = re.compile(rf"{CALL_START}\s*(?:<function=(?P<name>[^>\n]+)>)?|<function=(?P<bare>[^>\n]+)>")
+    end = "</function>"
+    _parameter = re.compile(r"<parameter=([^>\n]+)>\n?")
+    _value_end = re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>\s*{CALL_END}))")
+    _bare_value_end = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read one call."""
+        name = found["name"] or found["bare"]
+        if name is None:
+            raise UnreadableCallError("malformed")
+        value_end = self._bare_value_end if found["bare"] else self._value_end
+        schemas = parameters_of(name, tools)
+        arguments: dict[str, Any] = {}
+        position = skip_space(text, found.end())
+        while (parameter := self._parameter.match(text, position)) is not None:
+            closing = value_end.search(text, parameter.end())
+            if closing is None:
+                raise UnreadableCallError("unclosed")
+            key = parameter[1]
+            arguments[key] = typed(text[parameter.end() : closing.start()], schemas.get(key))
+            position = skip_space(text, closing.end())
+        position = self.after(text, position, "</function>")
+        if found["name"]:
+            position = self.after(text, position, CALL_END)
+        return [WrittenCall(name=name, arguments=arguments)], position
+
+
+class Glm4(CallsBetweenTags):
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+
+    name = "glm4"
+    start = re.compile(rf"{CALL_START}\s*([^<\n]*)")
+    end = CALL_END
+    _key = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+    _value_end = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{CALL_END}))")
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read one call."""
+        name = found[1].strip()
+        if not name:
+            raise UnreadableCallError("no_name")
+        schemas = parameters_of(name, tools)
+        arguments: dict[str, Any] = {}
+        position = skip_space(text, found.end())
+        while (key := self._key.match(text, position)) is not None:
+            closing = self._value_end.search(text, key.end())
+            if closing is None:
+                raise UnreadableCallError("unclosed")
+            name_of_value = key[1].strip()
+            arguments[name_of_value] = typed(text[key.end() : closing.start()], schemas.get(name_of_value))
+            position = skip_space(text, closing.end())
+        return [WrittenCall(name=name, arguments=arguments)], self.after(text, position, CALL_END)

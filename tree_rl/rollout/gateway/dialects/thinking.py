@@ -1,0 +1,160 @@
+"""Dialects that put reasoning between two marks in front of the visible text: all but gpt-oss's."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tree_rl.rollout.gateway.dialects.json_text import skip_space
+from tree_rl.rollout.gateway.dialects.reading import (
+    CallFault,
+    Dialect,
+    Reading,
+    Tools,
+    UnreadableCallError,
+    WrittenCall,
+)
+from tree_rl.rollout.gateway.dialects.reasoning import (
+    THINK_END,
+    THINK_START,
+    opens_reasoning,
+    split_reasoning,
+    with_reasoning,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallsInText:
+    """The tool calls of a visible text."""
+
+    around: str
+    """The text without its calls."""
+    calls: Sequence[WrittenCall] = ()
+    fault: CallFault | None = None
+    """Of a call at the end that stays in `around`."""
+
+
+class ThinkingDialect(Dialect):
+    """A dialect with marked reasoning. A family says how it writes calls."""
+
+    marks = (THINK_START, THINK_END)
+
+    @property
+    def reasoning_end(self) -> str:
+        """What closes reasoning."""
+        return self.marks[1]
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt ends inside reasoning."""
+        return opens_reasoning(prompt, marks=self.marks)
+
+    def with_reasoning(self, reasoning: str, content: str) -> str:
+        """Reasoning in front of a message's text."""
+        return with_reasoning(reasoning, content, marks=self.marks)
+
+    def call_id(self, sent: str, *, name: str, index: int) -> str:
+        """Templates of most families write no ids."""
+        return sent
+
+    def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
+        """Read a turn. If one call cannot be read, the whole visible turn comes as text, as from a stock server."""
+        start = self._calls_begin(turn, is_open=is_reasoning_open) if tools else len(turn)
+        thought, visible = split_reasoning(turn[:start], is_open=is_reasoning_open, marks=self.marks)
+        visible += turn[start:]
+        opening = turn[: len(turn) - len(visible)]
+        if not tools:
+            return Reading(content=visible, reasoning=thought, opening=opening)
+        try:
+            found = self.read_calls(visible, tools)
+        except UnreadableCallError as error:
+            return Reading(content=visible, reasoning=thought, opening=opening, fault=error.fault)
+        if not found.calls:
+            return Reading(content=visible, reasoning=thought, opening=opening, fault=found.fault)
+        return Reading(
+            content=found.around.strip(),
+            reasoning=thought,
+            opening=opening,
+            calls=tuple(found.calls),
+            fault=found.fault,
+        )
+
+    def first_call(self, text: str, position: int) -> int:
+        """Where the first call behind a position begins; the text's end if none does."""
+        return len(text)
+
+    @abstractmethod
+    def read_calls(self, text: str, tools: Tools) -> CallsInText:
+        """Read the calls of a visible text up to reasoning that opens in it.
+
+        Raises:
+            UnreadableCallError: one of them cannot be read.
+        """
+
+    def _calls_begin(self, turn: str, *, is_open: bool) -> int:
+        """Where the calls behind the reasoning begin. Marks of reasoning in their arguments are text."""
+        start, end = self.marks
+        closed = turn.find(end)
+        if closed < 0:
+            return len(turn)
+        has_reasoning = is_open or turn.lstrip().startswith(start)
+        return self.first_call(turn, closed if has_reasoning else 0)
+
+
+class CallsBetweenTags(ThinkingDialect):
+    """A dialect whose calls begin with a mark. What stands around them is text."""
+
+    start: re.Pattern[str]
+    """Where a call begins."""
+    end = ""
+    """What ends a call; empty if its arguments' end does."""
+    wrappers: tuple[str, ...] = ()
+    """Tags around all calls of a turn."""
+
+    def read_calls(self, text: str, tools: Tools) -> CallsInText:
+        """Read the calls of a text. One that the turn ends inside stays text; those before it are read."""
+        around: list[str] = []
+        calls: list[WrittenCall] = []
+        fault: CallFault | None = None
+        done = reasoning = 0
+        while (found := self.start.search(text, done)) is not None:
+            if reasoning < done or not reasoning:
+                reasoning = _find(text, self.marks[0], done)
+            if reasoning < found.start():
+                break
+            try:
+                written, end = self.read_call(text, found, tools)
+            except UnreadableCallError as error:
+                is_cut = self.end not in text[found.end() :] if self.end else error.fault == "unclosed"
+                if not is_cut:
+                    raise UnreadableCallError("malformed" if error.fault == "unclosed" else error.fault) from error
+                fault = "unclosed"
+                break
+            around.append(text[done : found.start()])
+            calls += written
+            done = end
+        outside = "".join([*around, text[done : _find(text, self.marks[0], done)]])
+        for wrapper in self.wrappers:
+            outside = outside.replace(wrapper, "")
+        return CallsInText(around=outside, calls=calls, fault=fault)
+
+    def first_call(self, text: str, position: int) -> int:
+        """Where the first call behind a position begins."""
+        found = self.start.search(text, position)
+        return len(text) if found is None else found.start()
+
+    @abstractmethod
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+        """Read what one start mark begins: the calls, and where the text goes on. Raises `UnreadableCallError`."""
+
+    def after(self, text: str, position: int, mark: str) -> int:
+        """The position behind a mark that must follow, white space apart. Raises `UnreadableCallError`."""
+        position = skip_space(text, position)
+        if not text.startswith(mark, position):
+            raise UnreadableCallError("unclosed" if mark.startswith(text[position:]) else "malformed")
+        return position + len(mark)
+
+
+def _find(text: str, mark: str, start: int) -> int:
+    """Where a mark stands behind a position; the text's end if it does not."""
+    found = text.find(mark, start)
+    return len(text) if found < 0 else found

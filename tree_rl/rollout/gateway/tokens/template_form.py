@@ -1,0 +1,126 @@
+"""Messages as a chat template reads them. Templates differ in what they have a field for and in what they refuse."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tree_rl.rollout.gateway.dialects.reading import Dialect
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+
+PROBE = "reasoning-probe"
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+OTHER = "other-probe"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateForm:
+    """What a template expects of messages."""
+
+    reasoning_field: str | None = "reasoning_content"
+    """None: it has no field for reasoning, which goes into the text."""
+    has_text_arguments: bool = False
+    """Arguments of calls must be JSON text, not an object."""
+    is_text_or_reasoning: bool = False
+    """A message with calls has text or reasoning, not both: then its text is left out (gpt-oss)."""
+    folds_system: bool = False
+    """A system message is allowed at the start only, or moved there."""
+    joins_questions: bool = False
+    """Two user messages in a row are refused."""
+
+
+def conversation_of(messages: Sequence[ChatMessage], form: TemplateForm, dialect: Dialect) -> list[dict[str, Any]]:
+    """A conversation as a template reads it."""
+    if form.folds_system or form.joins_questions:
+        messages = folded(messages, form)
+    written_ids: dict[str, str] = {}
+    for message in messages:
+        for call in message.tool_calls:
+            standing = call.written_id or dialect.call_id(call.id, name=call.name, index=len(written_ids))
+            written_ids[call.id] = standing
+    return [_message(message, form, dialect, written_ids) for message in messages]
+
+
+def folded(messages: Sequence[ChatMessage], form: TemplateForm) -> list[ChatMessage]:
+    """Later system messages as part of the message before them; behind an answer they are questions."""
+    whole: list[ChatMessage] = []
+    for message in messages:
+        last = whole[-1] if whole else None
+        is_later_system = form.folds_system and message.role == "system" and last is not None
+        is_second_question = (
+            form.joins_questions and message.role == "user" and last is not None and last.role == "user"
+        )
+        if last is not None and (is_second_question or (is_later_system and last.role != "assistant")):
+            whole[-1] = replace(last, content=f"{last.content}\n\n{message.content}")
+        else:
+            whole.append(replace(message, role="user") if is_later_system else message)
+    return whole
+
+
+def find_form(render: Callable[[Sequence[ChatMessage], TemplateForm], str], dialect: Dialect) -> TemplateForm:
+    """Try out what a template expects.
+
+    Args:
+        render: writes messages in a form, and raises `RequestError` if the template refuses them.
+    """
+    asked, answered = ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="y")
+
+    def written(messages: Sequence[ChatMessage], form: TemplateForm) -> str:
+        try:
+            return render(messages, form)
+        except RequestError:
+            return ""
+
+    call = CalledTool(id="call_probe", name="probe", arguments={OTHER: "y"})
+    called = [asked, ChatMessage(role="assistant", tool_calls=(call,))]
+    form = TemplateForm(reasoning_field=None)
+    as_object, with_text = written(called, form), replace(form, has_text_arguments=True)
+    if (not as_object or f"'{OTHER}'" in as_object) and written(called, with_text):
+        form = with_text
+    # Some templates show reasoning in tool loops only.
+    thoughts = [[asked, replace(message, reasoning=PROBE)] for message in (answered, called[1])]
+    for field in REASONING_FIELDS:
+        with_field = replace(form, reasoning_field=field)
+        if any(PROBE in written(thought, with_field) for thought in thoughts):
+            form = with_field
+            break
+    both = [asked, replace(called[1], content="y", reasoning="z")]
+    if form.reasoning_field is not None and written(called, form) and not written(both, form):
+        form = replace(form, is_text_or_reasoning=True)
+    form = replace(form, joins_questions=bool(written([asked], form)) and not written([asked, asked], form))
+    later = written(
+        [asked, replace(answered, content=PROBE), replace(asked, role="system", content=OTHER), asked], form
+    )
+    return replace(form, folds_system=not 0 <= later.find(PROBE) < later.find(OTHER))
+
+
+def _message(
+    message: ChatMessage, form: TemplateForm, dialect: Dialect, written_ids: Mapping[str, str]
+) -> dict[str, Any]:
+    content = message.content
+    if form.is_text_or_reasoning and message.tool_calls and message.reasoning:
+        content = ""
+    read: dict[str, Any] = {"role": message.role, "content": content}
+    if message.reasoning is not None:
+        if form.reasoning_field is None:
+            read["content"] = dialect.with_reasoning(message.reasoning, content)
+        else:
+            read[form.reasoning_field] = message.reasoning
+    if message.tool_calls:
+        read["tool_calls"] = [_call(call, form, written_ids) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        sent = message.tool_call_id
+        standing = written_ids.get(sent)
+        read["tool_call_id"] = standing or dialect.call_id(sent, name=message.name or "tool", index=len(written_ids))
+    if message.name is not None:
+        read["name"] = message.name
+    return read
+
+
+def _call(call: CalledTool, form: TemplateForm, written_ids: Mapping[str, str]) -> dict[str, Any]:
+    arguments = call.arguments
+    if form.has_text_arguments and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"type": "function", "id": written_ids[call.id], "function": function}
