@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import assert_equal_gradients, wanted_positions
-from sharing_ranks import (
+from layouts_of_four_ranks import (
     BUDGETS,
     CASES,
     COEF,
