@@ -19,8 +19,12 @@ LEARNT = ("actor/", "critic/", "tree/", "response_length/", "training/rollout_pr
 NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing")
 """Parts of names that measure a machine, not what is learnt."""
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
-OF_LAYOUT = ("tree/imbalance", "tree/split_groups", "tree/repeated_tokens", "actor/tree/")
+OF_LAYOUT = ("tree/imbalance", "tree/split_groups", "tree/repeated_tokens", "tree/partitions", "actor/tree/")
 """Figures of how rows lie on ranks, and of what those compute."""
+OF_RANKS = ("actor/pg_clipfrac", "actor/ppo_kl")
+"""Means over the tokens of a rank, which verl averages over ranks whatever they hold."""
+SHARING_RELATIVE = 1e-4
+"""Of final weights: sums over ranks come in another order, and Adam makes steps of the rounding of small gradients."""
 SHARES_TOKENS = [f"actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size=2" for role in ("actor", "ref")]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -105,7 +109,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp("nodes") / "one", nodes=1)
 
 
-def assert_same_training(one: Run, other: Run, *, besides: tuple[str, ...] = ()) -> None:
+def assert_same_training(
+    one: Run, other: Run, *, besides: tuple[str, ...] = (), weights_within: float = RELATIVE
+) -> None:
     """The same rows, figures and weights; figures whose names begin as those of `besides` may differ."""
     assert len(one.steps) == len(other.steps) == STEPS
     assert other.updates == one.updates, "the same rows, token for token, in the same updates"
@@ -119,7 +125,7 @@ def assert_same_training(one: Run, other: Run, *, besides: tuple[str, ...] = ())
         for name, weight in one.weights.items()
     }
     print(f"largest relative difference of a final weight: {max(errors.values()):.1e}")
-    assert max(errors.values()) < RELATIVE, errors
+    assert max(errors.values()) < weights_within, errors
 
 
 @pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
@@ -131,4 +137,5 @@ def test_two_nodes_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
 def test_nodes_whose_processes_share_tokens_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
-    assert_same_training(one, train(tmp_path / "sharing", *SHARES_TOKENS, nodes=2), besides=OF_LAYOUT)
+    sharing = train(tmp_path / "sharing", *SHARES_TOKENS, nodes=2)
+    assert_same_training(one, sharing, besides=OF_LAYOUT + OF_RANKS, weights_within=SHARING_RELATIVE)

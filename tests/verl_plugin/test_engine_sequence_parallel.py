@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import assert_equal_gradients, wanted_positions
-from sharing_ranks import (
+from layouts_of_four_ranks import (
     BUDGETS,
     CASES,
     COEF,
@@ -26,6 +26,7 @@ from sharing_ranks import (
     rank_main,
     step,
     update,
+    weights_of,
     whole_batch,
     with_whole_masks,
 )
@@ -125,7 +126,7 @@ def test_the_first_batch_is_checked_against_rows_that_nobody_shares(ranks: list[
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_moves_the_weights_as_on_one_rank(ranks: list[dict[str, Any]], out: Path, layout: str) -> None:
     alone = build_engine(out / "model", tree=TreeConfig(mode="tree"), optimizer=SGD)
-    before = {name: weight.detach().clone() for name, weight in alone.module.named_parameters()}
+    before = weights_of(alone)
     for which in ("first", "second"):
         reference = step(alone)
         for found in ranks:

@@ -166,7 +166,7 @@ def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_e
     trainer = make_trainer()
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 0, 0, 0, 1, 1, 1, 1]})
     plain = trainer._balance_batch(put_rows(queue, BRANCHES), {})
-    assert trainer._steps == (3, 3) and len(plain) % (2 * 3) == 0
+    assert trainer._steps[0] == 3 and len(plain) % (2 * 3) == 0
     trainer.use_reference_policy, trainer.ref_in_actor = True, False
     trainer.ref_policy_wg = SimpleNamespace(_dispatch_info={}, _query_dispatch_info=lambda role: list(range(8)))
     padded = trainer._balance_batch(put_rows(queue, BRANCHES), {})

@@ -69,6 +69,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     """Ranks that share the tokens of a forest; None without `ulysses_sequence_parallel_size`."""
 
     engine_config: Any
+    ulysses_parallel_group: Any
     step: TreeStep
     attention_implementation: str
     """Implementation of tree attention that runs."""
