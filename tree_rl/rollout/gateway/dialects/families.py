@@ -17,7 +17,7 @@ DIALECTS: dict[str, Callable[[], Dialect]] = {
     kind.name: kind for kind in (Hermes, Qwen3Coder, Glm4, KimiK2, DeepSeekV3, Mistral, Llama3, Harmony)
 }
 AUTO = "auto"
-_SIGNS = {
+_SIGNS: dict[str, Callable[[], Dialect]] = {
     "<|channel|>": Harmony,
     "<|tool_call_begin|>": KimiK2,
     "<｜tool▁call▁begin｜>": DeepSeekV3,
