@@ -82,7 +82,7 @@ def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop
     model = HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"})
     server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
     server.global_steps = 5
-    settings = {"prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
+    settings = {"name": "hf", "prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
     return TreeGatewayAgentLoop(
         trainer_config=DictConfigWrap(config=config),

@@ -1,5 +1,6 @@
 """Gloo ranks that share a forest's tokens, in processes of their own: steps of tiny models against rows run alone."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -260,6 +261,15 @@ def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[
     dist.destroy_process_group()
 
 
+def free_port() -> int:
+    """A port below those that the system hands out itself: those may be taken again before the ranks listen."""
+    for port in range(20_000 + os.getpid() * 37 % 10_000, 32_000):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port between 20000 and 32000")
+
+
 def spawn(main: Callable[..., None], world: int, *args: Any) -> None:
     """Start one process per rank and wait; a rank's error is raised here.
 
@@ -268,9 +278,7 @@ def spawn(main: Callable[..., None], world: int, *args: Any) -> None:
     # A fork of a process that has asked for GPUs could not use them.
     method = "spawn" if torch.cuda.is_available() else "forkserver"
     multiprocessing.set_forkserver_preload(["sharing_ranks"])
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     torch.multiprocessing.start_processes(
         main, args=(world, str(args[0]), port, *args[1:]), nprocs=world, start_method=method
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from sharing_ranks import Case, alone, assert_equal_gradients, averaged, build, join, prepare, spawn, step
@@ -69,6 +70,7 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_all_ranks_repeat_the_step_together(tmp_path: Path) -> None:
     spawn(rank_main, 4, tmp_path)
     for rank in range(4):

@@ -1,5 +1,6 @@
 """2 and 4 FSDP2 ranks on gloo with unequal trees: gradients of one rank that runs rows alone; failures say why."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -114,6 +115,15 @@ def failing_main(rank: int, world: int, model: str, out: str, port: int) -> None
     update(engine, ppo_batch(BRANCHES, calculate_entropy=True), loss)
 
 
+def free_port() -> int:
+    """A port below those that the system hands out itself: those may be taken again before the ranks listen."""
+    for port in range(20_000 + os.getpid() * 37 % 10_000, 32_000):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port between 20000 and 32000")
+
+
 def spawn(main: Callable[..., None], world: int, out: Path) -> None:
     """Start one process per rank and wait; a rank's error is raised here.
 
@@ -122,9 +132,7 @@ def spawn(main: Callable[..., None], world: int, out: Path) -> None:
     # A fork of a process that has asked for GPUs could not use them.
     method = "spawn" if torch.cuda.is_available() else "forkserver"
     multiprocessing.set_forkserver_preload(["tree_rl.verl_plugin.engine.engine", "verl.workers.utils.losses"])
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     torch.multiprocessing.start_processes(
         main, args=(world, str(out / "model"), str(out), port), nprocs=world, start_method=method
     )

@@ -38,7 +38,7 @@ from test_engine_router_replay import stock_routers_told
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
 

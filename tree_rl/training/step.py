@@ -18,10 +18,10 @@ from torch import nn
 
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
-from tree_rl.training.cost.measured_calls import MeasuredCall, MeasuredCalls
+from tree_rl.training.cost.measured_calls import MeasuredCalls
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Loss
-from tree_rl.training.memory.chosen import StepMemory, gradients_to_come
+from tree_rl.training.memory.chosen import gradients_to_come, memory_of
 from tree_rl.training.micro_batch_runs import FlatBatchRun, MicroBatchRun, PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.options import AUTO, TreeOptions
 from tree_rl.training.planning.budget import AutoBudget, Budget
@@ -33,7 +33,7 @@ from tree_rl.training.planning.micro_batches import (
     predicted_peak,
 )
 from tree_rl.training.planning.plan_memory import PlanMemory
-from tree_rl.training.ranks.lock_step import Agreement, SharedPlan, agree_on_ops, run_in_step
+from tree_rl.training.ranks.lock_step import Agreement, agree_on_ops, run_in_step
 from tree_rl.training.ranks.shared_plan import shared_plan
 from tree_rl.training.ranks.stand_in import OpSize, op_sizes, stand_in_work
 from tree_rl.training.result import StepResult, in_row_order
@@ -91,7 +91,7 @@ class TreeStep:
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
-        self.memory = _memory_of(self.context, self.options)
+        self.memory = memory_of(self.context, self.options)
         shape, decides = self.context.model_shape, not self.context.is_deterministic
         self.calls = MeasuredCalls(shape, self.context.device, decides=decides)
         coef, hooks = self.options.router_aux_loss_coef, self.context.routers
@@ -220,15 +220,7 @@ class TreeStep:
             plan_seconds=time.perf_counter() - started,
         )
 
-    def _agree(
-        self,
-        ops: str,
-        *,
-        is_refused: bool,
-        may_repeat: bool,
-        shared: SharedPlan | None = None,
-        told: MeasuredCall | None = None,
-    ) -> Agreement:
+    def _agree(self, ops: str, *, is_refused: bool, may_repeat: bool, **beside: Any) -> Agreement:
         context = self.context
         return agree_on_ops(
             ops,
@@ -236,8 +228,7 @@ class TreeStep:
             may_repeat=may_repeat,
             num_ranks=context.num_ranks,
             group=context.data_parallel,
-            shared=shared,
-            told=told,
+            **beside,
         )
 
     def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
@@ -397,18 +388,6 @@ class TreeStep:
             self.known_log_probs.remember(rows, result.outputs.log_probs.cpu().split(np.diff(rows.offsets).tolist()))
         if self.load is not None:
             self.load.remember(rows)
-
-
-def _memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
-    if context.memory is None:
-        return None
-    ranks = context.ranks
-    return StepMemory(
-        context.memory if ranks is None else replace(context.memory, sequence_ranks=ranks.size),
-        offload=options.offload,
-        num_ranks=context.num_ranks,
-        sequence_parallel=context.sequence_parallel,
-    )
 
 
 def _no_sync(is_last: bool) -> AbstractContextManager[Any]:

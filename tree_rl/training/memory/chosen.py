@@ -1,6 +1,7 @@
 """What a step does with its model of memory: choosers at the agreed correction, the smaller budget, what is logged."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ import torch.distributed
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tree_rl.training.context import StepContext
 from tree_rl.training.memory.choice import Chooser
 from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
 from tree_rl.training.memory.model import MemoryModel, Peak
+from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
 
 logger = logging.getLogger(__name__)
@@ -106,3 +109,16 @@ def gradients_to_come(module: nn.Module) -> int:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.grad is None]
     local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
     return sum(parameter.numel() * parameter.element_size() for parameter in local)
+
+
+def memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
+    """The memory model of a step's module, as its ranks share tokens; None where the host gives none."""
+    if context.memory is None:
+        return None
+    ranks = context.ranks
+    return StepMemory(
+        context.memory if ranks is None else replace(context.memory, sequence_ranks=ranks.size),
+        offload=options.offload,
+        num_ranks=context.num_ranks,
+        sequence_parallel=context.sequence_parallel,
+    )
