@@ -5,7 +5,8 @@ are made on the machine.
 
 PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 --update-ratio 0.5=1.9 0.9=12
 
-Runs of one --output add up, so arms and overlaps may run in several calls.
+Runs of one --output add up, so arms and overlaps may run in several calls. --at-once gives each arm --gpus GPUs of its
+own and runs the arms side by side.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=None, help="all by default")
     parser.add_argument("--por", type=float, nargs="+", default=[0.5, 0.9])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--at-once", action="store_true", help="arms side by side, each on GPUs of its own")
     parser.add_argument("--prompts", type=int, default=8, help="of a step")
     parser.add_argument("--sessions", type=int, default=4, help="of a prompt")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the recorded lengths")
@@ -104,8 +108,14 @@ def prepare(arguments: argparse.Namespace, arm: str, por: float) -> Run:
     )
 
 
-def play(arguments: argparse.Namespace, run: Run) -> None:
-    """Run one arm on one script."""
+def gpus_of_arms(arguments: argparse.Namespace) -> list[list[int]]:
+    """Numbers of the GPUs that each arm uses: its own with `--at-once`, else the machine's first."""
+    apart = arguments.gpus if arguments.at_once else 0
+    return [[arm * apart + gpu for gpu in range(arguments.gpus)] for arm in range(len(arguments.arms))]
+
+
+def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
+    """Run one arm on one script, on GPUs of these numbers."""
     folder, mark = run.output, f"{os.getpid()}-{run.output.name}"
     stamps = folder / "stamps"
     stamps.mkdir(exist_ok=True)
@@ -119,8 +129,10 @@ def play(arguments: argparse.Namespace, run: Run) -> None:
         MARK: mark,
         **run.environment(),
     }
+    if arguments.at_once and gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     try:
-        with watched(folder / "gpus.jsonl", run.gpus):
+        with watched(folder / "gpus.jsonl", gpus):
             run_phase(
                 Phase(
                     name=folder.name,
@@ -171,7 +183,10 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
                 tree["one_gpu_update_ratio"] = arguments.ratios[por]
                 tree["amdahl_speed_up"] = amdahl(stock, arguments.ratios[por])
         lines += list(found.values())
-    about = {name: getattr(arguments, name) for name in ("model", "layers", "gpus", "prompts", "sessions", "scale")}
+    about = {
+        name: getattr(arguments, name)
+        for name in ("model", "layers", "gpus", "at_once", "prompts", "sessions", "scale")
+    }
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
     write_csv(arguments.csv, lines)
@@ -200,10 +215,10 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     arguments = parse(given)
     made_by = provenance(commit=arguments.commit, packages=PACKAGES)
     for por in arguments.por:
-        for arm in arguments.arms:
-            run = prepare(arguments, arm, por)
-            made_by["stock_attention"] = run.attention()
-            play(arguments, run)
+        runs = [prepare(arguments, arm, por) for arm in arguments.arms]
+        made_by["stock_attention"] = runs[0].attention()
+        with ThreadPoolExecutor(len(runs) if arguments.at_once else 1) as threads:
+            list(threads.map(partial(play, arguments), runs, gpus_of_arms(arguments)))
     return report(arguments, made_by)
 
 

@@ -4,7 +4,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,12 +12,12 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @contextmanager
-def watched(path: Path, gpus: int) -> Iterator[None]:
+def watched(path: Path, gpus: Sequence[int]) -> Iterator[None]:
     """Append to a file, again and again: time, idle share over the GPUs, memory of the fullest.
 
     Args:
         path: of the file.
-        gpus: that the run uses, the machine's first; with 0 nothing is written.
+        gpus: numbers of those that the run uses; without any, nothing is written.
     """
     ended = threading.Event()
     thread = threading.Thread(target=_look, args=(path, gpus, ended), daemon=True)
@@ -31,11 +31,11 @@ def watched(path: Path, gpus: int) -> Iterator[None]:
             thread.join()
 
 
-def _look(path: Path, gpus: int, ended: threading.Event) -> None:
+def _look(path: Path, gpus: Sequence[int], ended: threading.Event) -> None:
     import pynvml
 
     pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(gpus)]
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in gpus]
     with path.open("w") as file:
         while not ended.wait(SECONDS_BETWEEN_LOOKS):
             busy = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]

@@ -117,6 +117,12 @@ def test_an_arm_that_did_other_work_is_refused(tmp_path: Path) -> None:
         whole_step.report(arguments, {"stock_attention": ""})
 
 
+def test_arms_at_once_have_gpus_of_their_own() -> None:
+    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "2", "--at-once"])) == [[0, 1], [2, 3]]
+    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "2"])) == [[0, 1], [0, 1]]
+    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "0", "--at-once"])) == [[], []]
+
+
 def measure(folder: Path, arguments: Sequence[str]) -> list[dict[str, str]]:
     """Run the benchmark; its table."""
     command = [sys.executable, str(ROOT / "benchmarks" / "whole_step.py"), "--output", str(folder)]
