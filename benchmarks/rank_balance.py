@@ -23,8 +23,8 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree.balance import GroupPaths, lay_out_cell
+from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
 from tree_rl.tree.bins import least_loaded
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups
 
 RANKS = (8, 16, 32, 48)
 MINI_BATCHES = (1, 4)

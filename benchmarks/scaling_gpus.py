@@ -12,6 +12,7 @@ order (`drawn`); the mean work per GPU is the same in all of them and on one GPU
 """
 
 import argparse
+import itertools
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -39,9 +40,10 @@ from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest, ModelShape
+from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
+from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups
 
 GRPO, RECORDED = "grpo", "recorded"
 EQUAL, BALANCED, DRAWN = "equal", "balanced", "drawn"
@@ -61,10 +63,12 @@ class Share:
     unique_tokens: int
     imbalance: float
     """Work of the busiest rank over the mean of all."""
+    operations: float
+    """Of its forward and backward, by the cost model."""
 
 
-def build_engine(path: Path, *, attention: str, forward_prefetch: bool) -> Any:
-    """The tree engine under verl's FSDP2, sharded over all ranks."""
+def build_engine(path: Path, *, attention: str, forward_prefetch: bool, sharing: int = 1) -> Any:
+    """The tree engine under verl's FSDP2, sharded over all ranks, `sharing` of which share tokens."""
     tree = TreeConfig(mode="tree", attention=attention, self_check=False)
     engine = TreeFSDPEngineWithLMHead(
         model_config=HFModelConfig(
@@ -78,6 +82,7 @@ def build_engine(path: Path, *, attention: str, forward_prefetch: bool) -> Any:
             mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
             use_torch_compile=False,
             forward_prefetch=forward_prefetch,
+            ulysses_sequence_parallel_size=sharing,
             tree=tree,
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=1000),
@@ -140,7 +145,13 @@ def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape) 
         groups=tuple(names[index] for index in mine),
         advantage_B=one.advantage_B[mine % size],
     )
-    return Share(batch=batch, unique_tokens=batch.forest().num_unique, imbalance=float(loads.max() / loads.mean()))
+    forest = batch.forest()
+    return Share(
+        batch=batch,
+        unique_tokens=forest.num_unique,
+        imbalance=float(loads.max() / loads.mean()),
+        operations=shape.cost.forest(forest, Jagged.from_rows(batch.trained)),
+    )
 
 
 def synchronized() -> None:
@@ -203,29 +214,31 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
         save_random_model(size, path, torch.device(DEVICE), torch.bfloat16)
         torch.cuda.empty_cache()
     torch.distributed.barrier()
-    engine = build_engine(path, attention=args.attention, forward_prefetch=args.forward_prefetch)
+    engine = build_engine(path, attention=args.attention, forward_prefetch=args.forward_prefetch, sharing=args.sp)
     side = Side(engine=engine, max_tokens=args.max_tokens)
     about = {
         "model": f"qwen3-{model}",
         "layers": size.shape.layers,
         "gpus": world,
+        "sharing": args.sp,
+        "max_tokens": args.max_tokens,
         "attention": engine.attention_implementation,
         "forward_prefetch": args.forward_prefetch,
         **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
     }
-    place = {"rank": rank, "world": world, "shape": size.shape}
-    for shape in args.shapes:
+    place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape}
+    for shape, tokens in itertools.product(args.shapes, args.tokens):
         if shape == GRPO:
-            one = drawn_trees(args.tokens, args.row_tokens, size.shape.vocab)
+            one = drawn_trees(tokens, args.row_tokens, size.shape.vocab)
         else:
-            one = recorded_trees(read_row_file(args.data, tokenizer=args.tokenizer), args.tokens, size.shape.vocab)
+            one = recorded_trees(read_row_file(args.data, tokenizer=args.tokenizer), tokens, size.shape.vocab)
         for arm in args.arms if world > 1 else [EQUAL]:
             row = measure_arm(side, share_of(one, arm, **place), args.steps)
             if rank == 0:
                 row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
                 print(f"{model} {world} GPUs", row, flush=True)
                 write_csv(args.out, [*read_csv(args.out), row | about])
-        if args.profile is not None and shape == args.shapes[0]:
+        if args.profile is not None and (shape, tokens) == (args.shapes[0], args.tokens[0]):
             batch = share_of(one, EQUAL, **place).batch
             text = describe_step(partial(update, side, batch))
             if rank == 0:
@@ -239,13 +252,15 @@ def measure_arm(side: Side, share: Share, steps: int) -> dict[str, object]:
     tokens = torch.tensor([share.unique_tokens], device=DEVICE)
     torch.distributed.all_reduce(tokens)
     return {
-        "unique_tokens_per_gpu": int(tokens) // torch.distributed.get_world_size(),
+        "unique_tokens_per_rank": int(tokens) // torch.distributed.get_world_size(),
+        "operations": worst(share.operations),
         "unique_tokens_most": int(worst(share.unique_tokens)),
         "imbalance": share.imbalance,
         "step_s": statistics.median(seconds),
         "old_log_probs_s": statistics.median(spent.phases[OLD_LOG_PROBS] for spent in times),
         "update_s": statistics.median(spent.phases[UPDATE] for spent in times),
         "steps_s": " ".join(f"{value:.5f}" for value in seconds),
+        "cost_error": side.engine.step.calls.error,
         "dummy_ops_rank0": side.engine.step.dummy_ops,
         "peak_gib": worst(max(spent.peak_bytes for spent in times)) / 2**30,
     }
@@ -281,9 +296,10 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=(EQUAL, BALANCED, DRAWN), default=[EQUAL, BALANCED, DRAWN])
     parser.add_argument("--data", type=Path, help="recorded rows, as for tree-rl bench")
     parser.add_argument("--tokenizer", type=Path, help="for recorded messages")
-    parser.add_argument("--tokens", type=int, default=65_536, help="unique tokens per GPU and step")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[65_536], help="unique tokens per GPU and step")
     parser.add_argument("--row-tokens", type=int, default=8_192, help="of synthetic rows")
     parser.add_argument("--max-tokens", type=int, default=98_304, help="unique tokens of one forward")
+    parser.add_argument("--sp", type=int, default=1, help="GPUs that share the tokens of a rank")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--forward-prefetch", action="store_true", help="verl's fsdp_config.forward_prefetch")

@@ -30,6 +30,9 @@ from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
+from tree_rl.inspection.scale.hardware import GIB, Cluster
+from tree_rl.inspection.scale.options import ScaleOption
+from tree_rl.inspection.scale.report import ScaleSettings, report_scale
 from tree_rl.inspection.text import format_report, format_run_plan
 from tree_rl.training.memory.choice import Chooser
 from tree_rl.training.memory.model import assumed_memory_model
@@ -168,13 +171,31 @@ def plan_file(
     group_by: GroupBy = None,
     model: Model = None,
     groups: Groups = 20,
+    ranks: ScaleOption.Ranks = None,
+    sp: ScaleOption.Sharing = 1,
+    shards: ScaleOption.Shards = None,
+    mini_batches: ScaleOption.MiniBatches = 1,
+    prompts: ScaleOption.Prompts = None,
+    cluster: ScaleOption.Sweep = False,
+    gpus_per_node: ScaleOption.NodeGpus = 8,
+    tflops: ScaleOption.TeraFlops = Cluster.flops / 1e12,
+    network: ScaleOption.Network = Cluster.network / 1e9,
+    gpu_memory: ScaleOption.Memory = Cluster.memory / GIB,
 ) -> None:
     """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
 
-    With --model: how groups beyond the budget would run on a GPU, and the memory that takes.
+    With --model: how groups beyond the budget would run on a GPU, and the memory that takes. With --ranks: what a
+    training step takes on that many GPUs.
     """
     with one_line_errors():
         rows = _read(file, tokenizer, rows_per, group_by, model)
+        if ranks is not None:
+            if model is None:
+                fail("--ranks needs --model")
+            hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)
+            settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens)
+            say(report_scale(rows, model, settings, sweep=cluster))
+            return
         chooser = None if model is None else Chooser(model=assumed_memory_model(read_model_shape(model)))
         say(format_run_plan(plan_run(rows, max_tokens, chooser), at_most=groups))
 

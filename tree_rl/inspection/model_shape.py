@@ -19,6 +19,9 @@ SIZES = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
     "num_experts_per_tok",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
@@ -33,6 +36,15 @@ def read_model_shape(path: Path) -> ModelShape:
     Raises:
         InputError: no such file, not an object, or a size is missing or no count.
     """
+    return read_model_config(path)[0]
+
+
+def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
+    """`read_model_shape`, and the decoder's entries of the file.
+
+    Raises:
+        InputError: as there.
+    """
     file = path / "config.json" if os.path.isdir(path) else path
     try:
         config = _object(parse_json(read_bytes(file), shown_path(file)), "an object")
@@ -46,7 +58,7 @@ def read_model_shape(path: Path) -> ModelShape:
         kinds = config.get("layer_types")
         if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
             raise InputError(f"layer_types: expected a list of names, received {_typed(kinds)}")
-        return ModelShape.from_config(config)
+        return ModelShape.from_config(config), config
     except ValueError as error:
         raise InputError(
             f"--model {shown_path(path)}: expected a config.json or its folder: {error}; correct it or name another"

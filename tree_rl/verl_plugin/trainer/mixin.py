@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from verl.protocol import DataProto
 
+from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.tree.cost import CostModel, ModelShape
 from tree_rl.verl_plugin.agent_loops.prompt_forests import WEIGHS_CALLS
 from tree_rl.verl_plugin.compat import (
@@ -33,7 +34,6 @@ from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weighti
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import NEEDS_SUM_PI_SQUARED, LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap
 from tree_rl.tree.cost import CostModel
 from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.engine.outputs_back import COST
-from tree_rl.verl_plugin.trainer.balance import BatchLayout, GroupOverlap
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error", "cost_error")

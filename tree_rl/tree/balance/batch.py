@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.balance import MOST_TRIALS, GroupPaths, lay_out_cell
+from tree_rl.tree.balance.layout import MOST_TRIALS, lay_out_cell
+from tree_rl.tree.balance.paths import GroupPaths
 from tree_rl.tree.cost import CostModel
 from tree_rl.tree.forest import Forest
 
@@ -43,6 +44,8 @@ class BatchLayout:
     """B, without padding rows."""
     load_DC: np.ndarray
     """float64 [D, C], cost of each cell."""
+    tokens_DC: np.ndarray
+    """int64 [D, C], tokens that each cell computes, padding rows left out."""
     split_groups: int
     """Groups whose rows lie on several ranks."""
     repeated_tokens: int
@@ -110,9 +113,10 @@ def lay_out_groups(
         raise ValueError(f"rows of {num_groups} groups: expected {expected} rows, received {rows_of_group.tolist()}")
     members = np.split(np.argsort(group_of_row, kind="stable"), np.cumsum(rows_of_group)[:-1])
     load_DC = np.zeros((num_ranks, num_cells))
+    tokens_DC = np.zeros((num_ranks, num_cells), dtype=np.int64)
     rows_of_place: list[list[int]] = [[] for _ in range(num_ranks * num_cells)]
     first_groups = np.arange(1, num_cells) * num_groups // num_cells
-    split_groups = computed = 0
+    split_groups = 0
     for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
         layout = lay_out_cell([paths[group] for group in groups], num_ranks, trials=MOST_TRIALS // num_cells)
         split_groups += layout.split_groups
@@ -121,7 +125,7 @@ def lay_out_groups(
             load_DC[rank, cell] = layout.load_D[part]
             for index, rows in layout.rows[part]:
                 rows_of_place[rank * num_cells + cell] += members[groups[index]][rows].tolist()
-                computed += paths[groups[index]].order.select(rows).num_unique
+                tokens_DC[rank, cell] += paths[groups[index]].order.select(rows).num_unique
     step = multiple_of // math.gcd(multiple_of, num_ranks * num_cells)
     rows_per_cell = math.ceil(max(map(len, rows_of_place)) / step) * step
     padding = itertools.count(len(group_of_row))
@@ -130,6 +134,7 @@ def lay_out_groups(
         order=np.array(order, dtype=np.int64),
         num_rows=len(group_of_row),
         load_DC=load_DC,
+        tokens_DC=tokens_DC,
         split_groups=split_groups,
-        repeated_tokens=computed - sum(one.order.num_unique for one in paths),
+        repeated_tokens=int(tokens_DC.sum()) - sum(one.order.num_unique for one in paths),
     )

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tree_rl.tree import CostModel, Forest
 from tree_rl.tree.balance import GroupPaths
+from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
 from tree_rl.tree.cost import ModelShape
-from tree_rl.verl_plugin.trainer.balance import lay_out_groups, measure_groups, mini_batch_count, number_groups
 
 SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
 

@@ -1,0 +1,103 @@
+"""Measured steps of `scaling_gpus.py` against what `tree-rl plan --ranks` predicts for them.
+
+    python benchmarks/cluster_check.py docs/benchmarks/scale_check.csv docs/benchmarks/collectives.csv
+
+One measurement sets the rate of a GPU: the first row on one GPU. All others are predicted, with the collectives that
+were measured. A column of errors: predicted over measured, less 1.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.results import Columns, read_csv, write_csv
+from tree_rl.inspection.scale.hardware import Cluster
+from tree_rl.inspection.scale.parameters import Parameters
+from tree_rl.inspection.scale.step import StepModel, StepWork
+from tree_rl.inspection.text import format_table
+
+Row = Mapping[str, str]
+HEADER = ("model", "layers", "GPUs", "S", "tokens a rank", "measured s", "predicted s", "error")
+
+
+def step_model(row: Row, cluster: Cluster) -> StepModel:
+    """Of the model and the GPUs of a row."""
+    size = MODEL_SIZES[row["model"].removeprefix("qwen3-")].with_layers(int(row["layers"]))
+    parameters = Parameters.of(size.shape, size.config())
+    return StepModel(shape=size.shape, parameters=parameters, cluster=cluster, sharing=int(row["sharing"]))
+
+
+def work_of(row: Row) -> StepWork:
+    """What every rank did: the arm `equal` gives all the same."""
+    load_C, tokens_C = np.array([float(row["operations"])]), np.array([int(row["unique_tokens_per_rank"])])
+    budget = int(row["max_tokens"])
+    return StepWork(load_C=load_C, mean_C=load_C, forwards_C=-(-tokens_C // budget), tokens_C=tokens_C, budget=budget)
+
+
+def measured_cluster(collectives: Sequence[Row]) -> Cluster:
+    """The slowest of the measured collectives' bandwidths, the longest latency."""
+    link = min((float(row["bandwidth"]) for row in collectives), default=Cluster.link)
+    latency = max((float(row["latency"]) for row in collectives), default=Cluster.latency)
+    return Cluster(gpus=1, link=link, latency=max(latency, 1e-6))
+
+
+def check(rows: Sequence[Row], collectives: Sequence[Row]) -> list[Columns]:
+    """Measured and predicted seconds of each row; the first on one GPU sets the rate and is left out.
+
+    Raises:
+        ValueError: no row on one GPU.
+    """
+    first = next((row for row in rows if row["gpus"] == "1"), None)
+    if first is None:
+        raise ValueError("expected a row on one GPU, which sets the rate, found none")
+    cluster = measured_cluster(collectives)
+    spent = step_model(first, cluster).time(work_of(first))
+    computes = median_seconds(first) - spent.optimizer
+    rate = cluster.flops * spent.balanced / computes
+    lines: list[Columns] = []
+    for row in rows:
+        if row is first or row["arm"] != "equal":
+            continue
+        on = Cluster(gpus=int(row["gpus"]), flops=rate, link=cluster.link, latency=cluster.latency)
+        predicted, measured = step_model(row, on).time(work_of(row)), median_seconds(row)
+        named = {name: row[name] for name in ("model", "layers", "gpus", "sharing", "unique_tokens_per_rank")}
+        parts = {"exposed_s": predicted.gathers, "exchanges_s": predicted.exchanges, "tflops": rate / 1e12}
+        figures = {"measured_s": measured, "predicted_s": predicted.total, "error": predicted.total / measured - 1}
+        about = {name: row[name] for name in ("attention", "device", "torch", "verl", "commit", "date") if name in row}
+        lines.append(named | figures | parts | about)
+    return lines
+
+
+def median_seconds(row: Row) -> float:
+    """Of a row's steps."""
+    return statistics.median(map(float, row["steps_s"].split()))
+
+
+def main() -> None:
+    """Print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", type=Path, help="CSV of scaling_gpus.py")
+    parser.add_argument("collectives", type=Path, help="CSV of collectives.py")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines = check(read_csv(args.steps), read_csv(args.collectives))
+    cells = [
+        [
+            *(str(line[name]) for name in ("model", "layers", "gpus", "sharing", "unique_tokens_per_rank")),
+            f"{line['measured_s']:.3f}",
+            f"{line['predicted_s']:.3f}",
+            f"{line['error']:+.1%}",
+        ]
+        for line in lines
+    ]
+    print(format_table(HEADER, cells))
+    if args.out:
+        write_csv(args.out, lines)
+
+
+if __name__ == "__main__":
+    main()

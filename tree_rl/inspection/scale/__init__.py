@@ -1,0 +1,1 @@
+"""What a training step takes on a cluster: work of the slowest rank, FSDP's collectives, memory, what breaks first."""

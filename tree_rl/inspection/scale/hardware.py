@@ -1,0 +1,54 @@
+"""GPUs and what connects them: how long a collective takes, how fast a model's operations run."""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+OPTIMIZER_RATE = 1.8e11
+"""Parameters that AdamW updates in a second on one H200 (tree_optimizer_s in docs/benchmarks/update_8b_liger.csv)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal GPUs."""
+
+    gpus: int
+    """In all."""
+    gpus_per_node: int = 8
+    flops: float = 610e12
+    """Operations that a GPU runs in a second, by the cost model's count; the default is an H200's with Qwen3-8B, fused
+    layers (docs/scale.md)."""
+    memory: float = 139 * GIB
+    """Bytes of one GPU."""
+    link: float = 300e9
+    """Bytes a second that a GPU receives from the others of its node (benchmarks/collectives.py)."""
+    network: float = 50e9
+    """Bytes a second that a GPU receives from other nodes: an input, 400 Gbit/s by default."""
+    latency: float = 20e-6
+    """Seconds of a collective, however small, and of each further node it crosses."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Cluster.{name}: expected a positive number, received {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, gpus: int, gpus_per_node: int, *, tflops: float, network: float, memory: float) -> "Cluster":
+        """In the units of a command line: TFLOP/s, GB/s and GiB of one GPU."""
+        rates = {"flops": tflops * 1e12, "network": network * 1e9, "memory": memory * GIB}
+        return cls(gpus=gpus, gpus_per_node=gpus_per_node, **rates)
+
+    def bandwidth(self, ranks: int) -> float:
+        """Bytes a second of a collective among neighbours: the slowest link on its way decides."""
+        return self.link if ranks <= self.gpus_per_node else min(self.link, self.network)
+
+    def collective(self, size: float, ranks: int) -> float:
+        """Seconds of an all-gather, a reduce-scatter or an all-to-all among neighbouring ranks.
+
+        Args:
+            size: bytes of the whole tensor, all ranks' shares together; in an all-to-all, what one rank holds.
+            ranks: that take part; one alone sends nothing.
+        """
+        if ranks == 1:
+            return 0.0
+        nodes = -(-ranks // self.gpus_per_node)
+        return self.latency * nodes + size * (ranks - 1) / ranks / self.bandwidth(ranks)

@@ -1,0 +1,22 @@
+"""Options of `tree-rl plan` about a cluster."""
+
+from typing import Annotated
+
+import typer
+
+
+class ScaleOption:
+    """Each needs `--ranks`, which needs `--model`."""
+
+    Ranks = Annotated[
+        int | None, typer.Option("--ranks", min=1, help="GPUs: predict a training step, its slowest rank, what helps.")
+    ]
+    Sharing = Annotated[int, typer.Option("--sp", min=1, help="GPUs that share tokens (Ulysses).")]
+    Shards = Annotated[int | None, typer.Option(min=1, help="GPUs that hold one copy of the weights (fsdp_size).")]
+    MiniBatches = Annotated[int, typer.Option(min=1, help="Optimizer steps of a training step.")]
+    Prompts = Annotated[int | None, typer.Option(min=1, help="Groups of a step, drawn from FILE. Default: each once.")]
+    Sweep = Annotated[bool, typer.Option("--cluster", help="Smaller clusters, too, and what breaks first.")]
+    NodeGpus = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of a node.")]
+    TeraFlops = Annotated[float, typer.Option("--tflops", min=1.0, help="Of one GPU in training (docs/scale.md).")]
+    Network = Annotated[float, typer.Option(min=0.1, help="GB/s that a GPU receives from other nodes.")]
+    Memory = Annotated[float, typer.Option("--gpu-memory", min=1.0, help="GiB of a GPU.")]

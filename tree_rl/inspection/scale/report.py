@@ -1,0 +1,243 @@
+"""`tree-rl plan --ranks`: the predicted step on a cluster, its slowest rank, what would help, what breaks first."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.model_shape import read_model_config
+from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.scale.hardware import GIB, Cluster
+from tree_rl.inspection.scale.parameters import Parameters
+from tree_rl.inspection.scale.step import StepMemory, StepModel, StepTime, StepWork
+from tree_rl.inspection.text import format_table
+from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap, lay_out_groups, measure_groups
+
+SHARING = (1, 2, 4, 8)
+"""Ranks that may share tokens."""
+NOTABLE = 0.1
+"""Share of a step that is worth a word."""
+HEADER = (
+    "GPUs",
+    "S",
+    "step s",
+    "computes",
+    "waits",
+    "gathers",
+    "exchanges",
+    "optimizer",
+    "imbalance",
+    "GiB",
+    "slowed by",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSettings:
+    """What the command line says about a run."""
+
+    cluster: Cluster
+    sharing: int = 1
+    """S: verl's ulysses_sequence_parallel_size."""
+    shards: int | None = None
+    """verl's fsdp_size; None: all GPUs."""
+    mini_batches: int = 1
+    prompts: int | None = None
+    """Groups of a step, drawn from the file; None: each once."""
+    max_tokens: int = 65_536
+    """Unique tokens of a micro-batch."""
+    log_probs: bool = True
+    """Whether old log-probs take a pass of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """A step on one cluster."""
+
+    model: StepModel
+    work: StepWork
+    layout: BatchLayout
+    longest_row: float
+    """Cost of the costliest trajectory."""
+
+    @cached_property
+    def time(self) -> StepTime:
+        """Seconds by cause."""
+        return self.model.time(self.work)
+
+    @cached_property
+    def memory(self) -> StepMemory:
+        """Bytes of one GPU."""
+        return self.model.memory(self.work)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU has the memory."""
+        return self.memory.total <= self.model.cluster.memory
+
+    @property
+    def slowed_by(self) -> str:
+        """The largest loss of at least a tenth of the step, and memory before all."""
+        if not self.fits:
+            return "memory"
+        time = self.time
+        one_row = self.longest_row > 0.95 * float(self.work.load_C.max())
+        losses = {
+            "the longest trajectory" if one_row else "imbalance": time.waiting,
+            "FSDP's gathers": time.gathers,
+            "sharing tokens": time.exchanges,
+        }
+        name = max(losses, key=lambda loss: losses[loss])
+        return name if losses[name] > NOTABLE * time.total else ""
+
+
+class Step:
+    """Rows of a training step, measured once for all clusters."""
+
+    def __init__(self, rows: Sequence[Row], model: Path, settings: ScaleSettings) -> None:
+        """Measure the groups.
+
+        Raises:
+            InputError: no rows, or a model that cannot be read.
+        """
+        if not rows:
+            raise InputError("--ranks needs rows, found none; name a file with some")
+        self.shape, config = read_model_config(model)
+        self.parameters = Parameters.of(self.shape, config)
+        self.settings = settings
+        number = np.zeros(len(rows), dtype=np.int64)
+        groups = list(rows_by_group(row.group for row in rows).values())
+        for group, members in enumerate(groups):
+            number[members] = group
+        found = measure_groups(number, [row.token_ids for row in rows], self.shape.cost)
+        chosen = _drawn(len(groups), settings.prompts)
+        self.overlaps: list[GroupOverlap] = [found[group] for group in chosen]
+        self.group_of_row = np.repeat(np.arange(len(chosen)), [len(groups[group]) for group in chosen])
+
+    def on(self, gpus: int, sharing: int) -> Scaled:
+        """The step on so many GPUs, so many of which share tokens."""
+        settings = self.settings
+        paths = [overlap.paths for overlap in self.overlaps]
+        ranks = gpus // sharing
+        layout = lay_out_groups(self.group_of_row, paths, num_ranks=ranks, num_cells=settings.mini_batches)
+        model = StepModel(
+            shape=self.shape,
+            parameters=self.parameters,
+            cluster=replace(settings.cluster, gpus=gpus),
+            sharing=sharing,
+            shards=None if settings.shards is None else min(settings.shards, gpus),
+            log_probs=settings.log_probs,
+        )
+        longest = max(one.longest_row for one in paths)
+        return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout, longest_row=longest)
+
+    def alternatives(self, gpus: int) -> Iterator[Scaled]:
+        """The step with every S that divides the GPUs and the heads, on one node."""
+        for sharing in SHARING:
+            fits = gpus % sharing == 0 and self.shape.heads % sharing == 0
+            if fits and sharing <= self.settings.cluster.gpus_per_node:
+                yield self.on(gpus, sharing)
+
+
+def report_scale(rows: Sequence[Row], model: Path, settings: ScaleSettings, *, sweep: bool = False) -> str:
+    """The step on the cluster with every S, and what would help.
+
+    Args:
+        rows: of the file.
+        model: its config.json or folder.
+        settings: the command line's.
+        sweep: also smaller clusters, and what breaks first.
+
+    Raises:
+        InputError: S does not divide GPUs or heads, or there are no rows.
+    """
+    gpus, sharing = settings.cluster.gpus, settings.sharing
+    step = Step(rows, model, settings)
+    if gpus % sharing or step.shape.heads % sharing:
+        raise InputError(f"--sp {sharing}: expected a divisor of {gpus} GPUs and {step.shape.heads} heads")
+    if sweep:
+        return _sweep(step, gpus)
+    found = {one.model.sharing: one for one in step.alternatives(gpus)}
+    asked = found.get(sharing) or step.on(gpus, sharing)
+    found[sharing] = asked
+    lines = [format_table(HEADER, [_cells(one) for _, one in sorted(found.items())]), "", *_explained(asked)]
+    lines += [f"Would help: {advice}." for advice in _advice(step, asked, list(found.values()))] or ["Nothing to gain."]
+    return "\n".join(lines)
+
+
+def _sweep(step: Step, most: int) -> str:
+    sizes = [step.settings.cluster.gpus_per_node]
+    while sizes[-1] * 8 <= most:
+        sizes.append(sizes[-1] * 8)
+    if most not in sizes:
+        sizes = [size for size in sizes if size < most] + [most]
+    best = [min(step.alternatives(size), key=lambda one: (not one.fits, one.time.total)) for size in sizes]
+    lines = [format_table(HEADER, [_cells(one) for one in best]), "", "S is the fastest of those that fit."]
+    broken = [one for one in best if one.slowed_by]
+    if not broken:
+        return "\n".join([*lines, f"Nothing costs a tenth of a step up to {most} GPUs."])
+    first = broken[0]
+    return "\n".join([*lines, f"First to break: {first.slowed_by}, on {first.model.cluster.gpus} GPUs."])
+
+
+def _cells(one: Scaled) -> tuple[str, ...]:
+    time = one.time
+    parts = (time.balanced, time.waiting, time.gathers, time.exchanges, time.optimizer)
+    return (
+        f"{one.model.cluster.gpus:,}",
+        str(one.model.sharing),
+        f"{time.total:.2f}",
+        *(f"{part:.2f}" for part in parts),
+        f"{one.layout.imbalance:.2f}",
+        f"{one.memory.total / GIB:.0f}",
+        one.slowed_by or "-",
+    )
+
+
+def _explained(asked: Scaled) -> list[str]:
+    layout, work = asked.layout, asked.work
+    whole = f"{layout.split_groups} groups split over ranks, {layout.repeated_tokens:,} tokens computed again"
+    slowest = layout.load_DC.sum(axis=1).argmax()
+    return [
+        f"S = {asked.model.sharing}: {whole}.",
+        f"Slowest rank: {slowest} of {len(layout.load_DC)}, {int(layout.tokens_DC[slowest].sum()):,} tokens in "
+        f"{int(work.forwards_C.sum())} micro-batches; no layout is faster than {_bound(asked):.2f} times the mean.",
+    ]
+
+
+def _bound(asked: Scaled) -> float:
+    mean_C = asked.work.mean_C
+    return float(max(mean_C.max(), asked.longest_row) / mean_C.mean()) if mean_C.any() else 1.0
+
+
+def _advice(step: Step, asked: Scaled, others: Sequence[Scaled]) -> Iterator[str]:
+    fitting = [one for one in others if one.fits]
+    best = min(fitting or others, key=lambda one: one.time.total)
+    if best.time.total < (1 - LEAST_HELP) * asked.time.total or (best.fits and not asked.fits):
+        yield f"--sp {best.model.sharing} ({best.time.total:.2f} s instead of {asked.time.total:.2f})"
+    if asked.time.waiting > NOTABLE * asked.time.total:
+        if step.settings.mini_batches > 1:
+            yield "fewer mini-batches, which leave the balance more choice"
+        elif best is asked:
+            yield "more prompts in a step"
+    if asked.time.gathers > NOTABLE * asked.time.total:
+        yield "a larger MAX_TOKENS (fewer micro-batches), more prompts in a step, or fsdp_size within a node (--shards)"
+    if not fitting:
+        yield "a smaller MAX_TOKENS, or more GPUs"
+
+
+LEAST_HELP = 0.02
+"""Share of a step below which another S is not advised."""
+
+
+def _drawn(groups: int, wanted: int | None) -> list[int]:
+    """Groups of a step: each once, or as many as wanted, each as often as the others but one."""
+    if wanted is None:
+        return list(range(groups))
+    rounds = -(-wanted // groups)
+    order = np.random.default_rng(0)
+    return [int(group) for _ in range(rounds) for group in order.permutation(groups)][:wanted]
