@@ -64,7 +64,7 @@ def check(rows: Sequence[Row], collectives: Sequence[Row]) -> list[Columns]:
             continue
         on = Cluster(gpus=int(row["gpus"]), flops=rate, link=cluster.link, latency=cluster.latency)
         predicted, measured = step_model(row, on).time(work_of(row)), median_seconds(row)
-        named = {name: row[name] for name in ("model", "layers", "gpus", "sharing", "unique_tokens_per_rank")}
+        named: Columns = {name: row[name] for name in ("model", "layers", "gpus", "sharing", "unique_tokens_per_rank")}
         parts = {"exposed_s": predicted.gathers, "exchanges_s": predicted.exchanges, "tflops": rate / 1e12}
         figures = {"measured_s": measured, "predicted_s": predicted.total, "error": predicted.total / measured - 1}
         about = {name: row[name] for name in ("attention", "device", "torch", "verl", "commit", "date") if name in row}

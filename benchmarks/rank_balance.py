@@ -5,7 +5,7 @@
         --tokenizer outputs/qwen_tokenizer --out docs/benchmarks/rank_balance.csv
 
 The mean is the cost of whole groups spread perfectly, so tokens that two ranks compute count as loss. Costs are those
-of an 8B model. No GPU is needed.
+of an 8B model; ranks whose GPUs share tokens are as many times as fast, their exchanges left out. No GPU is needed.
 """
 
 import argparse
@@ -27,6 +27,8 @@ from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
 from tree_rl.tree.bins import least_loaded
 
 RANKS = (8, 16, 32, 48)
+PLACES = [*((gpus, 1) for gpus in RANKS), (32, 2), (32, 4), (48, 2), (48, 4)]
+"""GPUs, and how many of them share a rank's tokens: where splitting alone leaves ranks idle."""
 MINI_BATCHES = (1, 4)
 MODEL = "8b"
 PROMPTS, ROWS = 50, 8
@@ -65,7 +67,8 @@ def measure(source: str, args: argparse.Namespace) -> list[Columns]:
     paths = [overlap.paths for overlap in overlaps]
     lines: list[Columns] = []
     for mini_batches in MINI_BATCHES:
-        for num_ranks in RANKS:
+        for gpus, sharing in PLACES:
+            num_ranks = gpus // sharing
             mean = sum(overlap.cost for overlap in overlaps) / num_ranks
             slowest, bound = whole_groups(paths, num_ranks, mini_batches)
             begun = time.process_time()
@@ -74,7 +77,8 @@ def measure(source: str, args: argparse.Namespace) -> list[Columns]:
             lines.append(
                 {
                     "rows": source,
-                    "ranks": num_ranks,
+                    "gpus": gpus,
+                    "sharing": sharing,
                     "mini_batches": mini_batches,
                     "whole_groups": round(slowest / mean, 3),
                     "split": round(float(layout.load_DC.max(axis=0).sum()) / mean, 3),

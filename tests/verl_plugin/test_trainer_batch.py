@@ -18,6 +18,7 @@ from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import queue_rows
+from tree_rl.verl_plugin.trainer.step_metrics import explained_layout
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
 
 SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)
@@ -308,3 +309,16 @@ def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, w
     }
     # Each unique trained token weighs one in all.
     assert float(sum(one.sum() for one in weights)) == pytest.approx(len(paths))
+
+
+def test_one_line_explains_a_step() -> None:
+    metrics = {"tree/split_groups": 3.0, "tree/repeated_tokens": 1200.0, "tree/imbalance": 1.04}
+    update = {"tree/realised_saving": 0.9, "tree/partitions": 6.0, "tree/micro_batches": 4.0, "tree/cost_error": 0.031}
+    assert explained_layout(metrics | update, ranks=16, sharing=2) == (
+        "layout: 16 ranks of 2 GPUs that share tokens: trees, 90% of the tokens saved; 3 groups split, 1,200 tokens "
+        "computed again; slowest rank 1.04 times the mean; 6 forwards for 4 micro-batches; predicted time off by 3.1%"
+    )
+    whole = {**metrics, "tree/split_groups": 0.0, "tree/realised_saving": 0.0}
+    assert explained_layout(whole, ranks=1, sharing=1) == (
+        "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean"
+    )

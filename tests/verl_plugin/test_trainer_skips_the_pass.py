@@ -128,6 +128,8 @@ def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
 class OneWorker:
     """verl's worker in this process, reached through the queue as verl's dispatch reaches it; counts forwards."""
 
+    world_size = 1
+
     def __init__(self, path: Path, rows: LocalQueue) -> None:
         self._dispatch_info = {"actor": [0]}
         self._queue = rows
@@ -175,7 +177,12 @@ def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
 @pytest.mark.parametrize("correction", (None, {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}))
 @pytest.mark.parametrize("loss_agg_mode", ("token-mean", "seq-mean-token-sum"))
 def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss_agg_mode: str, correction: Any
+    queue: LocalQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    loss_agg_mode: str,
+    correction: Any,
 ) -> None:
     monkeypatch.setattr(trainer_base, "tq", queue)
     path = save_model(tmp_path, tiny_qwen3())
@@ -195,6 +202,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         batch = trainer._compute_old_log_prob(batch, metrics)
         batch = trainer._compute_advantage(batch, metrics)
         trainer._update_actor(batch, metrics)
+        assert "layout: 1 rank: trees, " in capsys.readouterr().out
         columns = {(key, name): queue.rows[key][name] for key in batch.keys for name in ("old_log_probs", "entropy")}
         runs.append((metrics, worker.forwards, columns))
     (expected, more, old), (got, fewer, new) = runs

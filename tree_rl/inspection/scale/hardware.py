@@ -14,17 +14,17 @@ class Cluster:
     gpus: int
     """In all."""
     gpus_per_node: int = 8
-    flops: float = 610e12
-    """Operations that a GPU runs in a second, by the cost model's count; the default is an H200's with Qwen3-8B, fused
-    layers (docs/scale.md)."""
+    flops: float = 450e12
+    """Operations that a GPU runs in a second, by the cost model's count; the default is an H200's with Qwen3-8B
+    (docs/scale.md)."""
     memory: float = 139 * GIB
     """Bytes of one GPU."""
-    link: float = 300e9
-    """Bytes a second that a GPU receives from the others of its node (benchmarks/collectives.py)."""
+    link: float = 269e9
+    """Bytes a second that a GPU receives from the others of its node (docs/benchmarks/collectives.csv, all-gather)."""
     network: float = 50e9
     """Bytes a second that a GPU receives from other nodes: an input, 400 Gbit/s by default."""
-    latency: float = 20e-6
-    """Seconds of a collective, however small, and of each further node it crosses."""
+    latency: float = 57e-6
+    """Seconds of a collective, however small (collectives.csv), and of each further node it crosses (assumed)."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

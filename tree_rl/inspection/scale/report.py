@@ -61,8 +61,6 @@ class Scaled:
     model: StepModel
     work: StepWork
     layout: BatchLayout
-    longest_row: float
-    """Cost of the costliest trajectory."""
 
     @cached_property
     def time(self) -> StepTime:
@@ -85,7 +83,7 @@ class Scaled:
         if not self.fits:
             return "memory"
         time = self.time
-        one_row = self.longest_row > 0.95 * float(self.work.load_C.max())
+        one_row = float(self.layout.bound_C.sum()) > 0.95 * float(self.work.load_C.sum())
         losses = {
             "the longest trajectory" if one_row else "imbalance": time.waiting,
             "FSDP's gathers": time.gathers,
@@ -132,8 +130,7 @@ class Step:
             shards=None if settings.shards is None else min(settings.shards, gpus),
             log_probs=settings.log_probs,
         )
-        longest = max(one.longest_row for one in paths)
-        return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout, longest_row=longest)
+        return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout)
 
     def alternatives(self, gpus: int) -> Iterator[Scaled]:
         """The step with every S that divides the GPUs and the heads, on one node."""
@@ -201,17 +198,13 @@ def _cells(one: Scaled) -> tuple[str, ...]:
 def _explained(asked: Scaled) -> list[str]:
     layout, work = asked.layout, asked.work
     whole = f"{layout.split_groups} groups split over ranks, {layout.repeated_tokens:,} tokens computed again"
+    bound = float(layout.bound_C.sum() / work.mean_C.sum()) if work.mean_C.any() else 1.0
     slowest = layout.load_DC.sum(axis=1).argmax()
     return [
         f"S = {asked.model.sharing}: {whole}.",
         f"Slowest rank: {slowest} of {len(layout.load_DC)}, {int(layout.tokens_DC[slowest].sum()):,} tokens in "
-        f"{int(work.forwards_C.sum())} micro-batches; no layout is faster than {_bound(asked):.2f} times the mean.",
+        f"{int(work.forwards_C.sum())} micro-batches; no layout is faster than {bound:.2f} times the mean.",
     ]
-
-
-def _bound(asked: Scaled) -> float:
-    mean_C = asked.work.mean_C
-    return float(max(mean_C.max(), asked.longest_row) / mean_C.mean()) if mean_C.any() else 1.0
 
 
 def _advice(step: Step, asked: Scaled, others: Sequence[Scaled]) -> Iterator[str]:

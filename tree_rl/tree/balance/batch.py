@@ -46,6 +46,8 @@ class BatchLayout:
     """float64 [D, C], cost of each cell."""
     tokens_DC: np.ndarray
     """int64 [D, C], tokens that each cell computes, padding rows left out."""
+    bound_C: np.ndarray
+    """float64 [C], cost of the slowest rank that no layout beats."""
     split_groups: int
     """Groups whose rows lie on several ranks."""
     repeated_tokens: int
@@ -116,10 +118,12 @@ def lay_out_groups(
     tokens_DC = np.zeros((num_ranks, num_cells), dtype=np.int64)
     rows_of_place: list[list[int]] = [[] for _ in range(num_ranks * num_cells)]
     first_groups = np.arange(1, num_cells) * num_groups // num_cells
+    bound_C = np.zeros(num_cells)
     split_groups = 0
     for cell, groups in enumerate(np.split(np.arange(num_groups), first_groups)):
         layout = lay_out_cell([paths[group] for group in groups], num_ranks, trials=MOST_TRIALS // num_cells)
         split_groups += layout.split_groups
+        bound_C[cell] = layout.bound
         ranks = np.argsort(load_DC.sum(axis=1), kind="stable")
         for rank, part in zip(ranks, np.argsort(-layout.load_D, kind="stable"), strict=True):
             load_DC[rank, cell] = layout.load_D[part]
@@ -135,6 +139,7 @@ def lay_out_groups(
         num_rows=len(group_of_row),
         load_DC=load_DC,
         tokens_DC=tokens_DC,
+        bound_C=bound_C,
         split_groups=split_groups,
         repeated_tokens=int(tokens_DC.sum()) - sum(one.order.num_unique for one in paths),
     )

@@ -48,6 +48,7 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import (
     balance_metrics,
+    explained_layout,
     fitted_cost,
     overlap_metrics,
     session_metrics,
@@ -281,6 +282,9 @@ class TreeTrainerMixin(ResumableTrainer):
             self._report_log_probs_of_update(batch, metrics)
         self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost
         metrics.update(update_metrics(metrics, "actor"))
+        workers = self.actor_rollout_wg
+        ranks = ranks_with_rows(workers, "actor")
+        print(explained_layout(metrics, ranks=ranks, sharing=workers.world_size // ranks), flush=True)
         return batch
 
     def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:

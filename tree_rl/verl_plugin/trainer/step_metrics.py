@@ -45,6 +45,30 @@ def balance_metrics(layout: BatchLayout) -> dict[str, float]:
     }
 
 
+def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) -> str:
+    """One line that says how a step ran on the ranks, and why, from its metrics.
+
+    Args:
+        metrics: of the step, with those of `balance_metrics` and `update_metrics`.
+        ranks: that hold rows of their own.
+        sharing: GPUs that share the tokens of a rank.
+    """
+    on = ("1 rank" if ranks == 1 else f"{ranks} ranks") + (
+        f" of {sharing} GPUs that share tokens" if sharing > 1 else ""
+    )
+    saved = metrics.get("tree/realised_saving")
+    kind = "rows" if saved == 0 else "trees" if saved is None else f"trees, {saved:.0%} of the tokens saved"
+    split, repeated = int(metrics["tree/split_groups"]), int(metrics["tree/repeated_tokens"])
+    layout = f"{split} groups split, {repeated:,} tokens computed again" if split else "whole groups"
+    parts = [f"{on}: {kind}", layout, f"slowest rank {metrics['tree/imbalance']:.2f} times the mean"]
+    if metrics.get("tree/partitions") and metrics.get("tree/micro_batches"):
+        forwards = f"{metrics['tree/partitions']:.0f} forwards for {metrics['tree/micro_batches']:.0f} micro-batches"
+        parts.append(forwards)
+    if metrics.get("tree/cost_error") is not None:
+        parts.append(f"predicted time off by {metrics['tree/cost_error']:.1%}")
+    return "layout: " + "; ".join(parts)
+
+
 def staleness_metrics(
     tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray, *, trainer_version: int
 ) -> dict[str, float]:

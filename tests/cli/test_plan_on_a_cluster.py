@@ -1,0 +1,175 @@
+"""`tree-rl plan --ranks`: laws of the predicted step, a case by hand, and what the command prints."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.inspection.scale.hardware import OPTIMIZER_RATE, Cluster
+from tree_rl.inspection.scale.parameters import Parameters
+from tree_rl.inspection.scale.step import KEPT, StepModel, StepWork
+from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
+
+Run = Callable[..., tuple[int, str, str]]
+EIGHT_B = MODEL_SIZES["8b"]
+
+
+def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
+    model = MODEL_SIZES[size]
+    return StepModel(shape=model.shape, parameters=Parameters.of(model.shape, model.config()), cluster=cluster, **more)
+
+
+def work(*loads: float, tokens: int = 60_000, budget: int = 65_536) -> StepWork:
+    """One mini-batch on ranks of these loads."""
+    tokens_C = np.array([tokens])
+    return StepWork(
+        load_C=np.array([max(loads)]),
+        mean_C=np.array([sum(loads) / len(loads)]),
+        forwards_C=-(-tokens_C // budget),
+        tokens_C=tokens_C,
+        budget=budget,
+    )
+
+
+@pytest.mark.parametrize(("name", "billions"), [("8b", 8.19), ("32b", 32.76), ("qwen3-30b-a3b", 30.53)])
+def test_parameters_are_those_of_the_published_models(name: str, billions: float) -> None:
+    size = MODEL_SIZES[name]
+    assert Parameters.of(size.shape, size.config()).total / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_one_gpu_sends_nothing() -> None:
+    time = on(Cluster(gpus=1)).time(work(3e15))
+    assert time.gathers == time.exchanges == time.waiting == 0
+    # A forward and a backward cost three forwards; log-probs and the second forward of each layer one each.
+    assert time.balanced == pytest.approx(5 / 3 * 3e15 / Cluster.flops)
+    assert time.optimizer == pytest.approx(on(Cluster(gpus=1)).parameters.total / OPTIMIZER_RATE)
+
+
+def test_a_case_by_hand() -> None:
+    """Two GPUs whose link is so slow that nothing hides it."""
+    cluster = Cluster(gpus=2, flops=1e30, link=1e9, latency=1e-12)
+    model = on(cluster, "tiny", log_probs=False)
+    layer, root = model.parameters.per_layer, model.parameters.root
+    gathers = 2 * root + 2 * 2 * 2 * layer  # bf16: the root once, two layers before the forward and the backward
+    sent = 4 * root + 4 * 2 * layer + 4 * layer + 2 * layer
+    # The gather of a layer's backward comes once more for the first; gradients of the last layer are exposed alone.
+    assert model.time(work(1.0, tokens=10)).gathers == pytest.approx((gathers + sent) / 2 / 1e9, rel=1e-3)
+
+
+clusters = st.builds(
+    Cluster,
+    gpus=st.sampled_from([8, 16, 64, 512]),
+    link=st.floats(1e10, 1e12),
+    network=st.floats(1e9, 1e12),
+    flops=st.floats(1e13, 1e15),
+)
+
+
+@given(clusters, st.sampled_from(["8b", "32b", "qwen3-30b-a3b"]), st.sampled_from([1, 2, 4, 8]))
+def test_faster_hardware_is_never_slower(cluster: Cluster, size: str, sharing: int) -> None:
+    step = work(3e15, 2e15)
+    before = on(cluster, size, sharing=sharing).time(step).total
+    for name in ("link", "network", "flops"):
+        better = replace(cluster, **{name: 2 * getattr(cluster, name)})
+        assert on(better, size, sharing=sharing).time(step).total <= before * (1 + 1e-12)
+
+
+@given(clusters, st.sampled_from([8, 16]))
+def test_more_shards_take_less_memory(cluster: Cluster, shards: int) -> None:
+    step = work(3e15)
+    few = on(replace(cluster, gpus=16), shards=shards).memory(step)
+    many = on(replace(cluster, gpus=512)).memory(step)
+    assert many.state < few.state == pytest.approx(KEPT * on(cluster).parameters.total / shards)
+    assert many.activations == few.activations
+
+
+def test_sharing_tokens_divides_work_and_activations() -> None:
+    one, two = (on(Cluster(gpus=8), sharing=sharing) for sharing in (1, 2))
+    step = work(3e15)
+    assert two.time(step).balanced == one.time(step).balanced / 2
+    assert one.time(step).exchanges == 0 < two.time(step).exchanges
+    assert two.memory(step).activations < 0.7 * one.memory(step).activations
+
+
+def test_micro_batches_gather_again() -> None:
+    model = on(Cluster(gpus=64))
+    one, four = (model.time(work(3e12, tokens=65_536, budget=budget)).gathers for budget in (65_536, 16_384))
+    assert four > 3 * one
+
+
+def test_a_layout_counts_the_tokens_of_every_cell() -> None:
+    trunk = list(range(1, 40))
+    rows = [np.array([*trunk, *[100 + row] * 10 * (row + 1)]) for row in range(6)]
+    cost = MODEL_SIZES["tiny"].shape.cost
+    group_of_row = np.array([0, 0, 0, 1, 1, 1])
+    found = measure_groups(group_of_row, rows, cost)
+    layout = lay_out_groups(group_of_row, [one.paths for one in found], num_ranks=3, num_cells=1)
+    unique = sum(one.unique_tokens for one in found)
+    assert layout.tokens_DC.sum() == unique + layout.repeated_tokens
+    assert (layout.tokens_DC > 0).all()
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Four groups; one has a trajectory longer than all the others together."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for group in range(4):
+        trunk = draw.integers(1, 400, 50).tolist()
+        for _ in range(3):
+            tail = draw.integers(1, 400, 4000 if group == 0 and len(lines) == 0 else 30).tolist()
+            lines.append(json.dumps({"uid": str(group), "input_ids": trunk + tail}))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL_SIZES["tiny"].config()))
+    return file
+
+
+def test_the_longest_trajectory_asks_for_shared_tokens(tree_rl: Run, rows: Path, config: Path) -> None:
+    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 4, "--tflops", 1)
+    code, out, err = tree_rl(*given)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "the longest trajectory" in lines[2]
+    assert [line.split()[1] for line in lines[2:5]] == ["1", "2", "4"]
+    assert "Would help: --sp 4 (" in out
+
+
+def test_a_sweep_names_what_breaks_first(tree_rl: Run, rows: Path, config: Path) -> None:
+    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 64, "--prompts", 64, "--cluster")
+    code, out, _ = tree_rl(*given)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["8", "64"]
+    assert "First to break: FSDP's gathers, on 8 GPUs." in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--sp", "3"], "--sp 3: expected a divisor of 8 GPUs and 4 heads"),
+        (["--ranks", "0"], "'--ranks': Input should be greater than or equal to 1"),
+        (["--tflops", "0"], "'--tflops': Input should be greater than or equal to 1"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(tree_rl: Run, rows: Path, config: Path, given: list[str], said: str) -> None:
+    code, _, err = tree_rl("plan", rows, "--max-tokens", 64, "--model", config, "--ranks", 8, *given)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_ranks_need_a_model(tree_rl: Run, rows: Path) -> None:
+    code, _, err = tree_rl("plan", rows, "--max-tokens", 64, "--ranks", 8)
+    assert (code, err) == (2, "tree-rl: --ranks needs --model\n")
