@@ -181,6 +181,7 @@ def plan_file(
     tflops: ScaleOption.TeraFlops = Cluster.flops / 1e12,
     network: ScaleOption.Network = Cluster.network / 1e9,
     gpu_memory: ScaleOption.Memory = Cluster.memory / GIB,
+    checkpoint: ScaleOption.Checkpoint = None,
 ) -> None:
     """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
 
@@ -190,10 +191,8 @@ def plan_file(
     with one_line_errors():
         rows = _read(file, tokenizer, rows_per, group_by, model)
         if ranks is not None:
-            if model is None:
-                fail("--ranks needs --model")
             hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)
-            settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens)
+            settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens, checkpoint)
             say(report_scale(rows, model, settings, sweep=cluster))
             return
         chooser = None if model is None else Chooser(model=assumed_memory_model(read_model_shape(model)))

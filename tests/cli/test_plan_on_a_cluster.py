@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.scale.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.inspection.scale.parameters import Parameters
 from tree_rl.inspection.scale.step import KEPT, StepModel, StepWork
+from tree_rl.tree import Forest
 from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
+from tree_rl.tree.cost_fit import CostFit, Work
 
 Run = Callable[..., tuple[int, str, str]]
 EIGHT_B = MODEL_SIZES["8b"]
@@ -172,4 +175,38 @@ def test_wrong_settings_end_in_one_line(tree_rl: Run, rows: Path, config: Path, 
 
 def test_ranks_need_a_model(tree_rl: Run, rows: Path) -> None:
     code, _, err = tree_rl("plan", rows, "--max-tokens", 64, "--ranks", 8)
-    assert (code, err) == (2, "tree-rl: --ranks needs --model\n")
+    assert (code, err) == (2, "tree-rl: --ranks needs --model, whose sizes decide the costs; name a config.json\n")
+
+
+def test_a_checkpoint_knows_the_seconds(tree_rl: Run, rows: Path, config: Path, tmp_path: Path) -> None:
+    """Updates on two GPUs that share tokens, a second for every 1e9 operations."""
+    cost = MODEL_SIZES["tiny"].shape.cost
+    fit = CostFit(cost)
+    for tokens in range(1000, 9000, 1000):
+        work = Work(forwards=1, tokens=tokens, pairs=300 * tokens, head_tokens=tokens)
+        fit.add(work, cost.step(work.tokens, work.pairs, work.head_tokens) / 1e9)
+    state = {"costs": fit.state(), "sharing_ranks": 2}
+    folder = tmp_path / "global_step_3" / "actor"
+    folder.mkdir(parents=True)
+    (folder / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
+    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 1, "--checkpoint", folder.parent)
+    code, out, err = tree_rl(*given)
+    assert (code, err) == (0, "")
+    operations = sum(
+        cost.forest(Forest.from_rows([row.token_ids for row in read_row_file(rows) if row.group == group]))
+        for group in "0123"
+    )
+    # Twice for one GPU instead of two; a pass for log-probs costs a quarter of an update.
+    assert float(out.splitlines()[2].split()[3]) == pytest.approx(2 * 5 / 4 * operations / 1e9, abs=0.006)
+
+
+@pytest.mark.parametrize("state", [{}, {"costs": None}, {"costs": {"equations": []}}, {"costs": {"equations": [[1]]}}])
+def test_a_checkpoint_without_costs_is_named(
+    tree_rl: Run, rows: Path, config: Path, tmp_path: Path, state: dict[str, object]
+) -> None:
+    (tmp_path / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
+    given = ("plan", rows, "--max-tokens", 64, "--model", config, "--ranks", 8, "--checkpoint")
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        code, _, err = tree_rl(*given, folder)
+        assert code == 2
+        assert f"--checkpoint {folder}: expected" in err

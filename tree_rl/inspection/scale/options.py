@@ -1,5 +1,6 @@
 """Options of `tree-rl plan` about a cluster."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,3 +21,6 @@ class ScaleOption:
     TeraFlops = Annotated[float, typer.Option("--tflops", min=1.0, help="Of one GPU in training (docs/scale.md).")]
     Network = Annotated[float, typer.Option(min=0.1, help="GB/s that a GPU receives from other nodes.")]
     Memory = Annotated[float, typer.Option("--gpu-memory", min=1.0, help="GiB of a GPU.")]
+    Checkpoint = Annotated[
+        Path | None, typer.Option(help="global_step_N of a run of this model: by the costs that it has measured.")
+    ]

@@ -11,6 +11,7 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
+from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
 from tree_rl.inspection.scale.hardware import GIB, Cluster
 from tree_rl.inspection.scale.parameters import Parameters
 from tree_rl.inspection.scale.step import StepMemory, StepModel, StepTime, StepWork
@@ -50,6 +51,8 @@ class ScaleSettings:
     """Groups of a step, drawn from the file; None: each once."""
     max_tokens: int = 65_536
     """Unique tokens of a micro-batch."""
+    checkpoint: Path | None = None
+    """Of a run of this model, whose measured costs count."""
     log_probs: bool = True
     """Whether old log-probs take a pass of their own."""
 
@@ -96,12 +99,14 @@ class Scaled:
 class Step:
     """Rows of a training step, measured once for all clusters."""
 
-    def __init__(self, rows: Sequence[Row], model: Path, settings: ScaleSettings) -> None:
+    def __init__(self, rows: Sequence[Row], model: Path | None, settings: ScaleSettings) -> None:
         """Measure the groups.
 
         Raises:
-            InputError: no rows, or a model that cannot be read.
+            InputError: no rows, no model, or one that cannot be read; a checkpoint without costs.
         """
+        if model is None:
+            raise InputError("--ranks needs --model, whose sizes decide the costs; name a config.json")
         if not rows:
             raise InputError("--ranks needs rows, found none; name a file with some")
         self.shape, config = read_model_config(model)
@@ -111,7 +116,11 @@ class Step:
         groups = list(rows_by_group(row.group for row in rows).values())
         for group, members in enumerate(groups):
             number[members] = group
-        found = measure_groups(number, [row.token_ids for row in rows], self.shape.cost)
+        cost = self.shape.cost
+        if settings.checkpoint is not None:
+            cost, rate = read_fitted_cost(settings.checkpoint, self.shape)
+            self.settings = replace(settings, cluster=replace(settings.cluster, flops=rate))
+        found = measure_groups(number, [row.token_ids for row in rows], cost)
         chosen = _drawn(len(groups), settings.prompts)
         self.overlaps: list[GroupOverlap] = [found[group] for group in chosen]
         self.group_of_row = np.repeat(np.arange(len(chosen)), [len(groups[group]) for group in chosen])
@@ -140,7 +149,7 @@ class Step:
                 yield self.on(gpus, sharing)
 
 
-def report_scale(rows: Sequence[Row], model: Path, settings: ScaleSettings, *, sweep: bool = False) -> str:
+def report_scale(rows: Sequence[Row], model: Path | None, settings: ScaleSettings, *, sweep: bool = False) -> str:
     """The step on the cluster with every S, and what would help.
 
     Args:
@@ -150,7 +159,7 @@ def report_scale(rows: Sequence[Row], model: Path, settings: ScaleSettings, *, s
         sweep: also smaller clusters, and what breaks first.
 
     Raises:
-        InputError: S does not divide GPUs or heads, or there are no rows.
+        InputError: S does not divide GPUs or heads; as `Step`.
     """
     gpus, sharing = settings.cluster.gpus, settings.sharing
     step = Step(rows, model, settings)

@@ -1,0 +1,48 @@
+"""The costs that a run has measured, from its checkpoint."""
+
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.json_text import parse_json
+from tree_rl.inspection.files.reading import read_bytes
+from tree_rl.inspection.files.shown import shown_path
+from tree_rl.tree.cost import FORWARD_AND_BACKWARD, CostModel, ModelShape
+from tree_rl.tree.cost_fit import LEAST_EQUATIONS, CostFit
+
+STATE_FILES = "tree_engine_world_size_*_rank_0.json"
+"""Written by the engine beside verl's own files; every rank has learnt the same."""
+
+
+UPDATE_FORWARDS = 4
+"""Of an update in forwards' time: a forward, a backward, each layer once more."""
+
+
+def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, float]:
+    """Seconds of the run's updates, and the rate of one GPU in this unit, as `Cluster.flops`.
+
+    Args:
+        folder: the actor's in a checkpoint, or the checkpoint (`global_step_N`).
+        shape: of the run's model.
+
+    Raises:
+        InputError: no such file, not what an engine writes, or too few measured updates.
+    """
+    files = sorted([*folder.glob(STATE_FILES), *folder.glob(f"actor/{STATE_FILES}")])
+    named = f"--checkpoint {shown_path(folder)}"
+    if not files:
+        raise InputError(f"{named}: expected global_step_N or its folder actor, with {STATE_FILES}; found none")
+    state = parse_json(read_bytes(files[0]), shown_path(files[0]))
+    fit = CostFit(shape.cost)
+    try:
+        fit.restore(state["costs"])
+        sharing = int(state.get("sharing_ranks", 1))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InputError(f"{named}: expected costs that an engine saved, found others in {files[0].name}") from error
+    if fit.model is None:
+        raise InputError(f"{named}: expected {LEAST_EQUATIONS} measured updates, found fewer; name a later checkpoint")
+    if not np.isfinite(astuple(fit.model)).all():
+        raise InputError(f"{named}: expected finite times and counts, found others in {files[0].name}")
+    return fit.model, UPDATE_FORWARDS / FORWARD_AND_BACKWARD / sharing
