@@ -313,12 +313,14 @@ def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, w
 
 def test_one_line_explains_a_step() -> None:
     metrics = {"tree/split_groups": 3.0, "tree/repeated_tokens": 1200.0, "tree/imbalance": 1.04}
+    metrics["tree/imbalance_bound"] = 1.02
     update = {"tree/realised_saving": 0.9, "tree/partitions": 6.0, "tree/micro_batches": 4.0, "tree/cost_error": 0.031}
     assert explained_layout(metrics | update, ranks=16, sharing=2) == (
         "layout: 16 ranks of 2 GPUs that share tokens: trees, 90% of the tokens saved; 3 groups split, 1,200 tokens "
-        "computed again; slowest rank 1.04 times the mean; 6 forwards for 4 micro-batches; predicted time off by 3.1%"
+        "computed again; slowest rank 1.04 times the mean, 1.02 at best; 6 forwards for 4 micro-batches; predicted time "
+        "off by 3.1%"
     )
     whole = {**metrics, "tree/split_groups": 0.0, "tree/realised_saving": 0.0}
     assert explained_layout(whole, ranks=1, sharing=1) == (
-        "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean"
+        "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
     )

@@ -9,19 +9,15 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes
 from tree_rl.inspection.files.shown import shown_path
-from tree_rl.tree.cost import FORWARD_AND_BACKWARD, CostModel, ModelShape
+from tree_rl.tree.cost import CostModel, ModelShape
 from tree_rl.tree.cost_fit import LEAST_EQUATIONS, CostFit
 
 STATE_FILES = "tree_engine_world_size_*_rank_0.json"
 """Written by the engine beside verl's own files; every rank has learnt the same."""
 
 
-UPDATE_FORWARDS = 4
-"""Of an update in forwards' time: a forward, a backward, each layer once more."""
-
-
-def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, float]:
-    """Seconds of the run's updates, and the rate of one GPU in this unit, as `Cluster.flops`.
+def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, int]:
+    """Seconds of the run's updates, its collectives among them, and how many GPUs shared tokens.
 
     Args:
         folder: the actor's in a checkpoint, or the checkpoint (`global_step_N`).
@@ -45,4 +41,4 @@ def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, float]
         raise InputError(f"{named}: expected {LEAST_EQUATIONS} measured updates, found fewer; name a later checkpoint")
     if not np.isfinite(astuple(fit.model)).all():
         raise InputError(f"{named}: expected finite times and counts, found others in {files[0].name}")
-    return fit.model, UPDATE_FORWARDS / FORWARD_AND_BACKWARD / sharing
+    return fit.model, sharing

@@ -14,7 +14,7 @@ from tree_rl.inspection.row import Row
 from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
 from tree_rl.inspection.scale.hardware import GIB, Cluster
 from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.inspection.scale.step import StepMemory, StepModel, StepTime, StepWork
+from tree_rl.inspection.scale.step import Measured, StepMemory, StepModel, StepTime, StepWork
 from tree_rl.inspection.text import format_table
 from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap, lay_out_groups, measure_groups
 
@@ -116,10 +116,10 @@ class Step:
         groups = list(rows_by_group(row.group for row in rows).values())
         for group, members in enumerate(groups):
             number[members] = group
-        cost = self.shape.cost
+        cost, self.measured = self.shape.cost, None
         if settings.checkpoint is not None:
-            cost, rate = read_fitted_cost(settings.checkpoint, self.shape)
-            self.settings = replace(settings, cluster=replace(settings.cluster, flops=rate))
+            cost, sharing = read_fitted_cost(settings.checkpoint, self.shape)
+            self.measured = Measured(sharing=sharing, per_forward=cost.per_forward)
         found = measure_groups(number, [row.token_ids for row in rows], cost)
         chosen = _drawn(len(groups), settings.prompts)
         self.overlaps: list[GroupOverlap] = [found[group] for group in chosen]
@@ -138,6 +138,7 @@ class Step:
             sharing=sharing,
             shards=None if settings.shards is None else min(settings.shards, gpus),
             log_probs=settings.log_probs,
+            measured=self.measured,
         )
         return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout)
 
@@ -218,7 +219,9 @@ def _explained(asked: Scaled) -> list[str]:
 
 def _advice(step: Step, asked: Scaled, others: Sequence[Scaled]) -> Iterator[str]:
     fitting = [one for one in others if one.fits]
-    best = min(fitting or others, key=lambda one: one.time.total)
+    ordered = sorted(fitting or others, key=lambda one: one.model.sharing)
+    least = min(one.time.total for one in ordered)
+    best = next(one for one in ordered if one.time.total * (1 - LEAST_HELP) <= least)
     if best.time.total < (1 - LEAST_HELP) * asked.time.total or (best.fits and not asked.fits):
         yield f"--sp {best.model.sharing} ({best.time.total:.2f} s instead of {asked.time.total:.2f})"
     if asked.time.waiting > NOTABLE * asked.time.total:

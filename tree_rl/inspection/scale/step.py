@@ -91,6 +91,16 @@ class StepMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Updates of a run."""
+
+    sharing: int
+    """S."""
+    per_forward: float
+    """Seconds of a micro-batch, however small."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepModel:
     """A model on a cluster."""
 
@@ -103,23 +113,36 @@ class StepModel:
     """GPUs that hold one copy of the parameters (verl's `fsdp_size`); None: all."""
     log_probs: bool = True
     """Whether a pass for old log-probs comes first."""
+    measured: Measured | None = None
+    """Where the work's unit is seconds of a run's updates: gathers are then part of them, and exchanges of its S."""
 
     @property
     def shard_ranks(self) -> int:
         """GPUs that hold one copy of the parameters."""
         return self.shards or self.cluster.gpus
 
+    @property
+    def rate(self) -> float:
+        """Of S GPUs, in the work's unit a second."""
+        if self.measured is None:
+            return self.cluster.flops * self.sharing
+        # The unit is a second of an update on so many GPUs: four forwards, where operations count three.
+        return (FORWARD_AND_BACKWARD + 1) / FORWARD_AND_BACKWARD * self.sharing / self.measured.sharing
+
     def time(self, work: StepWork) -> StepTime:
         """Seconds of a step."""
-        rate = self.cluster.flops * self.sharing
+        rate = self.rate
         passes = (FORWARD_AND_BACKWARD + 1 + self.log_probs) / FORWARD_AND_BACKWARD
-        slowest, mean = (float(load.sum()) * passes / rate for load in (work.load_C, work.mean_C))
+        fixed = 0.0 if self.measured is None else self.measured.per_forward * float(work.forwards_C.sum())
+        slowest, mean = (float(load.sum()) * passes / rate + fixed for load in (work.load_C, work.mean_C))
         gathers = exchanges = 0.0
         for load, forwards, tokens in zip(work.load_C, work.forwards_C, work.tokens_C, strict=True):
             forward = float(load) / FORWARD_AND_BACKWARD / rate / forwards
-            gathers += self.exposed(forward, sends_gradients=True) * int(forwards)
-            gathers += self.exposed(forward, sends_gradients=False) * int(forwards) * self.log_probs
-            exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + self.log_probs)
+            if self.measured is None:
+                gathers += self.exposed(forward, sends_gradients=True) * int(forwards)
+                gathers += self.exposed(forward, sends_gradients=False) * int(forwards) * self.log_probs
+            if self.measured is None or self.measured.sharing != self.sharing:
+                exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + self.log_probs)
         optimizer = len(work.load_C) * self.parameters.total / self.shard_ranks / OPTIMIZER_RATE
         return StepTime(
             balanced=mean, waiting=slowest - mean, gathers=gathers, exchanges=exchanges, optimizer=optimizer

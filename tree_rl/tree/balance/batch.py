@@ -59,6 +59,12 @@ class BatchLayout:
         mean = self.load_DC.mean(axis=0).sum()
         return float(self.load_DC.max(axis=0).sum() / mean) if mean else 1.0
 
+    @property
+    def least_imbalance(self) -> float:
+        """What no layout beats, by the same mean: that of the costliest row of each cell."""
+        mean = self.load_DC.mean(axis=0).sum()
+        return float(self.bound_C.sum() / mean) if mean else 1.0
+
 
 def number_groups(uids: Sequence[str]) -> np.ndarray:
     """int64 [B], groups numbered in the order in which they first appear."""

@@ -39,6 +39,7 @@ def balance_metrics(layout: BatchLayout) -> dict[str, float]:
     """How evenly the ranks work as predicted, and what that takes."""
     return {
         "tree/imbalance": layout.imbalance,
+        "tree/imbalance_bound": layout.least_imbalance,
         "tree/split_groups": float(layout.split_groups),
         "tree/repeated_tokens": float(layout.repeated_tokens),
         "tree/padding_rows": float(len(layout.order) - layout.num_rows),
@@ -60,13 +61,18 @@ def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) ->
     kind = "rows" if saved == 0 else "trees" if saved is None else f"trees, {saved:.0%} of the tokens saved"
     split, repeated = int(metrics["tree/split_groups"]), int(metrics["tree/repeated_tokens"])
     layout = f"{split} groups split, {repeated:,} tokens computed again" if split else "whole groups"
-    parts = [f"{on}: {kind}", layout, f"slowest rank {metrics['tree/imbalance']:.2f} times the mean"]
+    parts = [f"{on}: {kind}", layout, _imbalance(metrics)]
     if metrics.get("tree/partitions") and metrics.get("tree/micro_batches"):
         forwards = f"{metrics['tree/partitions']:.0f} forwards for {metrics['tree/micro_batches']:.0f} micro-batches"
         parts.append(forwards)
     if metrics.get("tree/cost_error") is not None:
         parts.append(f"predicted time off by {metrics['tree/cost_error']:.1%}")
     return "layout: " + "; ".join(parts)
+
+
+def _imbalance(metrics: Mapping[str, Any]) -> str:
+    found, bound = metrics["tree/imbalance"], metrics["tree/imbalance_bound"]
+    return f"slowest rank {found:.2f} times the mean, {bound:.2f} at best"
 
 
 def staleness_metrics(
