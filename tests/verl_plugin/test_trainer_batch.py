@@ -317,8 +317,8 @@ def test_one_line_explains_a_step() -> None:
     update = {"tree/realised_saving": 0.9, "tree/partitions": 6.0, "tree/micro_batches": 4.0, "tree/cost_error": 0.031}
     assert explained_layout(metrics | update, ranks=16, sharing=2) == (
         "layout: 16 ranks of 2 GPUs that share tokens: trees, 90% of the tokens saved; 3 groups split, 1,200 tokens "
-        "computed again; slowest rank 1.04 times the mean, 1.02 at best; 6 forwards for 4 micro-batches; predicted time "
-        "off by 3.1%"
+        "computed again; slowest rank 1.04 times the mean, 1.02 at best; 6 forwards for 4 micro-batches; predicted "
+        "time off by 3.1%"
     )
     whole = {**metrics, "tree/split_groups": 0.0, "tree/realised_saving": 0.0}
     assert explained_layout(whole, ranks=1, sharing=1) == (
