@@ -2,8 +2,8 @@
 
     python benchmarks/cluster_check.py docs/benchmarks/scale_check.csv docs/benchmarks/collectives.csv
 
-One measurement sets the rate of a GPU: the first row on one GPU. All others are predicted, with the collectives that
-were measured. A column of errors: predicted over measured, less 1.
+The rows on one GPU set its rate, their median; nothing else is fitted, and collectives are those that were measured. The
+error is predicted over measured, less 1.
 """
 
 import argparse
@@ -46,21 +46,23 @@ def measured_cluster(collectives: Sequence[Row]) -> Cluster:
 
 
 def check(rows: Sequence[Row], collectives: Sequence[Row]) -> list[Columns]:
-    """Measured and predicted seconds of each row; the first on one GPU sets the rate and is left out.
+    """Measured and predicted seconds of each row.
 
     Raises:
         ValueError: no row on one GPU.
     """
-    first = next((row for row in rows if row["gpus"] == "1"), None)
-    if first is None:
+    alone = [row for row in rows if row["gpus"] == "1"]
+    if not alone:
         raise ValueError("expected a row on one GPU, which sets the rate, found none")
     cluster = measured_cluster(collectives)
-    spent = step_model(first, cluster).time(work_of(first))
-    computes = median_seconds(first) - spent.optimizer
-    rate = cluster.flops * spent.balanced / computes
+    rates = []
+    for row in alone:
+        spent = step_model(row, cluster).time(work_of(row))
+        rates.append(cluster.flops * spent.balanced / (median_seconds(row) - spent.optimizer))
+    rate = statistics.median(rates)
     lines: list[Columns] = []
     for row in rows:
-        if row is first or row["arm"] != "equal":
+        if row["arm"] != "equal":
             continue
         on = Cluster(gpus=int(row["gpus"]), flops=rate, link=cluster.link, latency=cluster.latency)
         predicted, measured = step_model(row, on).time(work_of(row)), median_seconds(row)

@@ -66,7 +66,7 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "cut gzip": ("r.json", gzip.compress(GOOD.encode())[:20], "received a gzip file; unpack it"),
     "gzip named parquet": ("r.parquet", gzip.compress(PARQUET), "it is a gzip file"),
     "cut zip": ("r.json", zipped()[:40], "received a zip archive"),
-    "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, received .gz"),
+    "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, .arrow, .traj, received .gz"),
     "empty json": ("r.json", b"", "expected at least one row"),
     "empty jsonl": ("r.jsonl", b"\n\n", "expected at least one row"),
     "empty parquet": ("r.parquet", b"", "not a parquet file: it is empty"),
@@ -157,7 +157,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, tree_rl: Run) -> None:
     (tmp_path / "link.json").symlink_to("nowhere")
     (tmp_path / "circle.json").symlink_to("circle.json")
     for name, message in {
-        "folder.json": "expected a file, received a folder",
+        "folder.json": "in this folder, found none",
         "pipe.json": "expected a file, received a pipe",
         "link.json": "no such file",
         "circle.json": "expected a file that can be read",

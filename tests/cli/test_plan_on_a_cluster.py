@@ -65,6 +65,14 @@ def test_a_case_by_hand() -> None:
     assert model.time(work(1.0, tokens=10)).gathers == pytest.approx((gathers + sent) / 2 / 1e9, rel=1e-3)
 
 
+def test_a_node_receives_through_all_its_network_cards() -> None:
+    cluster = Cluster(gpus=64, link=269e9, network=10e9, latency=1e-12)
+    assert cluster.collective(8e9, 64) == pytest.approx(8e9 * 63 / 64 / 80e9)
+    assert replace(cluster, gpus_per_node=1).collective(8e9, 64) == pytest.approx(8e9 * 63 / 64 / 10e9)
+    # Faster cards than NVLink do not help.
+    assert replace(cluster, network=1e12).collective(8e9, 64) == pytest.approx(8e9 * 63 / 64 / 269e9)
+
+
 clusters = st.builds(
     Cluster,
     gpus=st.sampled_from([8, 16, 64, 512]),

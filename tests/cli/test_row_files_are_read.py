@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tree_rl.cli import app
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.report import forest_of, report_groups
 from tree_rl.inspection.row_file import read_row_file
 
@@ -101,3 +102,85 @@ def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:
     ]
     (report,) = report_groups(read_row_file(append_tree(tmp_path, "train", finished)))
     assert (report.name, report.overlap.paths, report.overlap.unique_tokens) == ("a", 3, 9)
+
+
+def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
+    """Prompts are padded on the left, responses on the right, as a saved DataProto has them."""
+    padded = {
+        "prompts": [[0, 0, *PROMPT]] * 3,
+        "responses": [[*response, *[0] * (4 - len(response))] for response in RESPONSES],
+        "attention_mask": [[0, 0, *[1] * (4 + len(one)), *[0] * (4 - len(one))] for one in RESPONSES],
+        "response_mask": [[*mask, *[0] * (4 - len(mask))] for mask in RESPONSE_MASKS],
+        "uid": ["a", "a", "b"],
+    }
+    rows = read_row_file(write(padded, tmp_path / "rows.parquet"))
+    assert [row.token_ids.tolist() for row in rows] == WHOLE["input_ids"]
+    assert [np.flatnonzero(row.trained).tolist() for row in rows] == [[4], [4, 5, 6], []]
+
+
+@pytest.mark.parametrize(("mask", "said"), [([1, 1], "expected 6 entries"), ([0] * 6, "found none")])
+def test_a_wrong_attention_mask_is_named(mask: list[int], said: str, tmp_path: Path) -> None:
+    file = write({"input_ids": [[1, 2, 3, 4, 5, 6]], "attention_mask": [mask]}, tmp_path / "rows.json")
+    with pytest.raises(InputError, match=f"row 0, column attention_mask: .*{said}"):
+        read_row_file(file)
+
+
+def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
+    (tmp_path / "dumps" / "more").mkdir(parents=True)
+    for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT)):
+        write(column, tmp_path / "dumps" / name)
+    (tmp_path / "dumps" / "state.json").write_text("{}")
+    (tmp_path / "dumps" / "notes.txt").write_text("none of these")
+    for path in (tmp_path / "dumps", tmp_path / "dumps" / "**" / "*.[jp]*l*"):
+        rows = read_row_file(path)
+        assert [row.token_ids.tolist() for row in rows][:3] == WHOLE["input_ids"]
+    assert len(read_row_file(tmp_path / "dumps")) == 6
+    with pytest.raises(InputError, match="expected files that match, found none"):
+        read_row_file(tmp_path / "*.nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="in this folder, found none"):
+        read_row_file(tmp_path / "empty")
+
+
+def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict(WHOLE).save_to_disk(str(tmp_path / "saved"))
+    assert [row.token_ids.tolist() for row in read_row_file(tmp_path / "saved")] == WHOLE["input_ids"]
+
+
+def test_texts_of_verls_rollout_data_dir(tmp_path: Path, qwen_tokenizer: Path) -> None:
+    texts = {"input": ["Fix it.", "Fix it.", "Say no."], "output": ["Done.", "Dont.", "No."], "score": [1, 0, 0]}
+    file = write({**texts, "step": [1, 1, 1]}, tmp_path / "1.jsonl")
+    rows = read_row_file(file, tokenizer=qwen_tokenizer)
+    forest = forest_of(rows)
+    assert (forest.num_rows, forest.num_trees) == (3, 2)
+    assert all(row.trained is not None and not row.trained[0] and row.trained[-1] for row in rows)
+    with pytest.raises(InputError, match="text needs --tokenizer FOLDER"):
+        read_row_file(file)
+
+
+MESSAGES = [
+    {"role": "user", "content": "Fix it."},
+    {"role": "assistant", "content": "Done."},
+]
+SHAREGPT = [{"from": "human", "value": "Fix it."}, {"from": "gpt", "value": "Done."}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("sharegpt.json", [{"conversations": SHAREGPT}]),
+        ("swe_agent.traj", {"history": MESSAGES, "info": {"exit_status": "submitted"}, "trajectory": []}),
+        ("mini.traj.json", {"messages": MESSAGES, "info": {}, "trajectory_format": "mini-swe-agent-1"}),
+        ("tau2.json", {"info": {}, "tasks": [], "simulations": [{"task_id": "7", "messages": MESSAGES}]}),
+    ],
+)
+def test_trajectories_of_others(name: str, content: Any, tmp_path: Path, qwen_tokenizer: Path) -> None:
+    (tmp_path / "plain.json").write_text(json.dumps([{"messages": MESSAGES}]))
+    (tmp_path / name).write_text(json.dumps(content))
+    (expected,) = read_row_file(tmp_path / "plain.json", tokenizer=qwen_tokenizer)
+    (found,) = read_row_file(tmp_path / name, tokenizer=qwen_tokenizer)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.trained is not None and expected.trained is not None
+    assert found.trained.tolist() == expected.trained.tolist()
+    assert found.group == ("7" if name == "tau2.json" else Path(name).stem)

@@ -15,8 +15,10 @@ from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.shown import escaped, shown
 from tree_rl.inspection.row import Row
 
-CONVERSATIONS = ("messages", "traj", "conversation", "conversations")
+CONVERSATIONS = ("messages", "traj", "conversation", "conversations", "history")
 TOOLS = "tools"
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
+"""ShareGPT's names of who speaks, and the roles of a chat template."""
 REFUSALS = (
     jinja2.TemplateError,
     TypeError,
@@ -84,6 +86,12 @@ def read_chat_rows(
 
 
 def _messages(cell: Any, number: int, column: str) -> list[dict[str, Any]]:
+    if (
+        isinstance(cell, list)
+        and cell
+        and all(isinstance(item, dict) and {"from", "value"} <= set(item) for item in cell)
+    ):
+        return [{"role": SHAREGPT_ROLES.get(item["from"], item["from"]), "content": item["value"]} for item in cell]
     if isinstance(cell, list) and cell and all(isinstance(item, dict) and "role" in item for item in cell):
         return cell
     raise RowFileError(

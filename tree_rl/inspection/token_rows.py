@@ -12,9 +12,10 @@ from tree_rl.inspection.row import Row
 WHOLE = "input_ids"
 PROMPT_AND_RESPONSE = (("prompt_ids", "response_ids"), ("prompts", "responses"))
 MASKS = ("response_mask", "loss_mask")
+ATTENTION = "attention_mask"
 GROUPS = ("uid", "group", "group_id", "task_id")
 
-TOKEN_COLUMNS = {WHOLE, *chain(*PROMPT_AND_RESPONSE), *MASKS}
+TOKEN_COLUMNS = {WHOLE, *chain(*PROMPT_AND_RESPONSE), *MASKS, ATTENTION}
 """All that `read_token_rows` reads."""
 
 
@@ -29,7 +30,7 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
     Args:
         columns: `input_ids`, or `prompt_ids` and `response_ids`, or verl's `prompts` and `responses`; optionally
             `response_mask` or `loss_mask`, as long as the row or its response. Without a mask a response counts as
-            sampled.
+            sampled. `attention_mask`, as long as the row, is 0 at padding, which is left out.
         groups: group of each row.
 
     Raises:
@@ -40,6 +41,7 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
     mask = next((name for name in MASKS if name in columns), None)
     parts = [token_id_lists(columns[name], name) for name in pair or (WHOLE,)]
     marks = None if mask is None else mark_lists(columns[mask], mask)
+    seen = None if ATTENTION not in columns else mark_lists(columns[ATTENTION], ATTENTION)
     rows = []
     for number, group in enumerate(groups):
         ids = np.concatenate([part[number] for part in parts]) if pair else parts[0][number]
@@ -47,6 +49,9 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
         trained = None if pair is None else np.arange(len(ids)) >= prompt_tokens
         if marks is not None:
             trained = _row_mask(marks[number], len(ids), prompt_tokens, f"row {number}, column {mask}")
+        if seen is not None:
+            kept = _attention(seen[number], len(ids), f"row {number}, column {ATTENTION}")
+            ids, trained = ids[kept], trained if trained is None else trained[kept]
         rows.append(Row(name=f"row {number}", group=group, token_ids=ids, trained=trained))
     return rows
 
@@ -59,3 +64,13 @@ def _row_mask(marks: np.ndarray, tokens: int, prompt_tokens: int, where: str) ->
     raise RowFileError(
         f"{where}: expected {tokens} entries (row) or {tokens - prompt_tokens} (response), received {len(marks)}"
     )
+
+
+def _attention(seen: np.ndarray, tokens: int, where: str) -> np.ndarray:
+    if len(seen) != tokens:
+        raise RowFileError(
+            f"{where}: expected {tokens} entries, one a token, received {len(seen)}; drop the column or correct it"
+        )
+    if not seen.any():
+        raise RowFileError(f"{where}: expected a token that is no padding, found none; drop the row")
+    return seen

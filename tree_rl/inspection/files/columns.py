@@ -10,6 +10,8 @@ from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import open_regular, read_bytes
 from tree_rl.inspection.files.shown import escaped, shown_path
 
+RECORDS = ("simulations", "rows", "data", "results")
+"""Fields of an object that hold its records."""
 Columns = dict[str, Any]
 """Name -> one value per row: a list, None where a row has none; of a parquet file, a `pyarrow.ChunkedArray`."""
 
@@ -39,6 +41,8 @@ class ColumnFile:
 def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
     """Some columns of a *.parquet, of a *.jsonl with one object a line, or of a *.json with a list of objects.
 
+    Also of an *.arrow file of Hugging Face datasets, and of a *.json or *.traj whose one object holds the records.
+
     Raises:
         InputError: no such file, another ending, no rows, damage, another encoding, or a line that is not an object.
     """
@@ -46,6 +50,8 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
         ".parquet": _read_parquet,
         ".jsonl": _read_jsonl,
         ".json": _read_json,
+        ".arrow": _read_arrow,
+        ".traj": _read_json,
     }
     if path.suffix not in readers:
         # A missing file matters more than its ending.
@@ -69,6 +75,15 @@ def _read_parquet(path: Path, wanted: Collection[str]) -> ColumnFile:
     return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
 
 
+def _read_arrow(path: Path, wanted: Collection[str]) -> ColumnFile:
+    # pyarrow takes half a second to import; readers of JSON do without.
+    from tree_rl.inspection.files.parquet import read_arrow
+
+    table, names = read_arrow(path, wanted)
+    columns = {name: table.column(name) for name in table.column_names}
+    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
+
+
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
     lines = enumerate(read_bytes(path).split(b"\n"), start=1)
     records = [parse_json(line, f"{shown_path(path)}, line {number}") for number, line in lines if line.strip()]
@@ -78,12 +93,21 @@ def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
 def _read_json(path: Path, wanted: Collection[str]) -> ColumnFile:
     data = read_bytes(path)
     records = parse_json(data, shown_path(path)) if data.strip() else []
+    if isinstance(records, dict):
+        records = _records_in(records, wanted)
     if not isinstance(records, list):
         raise RowFileError(
             f"{shown_path(path)}: expected a list of objects, received {type(records).__name__}; put it in brackets "
             "(one object a line: name it *.jsonl)"
         )
     return _columns_of(records, path, wanted)
+
+
+def _records_in(whole: dict[str, Any], wanted: Collection[str]) -> Any:
+    """Records of one object: a run's results (tau2), or itself, a trajectory (SWE-agent, mini-swe-agent)."""
+    if any(isinstance(whole.get(name), list) for name in wanted):
+        return [whole]
+    return next((whole[name] for name in RECORDS if isinstance(whole.get(name), list)), whole)
 
 
 def _columns_of(records: list[Any], path: Path, wanted: Collection[str]) -> ColumnFile:

@@ -7,6 +7,7 @@ from typing import Any
 
 # pyarrow takes half a second to import: readers of JSON do without this module.
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 
 from tree_rl.inspection.files.errors import InputError
@@ -38,6 +39,19 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyar
         table = file.read(columns=known if names is None else [name for name in known if name in names])
         table.validate(full=True)
         return table, known
+
+
+def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[str]]:
+    """Columns of a file that Hugging Face datasets wrote (`save_to_disk`, its cache), and the names of all.
+
+    Raises:
+        InputError: no file, no Arrow stream, damage.
+    """
+    with open_regular(path) as stream, damage(path):
+        table = pyarrow.ipc.open_stream(stream).read_all()
+        table.validate(full=True)
+        known = list(table.column_names)
+        return table.select([name for name in known if name in names]), known
 
 
 def values_of(column: pyarrow.ChunkedArray, path: Path) -> list[Any]:

@@ -22,7 +22,7 @@ class Cluster:
     link: float = 269e9
     """Bytes a second that a GPU receives from the others of its node (docs/benchmarks/collectives.csv, all-gather)."""
     network: float = 50e9
-    """Bytes a second that a GPU receives from other nodes: an input, 400 Gbit/s by default."""
+    """Bytes a second that a GPU's network card receives from other nodes: an input, 400 Gbit/s by default."""
     latency: float = 57e-6
     """Seconds of a collective, however small (collectives.csv), and of each further node it crosses (assumed)."""
 
@@ -38,8 +38,11 @@ class Cluster:
         return cls(gpus=gpus, gpus_per_node=gpus_per_node, **rates)
 
     def bandwidth(self, ranks: int) -> float:
-        """Bytes a second of a collective among neighbours: the slowest link on its way decides."""
-        return self.link if ranks <= self.gpus_per_node else min(self.link, self.network)
+        """Bytes a second of a gather or scatter among neighbours: the slowest link on its way decides.
+
+        What a node needs from the others enters it once, spread over the network cards of all its GPUs.
+        """
+        return self.link if ranks <= self.gpus_per_node else min(self.link, self.network * self.gpus_per_node)
 
     def collective(self, size: float, ranks: int) -> float:
         """Seconds of an all-gather, a reduce-scatter or an all-to-all among neighbouring ranks.
