@@ -2,8 +2,8 @@
 
     python benchmarks/cluster_check.py docs/benchmarks/scale_check.csv docs/benchmarks/collectives.csv
 
-The rows on one GPU set its rate, their median; nothing else is fitted, and collectives are those that were measured. The
-error is predicted over measured, less 1.
+The rows on one GPU set its rate, their median; nothing else is fitted, and collectives are those that were measured.
+The error is predicted over measured, less 1.
 """
 
 import argparse
