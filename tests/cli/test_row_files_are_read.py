@@ -131,7 +131,7 @@ def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
         write(column, tmp_path / "dumps" / name)
     (tmp_path / "dumps" / "state.json").write_text("{}")
     (tmp_path / "dumps" / "notes.txt").write_text("none of these")
-    for path in (tmp_path / "dumps", tmp_path / "dumps" / "**" / "*.[jp]*l*"):
+    for path in (tmp_path / "dumps", tmp_path / "dumps" / "**" / "*.*l*"):
         rows = read_row_file(path)
         assert [row.token_ids.tolist() for row in rows][:3] == WHOLE["input_ids"]
     assert len(read_row_file(tmp_path / "dumps")) == 6

@@ -113,7 +113,7 @@ def _files(path: Path) -> list[Path]:
                 f"{shown_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
             )
         return found
-    if not path.exists() and any(sign in str(path) for sign in "*?["):
+    if not path.exists() and any(sign in str(path) for sign in "*?"):
         found = sorted(Path(file) for file in glob(str(path), recursive=True))
         if not found:
             raise RowFileError(f"{shown_path(path)}: expected files that match, found none")
