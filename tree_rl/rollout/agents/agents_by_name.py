@@ -132,8 +132,8 @@ def _class_and_options(
     try:
         found = getattr(import_module(module), class_name)
     except ModuleNotFoundError as error:
-        needed = INSTALLS.get((error.name or "").partition(".")[0], "tree_rl[agents]")
-        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install '{needed}'") from error
+        package = INSTALLS.get((error.name or "").partition(".")[0], "tree_rl[agents]")
+        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install '{package}'") from error
     annotation = found.__init__.__annotations__.get("options")
     taken = [one for one in get_args(annotation) or (annotation,) if hasattr(one, "__dataclass_fields__")]
     key, given = f"{CONFIG_KEY}.{kind} {name}", set(options or {})

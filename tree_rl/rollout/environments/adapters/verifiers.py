@@ -73,7 +73,7 @@ class VerifiersEnvironment:
             raise ValueError(f"extra_info.idx={position}: {self.options.taskset} has no such task")
         _refuse_runtimes(self._task)
         toolsets = [*type(taskset).toolsets(taskset.config), *type(self._task).toolsets(self._task.config)]
-        self._trace = vf.Trace[type(self._task.data), vf.State, vf.AgentConfig](  # type: ignore[misc]
+        self._trace = vf.Trace[type(self._task.data), vf.State, vf.AgentConfig](
             task=vf.TraceTask(type=type(self._task).__name__, data=self._task.data, key=self._task.key),
             agent=vf.AgentInfo(config=vf.AgentConfig()),
         )
@@ -142,7 +142,7 @@ class _Tool:
         """A method of a toolset under the name that verifiers' own harnesses see."""
         own = getattr(function, "tool_name", None) or function.__name__
         name = f"{server}_{own}" if server else own
-        arguments: TypeAdapter[Any] = TypeAdapter(function)
+        arguments: TypeAdapter[Any] = TypeAdapter(function)  # type: ignore[arg-type] # pydantic takes functions too
         about = {"name": name, "description": inspect.getdoc(function) or "", "parameters": arguments.json_schema()}
         return cls(name=name, described={"type": "function", "function": about}, arguments=arguments)
 

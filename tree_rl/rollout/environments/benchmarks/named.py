@@ -1,7 +1,7 @@
 """The published benchmarks as environments: `extra_info.row` is a row as it is published, in JSON."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tree_rl.rollout.environments.benchmarks import r2e
@@ -19,10 +19,13 @@ class PublishedEnvironment(SweEnvironment):
 
     name: ClassVar[str]
     """In the config."""
-    read: ClassVar[Callable[[Mapping[str, Any]], SweTask]]
-    """From a published row; raises `ValueError` where it is not one that can be judged."""
     columns: ClassVar[tuple[str, ...]]
     """That a published file must have; empty for a folder of tasks."""
+
+    @staticmethod
+    def read(row: Mapping[str, Any]) -> SweTask:
+        """Make a task of a published row. Raises `ValueError` where it cannot be judged."""
+        raise NotImplementedError
 
     async def reset(self, task: Mapping[str, Any]) -> None:
         """Start the sandbox of a published task. Raises as `SweEnvironment.reset`."""

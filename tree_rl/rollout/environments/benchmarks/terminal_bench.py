@@ -36,12 +36,10 @@ def from_terminal_bench(row: Mapping[str, Any]) -> SweTask:
         tests = {path: text for path, text in files.items() if path.startswith("tests/")}
     elif "task.yaml" in files:
         settings = yaml.safe_load(files["task.yaml"])
-        instruction = settings.get("instruction") if isinstance(settings, dict) else None
-        if not isinstance(instruction, str):
-            raise ValueError(
-                f"{name}: task.yaml: expected the field 'instruction' with a text, received {instruction!r}"
-            )
-        image, script, dockerfile = None, "run-tests.sh", "Dockerfile"
+        said = settings.get("instruction") if isinstance(settings, dict) else None
+        if not isinstance(said, str):
+            raise ValueError(f"{name}: task.yaml: expected the field 'instruction' with a text, received {said!r}")
+        instruction, image, script, dockerfile = said, None, "run-tests.sh", "Dockerfile"
         tests = {path: text for path, text in files.items() if path.startswith("tests/") or path == script}
     else:
         raise ValueError(f"{name}: expected task.toml (Harbor) or task.yaml (terminal-bench), received {sorted(files)}")
