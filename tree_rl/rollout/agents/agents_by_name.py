@@ -21,14 +21,32 @@ AGENTS: Mapping[str, str] = {
 ENVIRONMENTS: Mapping[str, str] = {
     "swe": "tree_rl.rollout.environments.swe.SweEnvironment",
     "shell": "tree_rl.rollout.environments.shell_environment.ShellEnvironment",
+    "swe_bench_verified": "tree_rl.rollout.environments.benchmarks.named.SweBenchVerified",
+    "swe_smith": "tree_rl.rollout.environments.benchmarks.named.SweSmith",
+    "swe_gym": "tree_rl.rollout.environments.benchmarks.named.SweGym",
+    "r2e": "tree_rl.rollout.environments.benchmarks.named.R2E",
+    "terminal_bench": "tree_rl.rollout.environments.benchmarks.named.TerminalBench",
+    "openenv": "tree_rl.rollout.environments.adapters.openenv.OpenEnvEnvironment",
+    "verifiers": "tree_rl.rollout.environments.adapters.verifiers.VerifiersEnvironment",
 }
-
-ARGUMENTS: Mapping[str, Any] = {"agent": "react", "options": {}, "environment": "swe", "sandbox": {}}
+INSTALLS: Mapping[str, str] = {"openenv": "tree_rl[environments]", "verifiers": "verifiers>=0.4,<0.5"}
+"""What installs the package of an adapter."""
+ARGUMENTS: Mapping[str, Any] = {
+    "agent": "react",
+    "options": {},
+    "environment": "swe",
+    "sandbox": {},
+    "environment_options": {},
+}
 """Of `AgentInEnvironment`, with their defaults."""
 
 
 def build(
-    agent: str, options: Mapping[str, Any] | None, environment: str, sandbox: Mapping[str, Any] | None
+    agent: str,
+    options: Mapping[str, Any] | None,
+    environment: str,
+    sandbox: Mapping[str, Any] | None,
+    environment_options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Any]:
     """An agent and an environment for one session; the arguments are those of `AgentInEnvironment`.
 
@@ -39,13 +57,22 @@ def build(
     """
     made = _make("agent", AGENTS, agent, options)
     sandbox = dict(sandbox or {})
-    if hasattr(made, "find_program") and sandbox.get("backend", "confined") == "confined":
+    if hasattr(made, "find_program") and not environment_options and sandbox.get("backend", "confined") == "confined":
         try:
             found = made.find_program()
         except ValueError as error:
             raise ValueError(f"{CONFIG_KEY}.agent={agent}: {error}") from error
         sandbox["readable"] = (*sandbox.get("readable", ()), *found.readable)
-    return made, _make("environment", ENVIRONMENTS, environment, sandbox)
+    return made, _make("environment", ENVIRONMENTS, environment, _of_environment(sandbox, environment_options))
+
+
+def _of_environment(
+    sandbox: Mapping[str, Any] | None, environment_options: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """The options of an environment: those of its sandbox, or its own where it has none."""
+    if sandbox and environment_options:
+        raise ValueError(f"{CONFIG_KEY}.environment_options: expected no sandbox beside it, received {dict(sandbox)}")
+    return environment_options or sandbox
 
 
 def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
@@ -63,13 +90,13 @@ def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
         raise ValueError(
             f"{CONFIG_KEY}.{unknown[0]}: no such option; known are {', '.join(ARGUMENTS)}, timeout_seconds"
         )
-    agent, options, environment, sandbox = (configured.get(name) or ARGUMENTS[name] for name in ARGUMENTS)
+    agent, options, environment, sandbox, own = (configured.get(name) or ARGUMENTS[name] for name in ARGUMENTS)
     if is_this_machine and agent in AGENTS and environment in ENVIRONMENTS:
-        build(agent, options, environment, sandbox)
+        build(agent, options, environment, sandbox, own)
         return
     for kind, ours, name, given in (
         ("agent", AGENTS, agent, options),
-        ("environment", ENVIRONMENTS, environment, sandbox),
+        ("environment", ENVIRONMENTS, environment, _of_environment(sandbox, own)),
     ):
         if name in ours or "." not in name:
             _class_and_options(kind, ours, name, given)
@@ -105,7 +132,8 @@ def _class_and_options(
     try:
         found = getattr(import_module(module), class_name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install 'tree_rl[agents]'") from error
+        package = INSTALLS.get((error.name or "").partition(".")[0], "tree_rl[agents]")
+        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install '{package}'") from error
     annotation = found.__init__.__annotations__.get("options")
     taken = [one for one in get_args(annotation) or (annotation,) if hasattr(one, "__dataclass_fields__")]
     key, given = f"{CONFIG_KEY}.{kind} {name}", set(options or {})

@@ -179,8 +179,9 @@ class AgentInEnvironment:
     Args:
         agent: one of `agents_by_name.AGENTS`, or a class as `package.module.Class`.
         options: fields of the agent's options.
-        environment: `swe`, `shell`, or a class as `package.module.Class`.
-        sandbox: for `swe`, fields of `SandboxOptions`, with `limits` as fields of `Limits`.
+        environment: one of `agents_by_name.ENVIRONMENTS`, or a class as `package.module.Class`.
+        sandbox: for software tasks, fields of `SandboxOptions`, with `limits` as fields of `Limits`.
+        environment_options: fields of the environment's options where it has no sandbox.
         timeout_seconds: of the agent's work; what it reached by then is scored.
 
     Raises:
@@ -194,11 +195,12 @@ class AgentInEnvironment:
         options: Mapping[str, Any] | None = None,
         environment: str = "swe",
         sandbox: Mapping[str, Any] | None = None,
+        environment_options: Mapping[str, Any] | None = None,
         timeout_seconds: float = 900.0,
     ) -> None:
         self._timeout_seconds = timeout_seconds
         self._name = agent
-        self._agent, self._environment = build(agent, options, environment, sandbox)
+        self._agent, self._environment = build(agent, options, environment, sandbox, environment_options)
 
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]

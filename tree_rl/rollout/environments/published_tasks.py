@@ -1,10 +1,12 @@
-"""Rows of SWE-bench and SWE-smith as software tasks. They run in the data sets' own container images.
+"""Rows of SWE-bench, SWE-Gym and SWE-smith as software tasks. They run in the data sets' own container images.
 
-Field names and images are those of SWE-bench (arXiv 2310.06770) and SWE-smith (arXiv 2504.21798) as published.
+Field names and images are those of SWE-bench (arXiv 2310.06770), SWE-Gym (arXiv 2412.21139) and SWE-smith (arXiv
+2504.21798) as published.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tree_rl.rollout.environments.swe_task import SweTask, names
@@ -29,7 +31,7 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
     Raises:
         ValueError: a field is missing, or the repository's tests are not pytest's.
     """
-    row = _checked(row, "repo", "instance_id", "base_commit", "problem_statement", "test_patch", "FAIL_TO_PASS")
+    row = checked(row, "repo", "instance_id", "base_commit", "problem_statement", "test_patch", "FAIL_TO_PASS")
     if row["repo"] in OTHER_RUNNERS:
         raise ValueError(
             f"{row['instance_id']}: the tests of {row['repo']} are not run by pytest, whose reports alone are "
@@ -38,6 +40,12 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
     # Docker refuses double underscores; the images carry this mark instead.
     standard = f"swebench/sweb.eval.x86_64.{row['instance_id'].replace('__', '_1776_')}:latest".lower()
     files = tuple(dict.fromkeys(re.findall(r"^diff --git a/.* b/(.*)$", row["test_patch"], re.MULTILINE)))
+    targets = tuple(name for name in files if name.endswith(".py"))
+    if not targets:
+        raise ValueError(
+            f"{row['instance_id']}: expected a test_patch with a Python file, whose tests pytest runs, received "
+            f"{', '.join(files) or 'no file'}; leave the task out"
+        )
     return SweTask(
         instance_id=row["instance_id"],
         problem_statement=row["problem_statement"].strip(),
@@ -45,7 +53,7 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
         directory=DIRECTORY,
         prelude=ACTIVATE,
         test_command=PYTEST,
-        test_targets=tuple(name for name in files if name.endswith(".py")),
+        test_targets=targets,
         fail_to_pass=names(row["FAIL_TO_PASS"]),
         pass_to_pass=names(row.get("PASS_TO_PASS") or ()),
         log_format="pytest",
@@ -53,6 +61,17 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
         before_tests=f"for f in {quote(files)}; do git checkout -q {quote([row['base_commit']])} -- $f; done",
         test_patch=row["test_patch"],
     )
+
+
+def from_swe_gym(row: Mapping[str, Any]) -> SweTask:
+    """A row of SWE-Gym: SWE-bench's fields, images of its own.
+
+    Raises:
+        ValueError: as `from_swe_bench`.
+    """
+    task = from_swe_bench(row)
+    own = f"xingyaoww/sweb.eval.x86_64.{task.instance_id.replace('__', '_s_')}:latest".lower()
+    return replace(task, image=row.get("image_name") or own)
 
 
 def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
@@ -64,7 +83,7 @@ def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
     Raises:
         ValueError: a field is missing.
     """
-    row = _checked(row, "instance_id", "image_name", "patch", "problem_statement", "FAIL_TO_PASS")
+    row = checked(row, "instance_id", "image_name", "patch", "problem_statement", "FAIL_TO_PASS")
     fail_to_pass, pass_to_pass = names(row["FAIL_TO_PASS"]), names(row.get("PASS_TO_PASS") or ())
     targets = tuple(dict.fromkeys(name.partition("::")[0] for name in (*fail_to_pass, *pass_to_pass)))
     commit = "git -c user.name=task -c user.email=task@localhost commit -qam 'Start of the task'"
@@ -85,7 +104,8 @@ def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
     )
 
 
-def _checked(row: Mapping[str, Any], *needed: str) -> Mapping[str, Any]:
+def checked(row: Mapping[str, Any], *needed: str) -> Mapping[str, Any]:
+    """The row, if it has these fields and a problem in words. Raises `ValueError` if not."""
     missing = [name for name in needed if row.get(name) is None]
     if missing:
         raise ValueError(

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from tree_rl.rollout.environments.canaries.planting import Planted, plant
 from tree_rl.rollout.environments.cases import RUNNER_NAME as CASE_RUNNER
 from tree_rl.rollout.environments.cases import passed_cases, programs_for_child
-from tree_rl.rollout.environments.swe_reports import TestReport, judge, passed_tests, verdicts_of
+from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward, judge, passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, quote
 from tree_rl.rollout.sandbox.workspace import CommandResult
@@ -114,6 +114,8 @@ async def _run_tests(task: SweTask, sandbox: Sandbox) -> TestReport:
         await in_repository(task, sandbox, f"git apply {patch}; rm -f {patch}")
     if task.log_format == "cases":
         return await _run_cases(task, sandbox)
+    if task.log_format == "reward_file":
+        return await _run_verifier(task, sandbox)
     planted = plant(
         await _test_sources(task, sandbox),
         targets=task.test_targets,
@@ -135,6 +137,15 @@ async def _run_cases(task: SweTask, sandbox: Sandbox) -> TestReport:
     await sandbox.write({runner: _program(CASE_RUNNER), programs_file: programs})
     result = await in_repository(task, sandbox, f"python3 -I -B {runner} {programs_file}")
     return judge(task, passed_cases(task.cases, key, result.output), result.output[-REPORT_CHARACTERS:])
+
+
+async def _run_verifier(task: SweTask, sandbox: Sandbox) -> TestReport:
+    """Run the task's own verifier and read its reward. What the image or the agent left in the files' place goes."""
+    await in_repository(task, sandbox, f"rm -rf {quote(task.reward_files)}")
+    result = await in_repository(task, sandbox, task.test_command)
+    said = [(await in_repository(task, sandbox, f"head -c 1000 {quote([path])}")) for path in task.reward_files]
+    is_full = not result.timed_out and any(one.exit_code == 0 and is_full_reward(one.output) for one in said)
+    return judge(task, task.fail_to_pass if is_full else (), result.output[-REPORT_CHARACTERS:])
 
 
 def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
@@ -191,7 +202,7 @@ def left_out(task: SweTask, present: Collection[str] = ()) -> Callable[[str], bo
     Args:
         present: names at the top of the repository as the task has it; `task.files` know theirs.
     """
-    if task.log_format == "cases":
+    if task.log_format in ("cases", "reward_file"):
         return _is_never_copied
     tests = _own_tests(task)
     roots = {"", *(folder for path in tests for folder in _folders_of(path))}

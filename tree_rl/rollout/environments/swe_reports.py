@@ -26,7 +26,7 @@ class TestReport:
     fail_to_pass: tuple[int, int]
     """How many tests that must be repaired passed, and how many there are."""
     pass_to_pass: tuple[int, int]
-    """How many tests that must keep passing passed, and how many there are."""
+    """How many tests that must keep their verdict kept it, and how many there are."""
     output: str
     """What the run printed, cut."""
 
@@ -68,7 +68,10 @@ def judge(task: SweTask, passed: Collection[str], output: str) -> TestReport:
     """Compare the tests that passed with those that must."""
     return TestReport(
         fail_to_pass=(sum(name in passed for name in task.fail_to_pass), len(task.fail_to_pass)),
-        pass_to_pass=(sum(name in passed for name in task.pass_to_pass), len(task.pass_to_pass)),
+        pass_to_pass=(
+            sum(name in passed for name in task.pass_to_pass) + sum(name not in passed for name in task.must_fail),
+            len(task.pass_to_pass) + len(task.must_fail),
+        ),
         output=output,
     )
 
@@ -76,3 +79,13 @@ def judge(task: SweTask, passed: Collection[str], output: str) -> TestReport:
 def passed_tests(verdicts: Mapping[str, set[str]]) -> set[str]:
     """Names of the tests of which one thing alone was said: that they passed, or failed as expected (pytest)."""
     return {name for name, said in verdicts.items() if said in ({"PASSED"}, {"XFAIL"})}
+
+
+def is_full_reward(text: str) -> bool:
+    """Whether a reward file says 1 or more: a number, or JSON `{"reward": number}`; anything else is no reward."""
+    try:
+        said = json.loads(text)
+        reward = said["reward"] if isinstance(said, dict) else said
+    except (ValueError, KeyError, RecursionError):
+        return False
+    return type(reward) in (int, float) and 1.0 <= reward < float("inf")

@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 
 from tree_rl.rollout.environments.cases import Case
 
-LogFormat = Literal["cases", "unittest", "pytest"]
+LogFormat = Literal["cases", "unittest", "pytest", "reward_file"]
 PATHS = ("files", "test_files", "solution_files")
-NAMES = ("test_targets", "fail_to_pass", "pass_to_pass")
+NAMES = ("test_targets", "fail_to_pass", "pass_to_pass", "must_fail", "reward_files")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,17 @@ class SweTask:
     """Tests that fail before and must pass."""
     pass_to_pass: tuple[str, ...] = ()
     """Tests that pass before and must still pass."""
+    must_fail: tuple[str, ...] = ()
+    """Tests that fail with the reference solution too, and must not pass."""
     log_format: LogFormat = "unittest"
-    """What decides: `cases` by themselves, modules of unittest run by `unittest_runner`, or `pytest -rA`."""
+    """What decides: `cases` by themselves, modules of unittest run by `unittest_runner`, `pytest -rA`, or a file that
+    `test_command` writes."""
     cases: tuple[Case, ...] = ()
     """Calls and what they must return, for `cases`; the tests' names are theirs."""
     test_command: str = ""
     """Run at scoring, not for `cases`; `{tests}` becomes `test_targets`, and `{runner}` the program of `unittest`."""
+    reward_files: tuple[str, ...] = ()
+    """Where `test_command` may write the reward, for `reward_file`: a number, or JSON `{"reward": number}`."""
     test_targets: tuple[str, ...] = ()
     """Modules of tests that are run, as unittest names them; for pytest files."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +73,11 @@ class SweTask:
         unknown = {*self.fail_to_pass, *self.pass_to_pass} - {case.name for case in self.cases}
         if self.log_format == "cases" and unknown:
             raise ValueError(f"task {self.instance_id}: expected a case for every test, found none for {min(unknown)}")
+        if (self.log_format == "reward_file") != bool(self.reward_files):
+            raise ValueError(
+                f"task {self.instance_id}: expected reward_files with log_format=reward_file and no other, received "
+                f"{self.reward_files} with {self.log_format}"
+            )
         needed = {"unittest": ("{runner}", "{tests}"), "pytest": ("{tests}",)}.get(self.log_format, ())
         if any(self.test_command.count(place) != 1 for place in needed) or (needed and not self.test_targets):
             raise ValueError(

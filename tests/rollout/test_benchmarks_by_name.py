@@ -1,0 +1,219 @@
+"""Benchmarks are named in the config, read from files with the published columns, and judged by their own rule.
+
+The rows are written here in the published schema; a small repository stands in for the images.
+"""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from judged_tasks import score_task, with_pytest
+
+from tree_rl.rollout.agents.agents_by_name import ENVIRONMENTS, check
+from tree_rl.rollout.environments.benchmarks.named import BENCHMARKS
+from tree_rl.rollout.environments.benchmarks.published_files import main, published_rows
+from tree_rl.rollout.environments.benchmarks.r2e import from_r2e
+from tree_rl.rollout.environments.benchmarks.terminal_bench import LOGS, from_terminal_bench
+from tree_rl.rollout.environments.published_tasks import from_swe_gym
+from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward
+from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.sandbox import SandboxError
+
+ROWS = Path(__file__).parent / "published_rows"
+R2E_TEST = """\
+import unittest
+
+from pkg.sums import add
+
+
+class Base:
+    def test_zero(self):
+        assert add(0, 0) == 0
+
+
+class TestAdd(Base, unittest.TestCase):
+    def test_one(self):
+        self.assertEqual(add(1, 2), 3)
+
+
+def test_known_failure():
+    assert add(1, 1) == 3
+"""
+R2E_ROW: dict[str, Any] = {
+    "repo_name": "sums",
+    "docker_image": "namanjain12/sums_final:0a1b2c3d",
+    "commit_hash": "0a1b2c3d",
+    "problem_statement": "[ISSUE]\nadd() subtracts.\n[/ISSUE]",
+    "execution_result_content": json.dumps({"test_file_names": ["test_1.py"], "test_file_codes": [R2E_TEST]}),
+    "expected_output_json": json.dumps(
+        {"TestAdd.test_zero": "PASSED", "TestAdd.test_one": "PASSED", "test_known_failure": "FAILED"}
+    ),
+}
+BUGGY = {"pkg/__init__.py": "", "pkg/sums.py": "def add(a, b):\n    return a - b\n"}
+REPAIR = "sed -i 's/a - b/a + b/' pkg/sums.py"
+HARBOR = {
+    "task.toml": 'version = "1.0"\n[environment]\ndocker_image = "example/greet:1"\n',
+    "instruction.md": "Write hello to greeting.txt.\n",
+    "environment/Dockerfile": "FROM python:3.13\nWORKDIR /greet\n",
+    "solution/solve.sh": "echo hello > greeting.txt\n",
+    "tests/test.sh": 'python3 /tests/test_outputs.py && R=1.0 || R=0; echo $R > "$LOGS"/reward.txt\n',
+    "tests/test_outputs.py": "assert open('greeting.txt').read() == 'hello\\n'\n",
+}
+OLD = {
+    "task.yaml": "instruction: |-\n  Write hello to greeting.txt.\nparser_name: pytest\n",
+    "Dockerfile": "FROM python:3.13\n",
+    "run-tests.sh": "python3 $TEST_DIR/test_outputs.py\n",
+    "tests/test_outputs.py": HARBOR["tests/test_outputs.py"],
+}
+
+
+def row_of(name: str) -> dict[str, Any]:
+    if name == "r2e":
+        return R2E_ROW
+    if name == "terminal_bench":
+        return {"name": "greet", "files": HARBOR}
+    file = "swe_smith" if name == "swe_smith" else "swe_bench"
+    return json.loads((ROWS / f"{file}.jsonl").read_text().splitlines()[0])
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_published_row_asks_for_its_image_by_name(name: str) -> None:
+    images = {
+        "swe_bench_verified": "swebench/sweb.eval.x86_64.example_1776_sums-7:latest",
+        "swe_gym": "xingyaoww/sweb.eval.x86_64.example_s_sums-7:latest",
+        "swe_smith": "jyangballin/swesmith.x86_64.example_1776_sums.0a1b2c3d",
+        "r2e": "namanjain12/sums_final:0a1b2c3d",
+        "terminal_bench": "example/greet:1",
+    }
+    check({"environment": name, "agent": "react"}, is_this_machine=True)
+    assert ENVIRONMENTS[name].endswith(BENCHMARKS[name].__name__)
+    with pytest.raises(SandboxError, match=rf"needs the image {images[name]}; set sandbox\.backend=docker"):
+        asyncio.run(BENCHMARKS[name]().reset({"row": json.dumps(row_of(name))}))
+    with pytest.raises(ValueError, match=rf"extra_info\.row: {name} expects a published row"):
+        asyncio.run(BENCHMARKS[name]().reset({"index": 0}))
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        ValueError, match=r"environment='swe_bensh': expected one of swe, .*swe_gym, r2e, terminal_bench"
+    ):
+        check({"environment": "swe_bensh"}, is_this_machine=True)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json"])
+def test_a_published_file_becomes_a_data_set(name: str, kind: str, tmp_path: Path) -> None:
+    published, out, row = tmp_path / f"published.{kind}", tmp_path / "out.parquet", row_of(name)
+    if name == "terminal_bench":
+        published = tmp_path / "tasks"
+        for path, text in row["files"].items():
+            (published / "greet" / path).parent.mkdir(parents=True, exist_ok=True)
+            (published / "greet" / path).write_text(text)
+    elif kind == "parquet":
+        pd.DataFrame([row]).to_parquet(published)
+    else:
+        published.write_text(json.dumps(row) + "\n" if kind == "jsonl" else json.dumps([row]))
+    main([name, str(published), str(out)])
+    [made] = json.loads(pd.read_parquet(out).to_json(orient="records"))
+    read = BENCHMARKS[name].read
+    assert read(json.loads(made["extra_info"]["row"])) == read(row)
+    assert read(row).problem_statement in made["prompt"][0]["content"]
+    assert SweTask.from_row(json.loads(json.dumps(read(row).to_row()))) == read(row)
+    assert "solve.sh" not in made["extra_info"]["row"]
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if BENCHMARKS[name].columns])
+def test_a_wrong_file_says_which_column_is_missing(name: str, tmp_path: Path) -> None:
+    published = tmp_path / "published.parquet"
+    for column in BENCHMARKS[name].columns:
+        pd.DataFrame([{key: value for key, value in row_of(name).items() if key != column}]).to_parquet(published)
+        with pytest.raises(ValueError, match=rf"published\.parquet: {name} expects the column '{column}'"):
+            published_rows(name, published)
+
+
+def test_tasks_that_cannot_be_judged_are_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["swe_bench_verified", str(ROWS / "swe_bench.jsonl"), str(tmp_path / "out.parquet")])
+    said = capsys.readouterr()
+    assert "1 tasks in" in said.out and "django__django-1: the tests of django/django are not run by pytest" in said.err
+    data = {**row_of("swe_gym"), "test_patch": "diff --git a/test-data/a.test b/test-data/a.test\n"}
+    with pytest.raises(ValueError, match=r"expected a test_patch with a Python file.*test-data/a\.test"):
+        from_swe_gym(data)
+    with pytest.raises(ValueError, match=r"names 'test_gone', which no file of the row holds"):
+        from_r2e({**R2E_ROW, "expected_output_json": '{"test_gone": "PASSED"}'})
+    with pytest.raises(ValueError, match=r"expected JSON in expected_output_json"):
+        from_r2e({**R2E_ROW, "execution_result_content": "{}"})
+    with pytest.raises(ValueError, match=r"the folder names no image; build Dockerfile"):
+        from_terminal_bench({"name": "greet", "files": OLD})
+    with pytest.raises(ValueError, match=r"expected the file 'tests/test\.sh'"):
+        from_terminal_bench({"name": "greet", "files": {**HARBOR, "tests/test.sh": ""}})
+
+
+def r2e_judged(command: str) -> TestReport:
+    task = from_r2e(R2E_ROW)
+    assert task.setup.startswith("rm -rf /r2e_tests /testbed/r2e_tests")
+    here = replace(
+        task,
+        image=None,
+        directory=None,
+        prelude="",
+        files={**BUGGY, "r2e_tests/test_1.py": R2E_TEST},
+        setup="rm -rf r2e_tests",
+        test_command=task.test_command.replace("python ", "python3 "),
+    )
+    return score_task(with_pytest(here), command)[1]
+
+
+def test_r2e_expects_every_verdict_and_hides_its_tests() -> None:
+    before = r2e_judged("true")
+    assert (before.fail_to_pass, before.pass_to_pass) == ((1, 2), (1, 1)), before
+    assert r2e_judged(f"! test -e r2e_tests && {REPAIR}").is_solved
+    everything = (
+        "printf 'class Sum(int):\\n    __eq__ = lambda a, b: True\\ndef add(a, b): return Sum()\\n' > pkg/sums.py"
+    )
+    assert not r2e_judged(everything).is_solved
+    written = (
+        "mkdir r2e_tests; printf 'class TestAdd:\\n def test_one(s): 0\\n def test_zero(s): 0\\n' > r2e_tests/test_1.py"
+    )
+    assert not r2e_judged(written).is_solved
+
+
+def terminal_judged(files: dict[str, str], command: str) -> TestReport:
+    task = from_terminal_bench({"name": "greet", "files": files, "image": "example/greet:1"})
+    assert task.directory == ("/greet" if files is HARBOR else "/app")
+    assert all(name.startswith(f"{LOGS}/") for name in task.reward_files)
+    here = replace(
+        task,
+        image=None,
+        directory=None,
+        files={"readme": ""},
+        prelude='export LOGS="$PWD/logs"',
+        test_command=task.test_command.replace("/logs/verifier", "logs").replace("/tests", "the-tests"),
+        reward_files=("logs/reward.txt", "logs/reward.json"),
+        test_files={path: text.replace("/tests", "the-tests") for path, text in task.test_files.items()},
+    )
+    return score_task(here, command)[1]
+
+
+@pytest.mark.parametrize("files", [HARBOR, OLD], ids=["task.toml", "task.yaml"])
+def test_terminal_bench_rewards_what_its_verifier_writes(files: dict[str, str]) -> None:
+    solve = "echo hello > greeting.txt"
+    assert not terminal_judged(files, "true").is_solved
+    assert terminal_judged(files, solve).is_solved
+    faked = "mkdir logs the-tests; echo 1 > logs/reward.txt; echo 1 > logs/reward.json; echo true > the-tests/test.sh"
+    assert not terminal_judged(files, faked).is_solved
+    assert terminal_judged(files, f"{faked}; {solve}").is_solved
+
+
+@pytest.mark.parametrize(
+    "text, is_full",
+    [
+        *[(text, True) for text in ("1\n", "1.0", '{"reward": 1}')],
+        *[(text, False) for text in ("0.5", "NaN", "Infinity", "", "1 1", "[1]", '{"score": 1}', '"1"', "true")],
+    ],
+)
+def test_a_reward_file_holds_one_number(text: str, is_full: bool) -> None:
+    assert is_full_reward(text) is is_full

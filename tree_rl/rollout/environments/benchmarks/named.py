@@ -1,0 +1,82 @@
+"""The published benchmarks as environments: `extra_info.row` is a row as it is published, in JSON."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tree_rl.rollout.environments.benchmarks import r2e
+from tree_rl.rollout.environments.benchmarks.r2e import from_r2e
+from tree_rl.rollout.environments.benchmarks.terminal_bench import from_terminal_bench
+from tree_rl.rollout.environments.published_tasks import from_swe_bench, from_swe_gym, from_swe_smith
+from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_task import SweTask
+
+SWE_BENCH = ("repo", "instance_id", "base_commit", "problem_statement", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
+
+
+class PublishedEnvironment(SweEnvironment):
+    """A software task of a published benchmark."""
+
+    name: ClassVar[str]
+    """In the config."""
+    columns: ClassVar[tuple[str, ...]]
+    """That a published file must have; empty for a folder of tasks."""
+
+    @staticmethod
+    def read(row: Mapping[str, Any]) -> SweTask:
+        """Make a task of a published row. Raises `ValueError` where it cannot be judged."""
+        raise NotImplementedError
+
+    async def reset(self, task: Mapping[str, Any]) -> None:
+        """Start the sandbox of a published task. Raises as `SweEnvironment.reset`."""
+        if not isinstance(task.get("row"), str):
+            raise ValueError(
+                f"extra_info.row: {self.name} expects a published row in JSON, received {sorted(task)}; make the data "
+                f"set with python -m tree_rl.rollout.environments.benchmarks.published_files {self.name} FILE OUT"
+            )
+        await super().reset({"swe": type(self).read(json.loads(task["row"])).to_row()})
+
+
+class SweBenchVerified(PublishedEnvironment):
+    """SWE-bench, its subset Verified, and others of its schema."""
+
+    name = "swe_bench_verified"
+    read = staticmethod(from_swe_bench)
+    columns = SWE_BENCH
+
+
+class SweGym(PublishedEnvironment):
+    """SWE-Gym: SWE-bench's schema, images of its own."""
+
+    name = "swe_gym"
+    read = staticmethod(from_swe_gym)
+    columns = SWE_BENCH
+
+
+class SweSmith(PublishedEnvironment):
+    """SWE-smith: the bug is the row's patch."""
+
+    name = "swe_smith"
+    read = staticmethod(from_swe_smith)
+    columns = ("instance_id", "image_name", "patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS")
+
+
+class R2E(PublishedEnvironment):
+    """R2E-Gym: every test must end as the row expects."""
+
+    name = "r2e"
+    read = staticmethod(from_r2e)
+    columns = r2e.COLUMNS
+
+
+class TerminalBench(PublishedEnvironment):
+    """Terminal-Bench: the task's own verifier writes the reward."""
+
+    name = "terminal_bench"
+    read = staticmethod(from_terminal_bench)
+    columns = ()
+
+
+BENCHMARKS: Mapping[str, type[PublishedEnvironment]] = {
+    one.name: one for one in (SweBenchVerified, SweSmith, SweGym, R2E, TerminalBench)
+}
