@@ -22,6 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
@@ -125,6 +126,7 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
     assert trained >= 10 and len(outputs) >= 2
     info = fields["reward_extra_info"]
     assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
+    assert DriftReport(returned=(), siblings=()).figures().keys() <= info.keys()
 
 
 def routes_of(token_ids: Sequence[int]) -> np.ndarray:
