@@ -1,6 +1,7 @@
 """An answer that comes back in another form continues its row. The oracle is the list of generated tokens."""
 
 import json
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ from dictated_answers import Scene, user
 from gateway_harness import CHATML, SHELL, build_tokenizer, misspell
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from model_families import Family
-from test_families_templates_keep_history import TEMPLATES, call, scene_of, written_by_the_template
+from model_families import Family, tokenizer_of
+from test_families_templates_keep_history import EDIT, TEMPLATES, call, written_by_the_template
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.transcript import rows_of_calls
@@ -78,6 +79,11 @@ def test_forms_of_a_client_continue_the_row(tiny: SimpleNamespace, protocol: str
     assert report.guessed == () and report.unread == ()
 
 
+@cache
+def tokenizer_with(family: Family, path: Path) -> Any:
+    return tokenizer_of(family, path.read_text())
+
+
 def answers_to(message: ChatMessage) -> list[ChatMessage]:
     results = [ChatMessage(role="tool", content=f"of {one.id}", tool_call_id=one.id) for one in message.tool_calls]
     return results or [user("and")]
@@ -85,12 +91,10 @@ def answers_to(message: ChatMessage) -> list[ChatMessage]:
 
 @given(data=st.data())
 @settings(QUICK, max_examples=6)
-@pytest.mark.parametrize("protocol", ["openai", "anthropic"])
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
-def test_forms_of_a_client_continue_the_row_under_every_template(
-    family: Family, path: Path, protocol: str, data: Any
-) -> None:
-    scene = scene_of(family, path)
+def test_forms_of_a_client_continue_the_row_under_every_template(family: Family, path: Path, data: Any) -> None:
+    scene = Scene(tokenizer_with(family, path), tools=(EDIT,))
+    protocol = data.draw(st.sampled_from(["openai", "anthropic"]))
     keeps_reasoning = scene.renderer._form.reasoning_field is not None
     choose, new_id = chooser(data), data.draw(st.sampled_from(NEW_IDS))
     history, prompts = [user("q")], []
