@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.verl_plugin.embedded_rollout.decode import DecodeEngine, Request
+from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import JsonSchemas
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
-from tree_rl.verl_plugin.embedded_rollout.json_constraint import JsonSchemas
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 

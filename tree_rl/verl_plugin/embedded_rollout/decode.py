@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tree_rl.verl_plugin.embedded_rollout.json_constraint import JsonConstraint, constrained
+from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import JsonConstraint, constrained
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
 from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache, num_slots_within
 from tree_rl.verl_plugin.embedded_rollout.slot_forward import forward_logits

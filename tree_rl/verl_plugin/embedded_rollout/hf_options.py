@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tree_rl.verl_plugin.embedded_rollout.json_constraint import refuse_without_package
+from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import refuse_without_package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,8 @@ from verl.workers.rollout.replica import TokenOutput
 from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
+from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import JsonConstraint, JsonSchemas
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
-from tree_rl.verl_plugin.embedded_rollout.json_constraint import JsonConstraint, JsonSchemas
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, parse_sampling
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, load
 
