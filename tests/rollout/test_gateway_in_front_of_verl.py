@@ -1,6 +1,7 @@
 """The gateway in front of verl's client and the embedded engine: real decoding, rows as verl receives them."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 from gateway_harness import build_tokenizer, replayed_log_probs
 from omegaconf import OmegaConf
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from transformers import Qwen3ForCausalLM
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -21,6 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
@@ -124,6 +126,7 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
     assert trained >= 10 and len(outputs) >= 2
     info = fields["reward_extra_info"]
     assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
+    assert DriftReport(returned=(), siblings=()).figures().keys() <= info.keys()
 
 
 def routes_of(token_ids: Sequence[int]) -> np.ndarray:
@@ -243,9 +246,6 @@ def test_a_servers_failures_have_a_status_and_its_refusals_stay_value_errors() -
         async def generate(self, **_: Any) -> Any:
             raise self.error
 
-    class RefusedByServerError(RayError, ValueError):
-        """What Ray raises where a server raised ValueError."""
-
     def generate(error: Exception) -> None:
         backend = VerlBackend(Broken(error), end_token_ids=frozenset())
         asyncio.run(backend.generate([1], max_tokens=1, sampling={}, session="s"))
@@ -253,8 +253,12 @@ def test_a_servers_failures_have_a_status_and_its_refusals_stay_value_errors() -
     with pytest.raises(BackendError, match="model server: actor died") as failed:
         generate(RayError("actor died"))
     assert failed.value.status == 500
-    with pytest.raises(ValueError, match="prompt too long"):
-        generate(RefusedByServerError("prompt too long"))
+    # What Ray raises where a server raised: an error of both types, whose text is the server's traceback.
+    traceback = "Traceback (most recent call last): ... ValueError: prompt too long"
+    with pytest.raises(ValueError, match=r"^prompt too long$"):
+        generate(RayTaskError("generate", traceback, ValueError("prompt too long")).as_instanceof_cause())
+    with pytest.raises(BackendError, match="model server: "):
+        generate(RayTaskError("generate", traceback, KeyError("prompt")).as_instanceof_cause())
 
 
 @pytest.mark.parametrize(
@@ -318,30 +322,61 @@ def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> 
 
 
 class AsksForJson:
-    """Asks for JSON and keeps the status of the refusal, then asks for text."""
+    """Asks for JSON: of a schema that nothing can enforce, of one that is enforced, twice; then for text."""
 
     async def run(
         self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
     ) -> AgentResult:
         async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
-            with pytest.raises(openai.BadRequestError, match=r"json_schema.*not known to rollout\.name=hf"):
-                await client.chat.completions.create(
-                    model="m", messages=list(messages), max_tokens=6, response_format={"type": "json_object"}
-                )
-            await client.chat.completions.create(model="m", messages=list(messages), max_tokens=6)
+            asked: dict[str, Any] = {"model": "m", "messages": list(messages)}
+            unknown = {"type": "array", "uniqueItems": True}
+            with pytest.raises(openai.BadRequestError, match=r"json_schema: Unimplemented keys: \[.*uniqueItems"):
+                await client.chat.completions.create(**asked, response_format=format_of(unknown))
+            for _ in range(2):
+                answer = await client.chat.completions.create(**asked, response_format=format_of(SCHEMA))
+                assert answer.choices[0].finish_reason == "stop"
+                said = json.loads(answer.choices[0].message.content)
+                assert sorted(said) == ["tree"] and said["tree"] in SCHEMA["properties"]["tree"]["enum"]
+            await client.chat.completions.create(**asked, max_tokens=6)
         return AgentResult(reward=1.0)
 
 
-def test_an_engine_without_guided_decoding_refuses_json_by_name(model_path: Path) -> None:
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"tree": {"enum": ["oak", "ash", "é"]}},
+    "required": ["tree"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def format_of(schema: Any) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def test_json_is_enforced_by_the_embedded_engine(model_path: Path) -> None:
+    pytest.importorskip("llguidance")
     side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
     gateway = {"json_output": "enforce", "side_calls": side_calls}
     custom = OmegaConf.create({"agent": f"{__name__}.AsksForJson", "gateway": gateway})
-    (output,) = asyncio.run(build_loop(model_path, custom).run(dict(SAMPLING), **SAMPLE))
-    info = output.extra_fields["reward_extra_info"]
+    outputs = asyncio.run(build_loop(model_path, custom).run(dict(SAMPLING), **SAMPLE))
+    info = outputs[0].extra_fields["reward_extra_info"]
     names = ("refused_calls", "constrained_calls", "side_forest", "side_title")
-    assert [info[name] for name in names] == [1, 0, 1.0, 0.0]
-    assert output.extra_fields["response_weights"] == [0.5] * len(output.response_ids)
-    assert output.extra_fields["call_sides"] == ["forest"]
+    assert [info[name] for name in names] == [1, 2, 3.0, 0.0]
+    model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    for output in outputs:
+        assert output.extra_fields["response_weights"] == [0.5] * len(output.response_ids)
+        assert output.extra_fields["call_sides"] == ["forest"] * 3
+        row = Row(
+            prompt_ids=tuple(output.prompt_ids),
+            response_ids=tuple(output.response_ids),
+            response_mask=tuple(output.response_mask),
+            response_log_probs=tuple(output.response_logprobs),
+            response_calls=tuple(output.extra_fields["response_calls"]),
+        )
+        # p / Z with Z of at most 1: no token is less likely than without the constraint.
+        again = replayed_log_probs(model, row)
+        assert all(own >= one - 1e-5 for own, one in zip(row.response_log_probs, again, strict=True))
 
 
 def test_sglang_gets_the_schema_in_its_own_words() -> None:

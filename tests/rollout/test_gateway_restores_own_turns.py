@@ -37,10 +37,19 @@ def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
 
     different = [
         *(user("ab"), user("b"), user("b "), said("ab"), said("b"), ChatMessage(role="usera", content="b")),
-        *(called("a", "b"), called("ab", ""), called("a", {"n": 1}), called("a", {"n": True}), called("a", {"n": 1.0})),
+        *(
+            called("a", "b"),
+            called("ab", ""),
+            called("a", {"n": 1}),
+            called("a", {"n": True}),
+            called("a", {"n": 1.5}),
+            called("a", {"n": "1"}),
+        ),
     ]
     assert len({key_after(b"", message) for message in different}) == len(different)
     assert key_after(b"", called("a", {"n": 1, "m": 2})) == key_after(b"", called("a", {"m": 2, "n": 1}))
+    for one, other in ((1, 1.0), (-0.0, 0), (12345678901234567890, 12345678901234567000), (1e21, 10**21)):
+        assert key_after(b"", called("a", {"n": [one]})) == key_after(b"", called("a", {"n": [other]}))
     assert key_after(b"", said("b")) == key_after(b"", said(" b\n"))
 
 

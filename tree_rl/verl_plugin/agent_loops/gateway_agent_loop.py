@@ -16,7 +16,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.seeds import derived_seed
-from tree_rl.rollout.gateway.tokens.drift import LEFT_CAUSES
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import CONFIG_KEY, GatewayAgentOptions, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 from tree_rl.verl_plugin.agent_loops.session_outputs import figures_of_calls, rows_to_outputs
@@ -70,10 +69,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             "left_out": sum(record.left_out.values()),
             "constrained_calls": record.constrained,
             **figures_of_calls(record.calls, sorted({one.name for one in gateway_options.side_calls})),
-            "drift_avoided": record.drift.num_avoided,
-            "drift_branches": len(record.drift.siblings),
-            "drift_guessed": len(record.drift.guessed),
-            **{f"drift_{cause}": record.drift.num_left(cause) for cause in LEFT_CAUSES},
+            **record.drift.figures(),
             "failed": float(result.status in ("failed", "timed_out")),
             **result.figures,
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from tree_rl.rollout.gateway.backend import BackendError, FinishReason, Generation
 
@@ -42,7 +42,7 @@ class VerlBackend:
         """
         named = {self._seed_name if name == "seed" else name: value for name, value in sampling.items()}
         if "json_schema" in named:
-            named |= await self._json_constraint(named.pop("json_schema"))
+            named |= await self._json_constraint(named.pop("json_schema"), len(prompt_ids))
         try:
             # One id per session keeps its calls on one server, where its prefix is cached.
             output = await self._client.generate(
@@ -50,8 +50,11 @@ class VerlBackend:
                 prompt_ids=list(prompt_ids),
                 sampling_params={**named, "max_tokens": max_tokens},
             )
-        except ValueError:  # Ray's wrapper of a server's ValueError is both
-            raise
+        except RayTaskError as error:
+            # The agent sees what the server refuses, without Ray's traceback.
+            if isinstance(error.cause, ValueError):
+                raise ValueError(str(error.cause)) from error
+            raise BackendError(f"model server: {error}", status=500) from error
         except RayError as error:
             raise BackendError(f"model server: {error}", status=500) from error
         token_ids = tuple(output.token_ids)
@@ -66,14 +69,14 @@ class VerlBackend:
             routes=None if output.routed_experts is None else np.asarray(output.routed_experts),
         )
 
-    async def _json_constraint(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+    async def _json_constraint(self, schema: Mapping[str, Any], json_from: int) -> dict[str, Any]:
         """The sampling parameters that let a server draw nothing but JSON of a schema."""
         if self._server == "vllm":
             # Its package takes seconds to import; only sessions that need it pay for it.
             return {"structured_outputs": await asyncio.to_thread(_structured_outputs, schema)}
         if self._server == "sglang":
             return {"json_schema": json.dumps(schema)}
-        return {"json_schema": schema}
+        return {"json_schema": schema, "json_from": json_from}
 
     def _finish_reason(self, output: Any, token_ids: tuple[int, ...]) -> FinishReason:
         """verl reports stop and length alike as completed: the last token tells them apart."""

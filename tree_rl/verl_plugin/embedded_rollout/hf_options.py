@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import refuse_without_package
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HFRolloutOptions:
@@ -18,13 +20,20 @@ class HFRolloutOptions:
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
-        """Read `engine_kwargs.hf` of verl's `RolloutConfig`; a ValueError names a key that is not supported."""
+        """Read `engine_kwargs.hf` of verl's `RolloutConfig`.
+
+        Raises:
+            ValueError: a key that is not supported, or a package that a key needs and that is missing.
+        """
         for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
             value = getattr(config, key)
             if value != 1:
                 raise ValueError(f"rollout.{key}={value}: rollout.name=hf runs one process per replica, expected 1")
         if config.enable_rollout_routing_replay:
             raise ValueError("rollout.enable_rollout_routing_replay=True: not supported by rollout.name=hf")
+        agents = (config.custom or {}).get("gateway_agent") or {}
+        if (agents.get("gateway") or {}).get("json_output") == "enforce":
+            refuse_without_package()
         given = dict((config.engine_kwargs or {}).get("hf") or {})
         known = [field.name for field in fields(cls)]
         unknown = sorted(given.keys() - known)

@@ -4,7 +4,7 @@ Text of the model, decoded and tokenized again, often has other ids than the mod
 another context.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,7 +17,6 @@ from tree_rl.tree import Forest
 
 DriftKind = Literal["retokenized", "rewritten"]
 LeftCause = Literal["reasoning_dropped", "rewritten", "edited"]
-LEFT_CAUSES: tuple[LeftCause, ...] = get_args(LeftCause)
 WINDOW_TOKENS = 64
 """Two spellings of one text must agree again within so many tokens."""
 
@@ -94,9 +93,20 @@ class DriftReport:
         """Number of turns whose ids were kept although their text has other ids."""
         return sum(turn.was_reused for turn in self.returned)
 
-    def num_left(self, cause: LeftCause) -> int:
-        """Number of turns that came back and were not continued for this cause."""
-        return sum(turn.cause == cause for turn in self.left)
+    def figures(self) -> dict[str, int]:
+        """How often everything in it happened, by names for metrics. Every report has all of them."""
+        kinds = Counter(turn.kind for turn in self.returned)
+        causes = Counter(turn.cause for turn in self.left)
+        faults = Counter(call.cause for call in self.unread)
+        return {
+            "drift_avoided": self.num_avoided,
+            **{f"drift_returned_{kind}": kinds[kind] for kind in get_args(DriftKind)},
+            "drift_branches": len(self.siblings),
+            **{f"drift_{cause}": causes[cause] for cause in get_args(LeftCause)},
+            "drift_guessed": len(self.guessed),
+            "drift_unread": len(self.unread),
+            **{f"drift_unread_{fault}": faults[fault] for fault in get_args(CallFault)},
+        }
 
 
 def first_difference(

@@ -5,11 +5,17 @@ drop the reasoning. A message's key ignores all of that.
 """
 
 import json
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+
+NOT_AS_JAVASCRIPT = re.compile(r"\d[.eE]|\d{16}")
+"""In JSON, numbers that JavaScript may write in another way; text may have them, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +56,15 @@ class OwnTurns:
         self._behind: dict[bytes, OwnTurn] = {}
         """The latest turn behind each history."""
         self._sent: dict[bytes, ChatMessage] = {}
+        self._went_on: dict[int, set[bytes]] = {}
+        """Calls with turns that read alike -> keys of the messages that came behind each."""
 
     def restore(self, messages: Sequence[ChatMessage], *, agent: str = "main") -> Restored:
         """Put back the reasoning that own turns lost on their way through the client.
 
         Of turns that read alike, the one with the client's tool-call ids is meant, else the one that leads to a later
-        turn of the conversation, else the latest of the same agent.
+        turn of the conversation, else one of the same agent: the one that this conversation continued before, or the
+        latest that none has continued.
         """
         key, keys = b"", []
         for message in messages:
@@ -75,7 +84,8 @@ class OwnTurns:
                 restored[index] = known if known == message else message
                 continue
             expected = None if leads_on is None else leads_on.history[index]
-            own, is_guess = self._own(keys[index], message, expected, agent)
+            following = keys[index + 1] if index + 1 < len(keys) else b""
+            own, is_guess = self._own(keys[index], message, expected, agent, following)
             if own is None:
                 replaced = self._behind.get(keys[index - 1] if index else b"")
                 edited += [] if replaced is None else [replaced.call]
@@ -103,7 +113,7 @@ class OwnTurns:
         return self._of_call[call]
 
     def _own(
-        self, key: bytes, message: ChatMessage, expected: ChatMessage | None, agent: str
+        self, key: bytes, message: ChatMessage, expected: ChatMessage | None, agent: str, following: bytes
     ) -> tuple[OwnTurn | None, bool]:
         """The turn that a message is, and whether another one would have fitted as well."""
         sent = (message.reasoning or "").strip()
@@ -116,12 +126,18 @@ class OwnTurns:
             or [own for own in alike if own.message is expected]
             or [own for own in alike if sent]
         )
-        if certain:
-            return certain[-1], False
         same_agent = [own for own in alike if own.agent == agent] or alike
+        own = certain[-1] if certain else self._likeliest(same_agent, following)
+        if following:
+            self._went_on.setdefault(own.call, set()).add(following)
         # Turns that say and think the same differ in their tokens alone.
-        is_guess = len({own.message.reasoning for own in same_agent}) > 1
-        return same_agent[-1], is_guess
+        is_guess = not certain and len({one.message.reasoning for one in same_agent}) > 1
+        return own, is_guess
+
+    def _likeliest(self, alike: Sequence[OwnTurn], following: bytes) -> OwnTurn:
+        """Of turns that nothing tells apart: clients continue each of several siblings, and ask again."""
+        went_on = [own for own in alike if following in self._went_on.get(own.call, ())]
+        return (went_on or [own for own in alike if own.call not in self._went_on] or alike)[-1]
 
 
 def key_after(before: bytes, message: ChatMessage) -> bytes:
@@ -133,8 +149,24 @@ def key_after(before: bytes, message: ChatMessage) -> bytes:
     content = message.content.strip() if message.role == "assistant" else message.content
     parts = [message.role, content]
     for call in message.tool_calls:
-        written = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, sort_keys=True)
-        parts += [call.name, written]
+        parts += [call.name, call.arguments if isinstance(call.arguments, str) else _normal_form(call.arguments)]
     # The lengths say where each part ends.
     text = "".join([repr([len(part) for part in parts]), *parts])
     return blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _normal_form(arguments: Mapping[str, Any]) -> str:
+    """JSON that is the same however a client has spaced, ordered or written it.
+
+    JavaScript, the language of many clients, knows floats alone: it writes 1.0 as 1, and rounds long integers.
+    """
+    written = json.dumps(arguments, sort_keys=True)
+    if NOT_AS_JAVASCRIPT.search(written) is None:
+        return written
+    return json.dumps(json.loads(written, parse_int=_number, parse_float=_number), sort_keys=True)
+
+
+def _number(written: str) -> float | int | str:
+    number = float(written)
+    # Beyond the range of floats, digits are all that is left to compare.
+    return written if math.isinf(number) else int(number) if number.is_integer() else number

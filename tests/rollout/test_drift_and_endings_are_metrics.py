@@ -1,0 +1,59 @@
+"""Everything that a drift report can hold, and every end of a session, is a metric of the step that the docs name."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from tree_rl.rollout.agents.in_environment import SCORED
+from tree_rl.rollout.gateway.tokens.drift import DriftedSiblings, DriftReport, LeftTurn, ReturnedTurn, UnreadCall
+from tree_rl.verl_plugin.trainer.step_metrics import session_metrics
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOTHING = DriftReport(returned=(), siblings=())
+SIBLINGS = DriftedSiblings(session="s", calls=(0, 1), position=3, text="a")
+
+
+def of_every(entry: type[Any], field: str, **others: Any) -> list[Any]:
+    """One entry for each value that a field may have."""
+    return [entry(**{field: value, **others}) for value in get_args(get_type_hints(entry)[field])]
+
+
+RETURNED = {"session": "s", "call": 0, "position": 3, "text": "a"}
+ENTRIES: dict[str, list[Any]] = {
+    "returned": [
+        *of_every(ReturnedTurn, "kind", was_reused=True, **RETURNED),
+        *of_every(ReturnedTurn, "kind", was_reused=False, **RETURNED),
+    ],
+    "siblings": [SIBLINGS],
+    "left": of_every(LeftTurn, "cause", session="s", call=0),
+    "guessed": [4],
+    "unread": of_every(UnreadCall, "cause", session="s", call=0),
+}
+
+
+def test_every_field_of_the_report_is_tried() -> None:
+    assert list(ENTRIES) == [field.name for field in fields(DriftReport)]
+
+
+@pytest.mark.parametrize("field", ENTRIES)
+def test_every_entry_of_the_report_counts_under_names_of_its_own(field: str) -> None:
+    found = []
+    for entry in ENTRIES[field]:
+        figures = DriftReport(**{"returned": (), "siblings": (), field: (entry, entry)}).figures()
+        assert figures.keys() == NOTHING.figures().keys() and set(figures.values()) == {0, 2}
+        found.append(frozenset(name for name, count in figures.items() if count))
+    assert len(set(found)) == len(found), "entries of different causes have different names"
+
+
+def test_all_counts_are_metrics_that_the_docs_name_and_no_others() -> None:
+    metrics = session_metrics([{name: float(count) for name, count in NOTHING.figures().items()}])
+    named = re.findall(r"`(tree/session/drift_\w+)`", (DOCS / "gateway.md").read_text(encoding="utf-8"))
+    assert sorted(metrics) == sorted(named)
+
+
+def test_the_docs_name_every_end_of_a_session() -> None:
+    named = set(re.findall(r"`(?:tree/session/)?ended_(\w+)`", (DOCS / "agents.md").read_text(encoding="utf-8")))
+    assert named == set(SCORED)

@@ -1,0 +1,1 @@
+"""What the embedded engine may draw, where a request constrains it."""
