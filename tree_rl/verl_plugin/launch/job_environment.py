@@ -6,6 +6,7 @@ entry point. `VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and show
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Mapping
 from os import environ
 from typing import Any
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 
 from tree_rl import __version__
 from tree_rl.verl_plugin.compat import constants_ppo
+from tree_rl.verl_plugin.launch.early_check import check_main_ppo
 from tree_rl.verl_plugin.launch.plugin_presence import JOB_VERSION, PLUGIN
 from tree_rl.verl_plugin.launch.session_agent import refuse_unknown_agent
 from tree_rl.verl_plugin.launch.session_network import refuse_open_ray
@@ -63,3 +65,4 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
 
 
 constants_ppo.get_ppo_ray_runtime_env = forwarding(constants_ppo.get_ppo_ray_runtime_env)
+check_main_ppo(sys.argv)
