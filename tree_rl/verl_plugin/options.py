@@ -29,6 +29,8 @@ class TreeConfig(TreeOptions, BaseConfig):
         super().__post_init__()
         if not (isinstance(self.reuse_log_probs, bool) or self.reuse_log_probs == AUTO):
             raise ValueError(f"tree.reuse_log_probs={self.reuse_log_probs!r}: expected auto, true or false")
+        if not isinstance(self.self_check, bool):
+            raise ValueError(f"tree.self_check={self.self_check!r}: expected true or false")
 
 
 @dataclass
@@ -60,6 +62,6 @@ def as_tree_config(value: Any) -> TreeConfig:
     unknown = sorted(set(given) - set(known))
     if unknown:
         names = sorted(set(known) - {"_target_"})
-        hint = did_you_mean(str(unknown[0]), names, cutoff=0.6)
-        raise ValueError(f"tree.{unknown[0]}: no such option{hint}; known are {', '.join(names)}")
+        hint = did_you_mean(f"tree.{unknown[0]}", (f"tree.{name}" for name in names)) or ";"
+        raise ValueError(f"tree.{unknown[0]}: no such option{hint} known are {', '.join(names)}")
     return TreeConfig(**given)

@@ -1,5 +1,7 @@
 """verl's config as Hydra is about to compose it, before Hydra does; a mistake in it as one line."""
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +44,18 @@ def read_command_line(arguments: Sequence[str], *, config_path: str, config_name
         arguments: the program's path, then what follows it.
         config_path: of the program's `hydra.main`.
         config_name: of the program's `hydra.main`.
+
+    Raises:
+        CommandLineError: a flag that Hydra does not have, in a line that says something about trees.
     """
-    parsed = get_args_parser().parse_args(list(arguments[1:]))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            parsed = get_args_parser().parse_args(list(arguments[1:]))
+    except SystemExit as ended:
+        if ended.code and any("tree" in argument for argument in arguments[1:]):
+            raise CommandLineError(said.getvalue().strip().splitlines()[-1].partition("error: ")[2]) from ended
+        return None
     if any(getattr(parsed, name, None) for name in RUNS_NO_JOB):
         return None
     return CommandLine(
@@ -84,20 +96,22 @@ def explain(error: Exception, line: CommandLine, overrides: Sequence[str]) -> Co
             what = "no KEY=VALUE" if "=" not in override else "a value that Hydra cannot read; quote it"
             return CommandLineError(f"{override}: {what}")
     try:
-        stock = compose(line, [text for text in overrides if _is_of_hydra(text)])
+        stock = compose(line, [text for text in overrides if is_of_hydra(text)])
     except HydraException:
         return CommandLineError(one_line(error))
-    known = _keys(stock)
-    groups = {name.split("@")[0] for name in ("machine", "model_engine")}
+    known = keys_of(stock)
+    groups = {"machine", "model_engine"}
     for override in overrides:
         key, _, value = override.partition("=")
         bare = key.lstrip("~")
-        if key.startswith("+") or _is_of_hydra(override) or bare in known or bare.split("@")[0] in groups:
+        if key.startswith("+") or is_of_hydra(override) or bare in known or bare in groups:
             continue
+        if bare == "tree":
+            return CommandLineError(f"tree={value}: name an option of trees, such as tree.max_tokens={value}")
         hint = nearest_key(bare, known) or "; put + before it to add a key of your own"
         if "." not in bare and not hint.startswith("; did"):
             hint = did_you_mean(bare, [*known, *groups]) or hint
-        return CommandLineError(f"{bare}={value}: no such key{hint}")
+        return CommandLineError(f"{override}: no such key{hint}")
     return CommandLineError(one_line(error))
 
 
@@ -105,15 +119,17 @@ def one_line(error: BaseException) -> str:
     """The words of an error, of the innermost cause where a library wraps it, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    words = " ".join(str(error).split())
+    # Hydra lists where it looked for a config.
+    words = " ".join(str(error).partition("\nConfig search path:")[0].split())
     return words if words else type(error).__name__
 
 
-def _is_of_hydra(override: str) -> bool:
+def is_of_hydra(override: str) -> bool:
+    """Whether an override is about Hydra itself, such as where it looks for configs."""
     return override.lstrip("+~").startswith("hydra.")
 
 
-def _keys(config: DictConfig) -> set[str]:
+def keys_of(config: DictConfig) -> set[str]:
     """Dotted names of all nodes; values are not resolved."""
     found: set[str] = set()
 

@@ -7,6 +7,7 @@ there, so the plugin looks at sys.argv when that module has loaded.
 import contextlib
 import io
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tree_rl import __version__
-from tree_rl.verl_plugin.launch.compose import CommandLine, CommandLineError, compose, explain, one_line
+from tree_rl.verl_plugin.launch.compose import CommandLine, CommandLineError, compose, explain, is_of_hydra
 from tree_rl.verl_plugin.launch.compose import read_command_line as read
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINE_CONFIG, ENGINES, MACHINES, STOCK_CONFIG, expand
 from tree_rl.verl_plugin.launch.tree_arguments import written_keys as written
@@ -33,26 +34,20 @@ def check_main_ppo(arguments: list[str]) -> None:
     """
     if PurePath(arguments[0]).parts[-3:] != ("verl", "trainer", "main_ppo.py"):
         return
-    line = read(arguments, config_path="config", config_name=STOCK_CONFIG)
-    if line is None:
-        # Hydra prints the config of short forms too.
-        _replace_overrides(arguments, expand(arguments[1:], config_name=STOCK_CONFIG))
-        return
     try:
+        line = read(arguments, config_path="config", config_name=STOCK_CONFIG)
+        if line is None:
+            return
         overrides, banner = checked(line)
     except CommandLineError as error:
         print(f"tree_rl: {error}", file=sys.stderr)
         sys.exit(INPUT_ERROR)
-    kept = list(arguments[1:])
+    flags = list(arguments[1:])
     for override in line.overrides:
-        kept.remove(override)
-    _replace_overrides(arguments, [*kept, *overrides])
+        flags.remove(override)
+    arguments[1:] = [*flags, *overrides]
     if banner:
         print(banner, file=sys.stderr, flush=True)
-
-
-def _replace_overrides(arguments: list[str], replacement: Sequence[str]) -> None:
-    arguments[1:] = list(replacement)
 
 
 def checked(line: CommandLine) -> tuple[list[str], str]:
@@ -73,13 +68,15 @@ def checked(line: CommandLine) -> tuple[list[str], str]:
     check_words(given, MACHINES)
     try:
         config = compose(line, overrides)
+        stock = compose(line, [text for text in overrides if is_of_hydra(text)])
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error, line, overrides) from error
     added, notes = complete(config, given)
     overrides += added
     # verl prints that its checks passed; what they warn of, they print again.
-    with contextlib.redirect_stdout(io.StringIO()):
-        check_job(config, given)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_job(config, stock, given)
     return overrides, _banner(config, notes)
 
 

@@ -5,13 +5,16 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
+from verl.utils.tracking import Tracking
 
-from tree_rl.verl_plugin.launch.compose import CommandLineError, one_line
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line
+from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 
 MODEL_TYPES = ("tree_language_model", "tree_value_model", "language_model", "value_model")
@@ -20,11 +23,8 @@ CHOICES = {
     "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
     "critic.model.model_type": ("tree_value_model", "value_model"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
-    "actor_rollout_ref.rollout.name": ("hf", "vllm", "sglang", "trtllm"),
-    "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp"),
-    "critic.strategy": ("fsdp2", "fsdp"),
 }
-"""Config key -> its values; others may be of another plugin, and are refused where they look like one of these."""
+"""Config key -> all of its values in a job on trees."""
 COUNTS = (
     "data.train_batch_size",
     "data.max_prompt_length",
@@ -39,6 +39,20 @@ COUNTS = (
     "trainer.total_epochs",
 )
 """Keys of whole numbers of at least 1."""
+SOFT_CHOICES = {
+    "actor_rollout_ref.rollout.name": ("hf", "vllm", "sglang", "trtllm"),
+    "actor_rollout_ref.rollout.dtype": ("bfloat16", "float16", "float32", "half", "float", "auto"),
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": ("fp32", "bf16", "fp16", "float32", "bfloat16", "float16"),
+    "actor_rollout_ref.actor.loss_agg_mode": (
+        *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    ),
+    "actor_rollout_ref.actor.kl_loss_type": ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    "actor_rollout_ref.rollout.mode": ("async",),
+    "data.truncation": ("error", "left", "right", "middle"),
+    "trainer.resume_mode": ("auto", "disable", "resume_path"),
+    "trainer.device": ("cpu", "cuda", "npu"),
+}
+"""Config key -> values that verl 0.9.1 knows; another plugin may add some, so only a near miss of one is refused."""
 RATES = ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")
 FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path")
 """Keys of a path or a list of paths on this machine."""
@@ -58,13 +72,19 @@ def check_words(given: Sequence[str], machines: Sequence[str]) -> None:
             )
 
 
-def check_job(config: DictConfig, given: Sequence[str]) -> None:
-    """Check a composed config as a tree run would, then as verl does, then the files it names.
+def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
+    """Check a composed config: its words and numbers, as a tree run would, the files it names, then as verl does.
+
+    Args:
+        config: complete.
+        stock: the same without the user's overrides.
+        given: the user's overrides.
 
     Raises:
         CommandLineError: the first mistake; names its key.
     """
     try:
+        _check_kinds(config, stock, given)
         _check_choices(config)
         _check_tree_blocks(config, given)
         _check_numbers(config)
@@ -74,10 +94,13 @@ def check_job(config: DictConfig, given: Sequence[str]) -> None:
         validate_config(config, need_reference_policy(config), need_critic(config))
     except CommandLineError:
         raise
-    except (ValueError, TypeError, AssertionError, OmegaConfBaseException) as error:
-        raise CommandLineError(one_line(error)) from error
-    except Exception as error:  # noqa: BLE001 - Hydra wraps what dataclasses raise in an exception of its own.
-        raise CommandLineError(one_line(error)) from error
+    except (ValueError, TypeError, AssertionError, OSError, OmegaConfBaseException, HydraException) as error:
+        message = one_line(error)
+        unknown = message.partition("unexpected keyword argument ")[2].strip("'")
+        for key in written_keys(given):
+            if unknown and key.rpartition(".")[2] == unknown:
+                raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(stock))}") from error
+        raise CommandLineError(message) from error
 
 
 def _check_choices(config: DictConfig) -> None:
@@ -86,21 +109,31 @@ def _check_choices(config: DictConfig) -> None:
         if value is None or value in choices:
             continue
         hint = did_you_mean(str(value), choices, cutoff=0.6)
-        if key.endswith(".strategy"):
-            raise CommandLineError(f"{key}={value}: trees run on FSDP2; set {key}=fsdp2{hint}")
-        if hint or key != "actor_rollout_ref.rollout.name" or str(value).startswith("tree"):
-            raise CommandLineError(f"{key}={value}: expected one of {', '.join(choices)}{hint}")
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+        raise CommandLineError(f"{key}={value}: expected one of {', '.join(choices)}{hint}")
+    soft = SOFT_CHOICES | {
+        "algorithm.adv_estimator": tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
+        "actor_rollout_ref.actor.policy_loss.loss_mode": tuple(POLICY_LOSS_REGISTRY),
+        "trainer.logger": tuple(Tracking.supported_backend),
+    }
+    for key, choices in soft.items():
+        value = OmegaConf.select(config, key, default=None)
+        for entry in _texts(value):
+            hint = did_you_mean(entry, choices, cutoff=0.6)
+            if entry not in choices and hint:
+                raise CommandLineError(f"{key}={entry}: no such choice{hint}")
+    if config.trainer.get("use_v1", True) is not True:
+        raise CommandLineError(
+            f"trainer.use_v1={config.trainer.use_v1}: verl's older trainer builds no trees; set it to true"
+        )
 
-    for key, registered in (
-        ("algorithm.adv_estimator", [*map(str, ADV_ESTIMATOR_REGISTRY)]),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", [*POLICY_LOSS_REGISTRY]),
-    ):
-        value = str(OmegaConf.select(config, key, default=""))
-        hint = did_you_mean(value, registered, cutoff=0.6)
-        # What is not registered here may come with a module that verl loads in its workers.
-        if value and value not in registered and hint:
-            raise CommandLineError(f"{key}={value}: not registered{hint}")
+
+def _check_kinds(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
+    """Refuse a text where the config without the user's arguments has a number or a truth value."""
+    for key in written_keys(given):
+        before, now = (OmegaConf.select(each, key, default=None) for each in (stock, config))
+        if isinstance(before, bool | int | float) and isinstance(now, str):
+            expected = "true or false" if isinstance(before, bool) else "a number"
+            raise CommandLineError(f"{key}={now}: expected {expected}")
 
 
 def _check_tree_blocks(config: DictConfig, given: Sequence[str]) -> None:
@@ -126,6 +159,9 @@ def _check_numbers(config: DictConfig) -> None:
         value = OmegaConf.select(config, key, default=None)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise CommandLineError(f"{key}={value}: expected a whole number of at least 1")
+    steps = config.trainer.get("total_training_steps", None)
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise CommandLineError(f"trainer.total_training_steps={steps}: expected a whole number of at least 1, or null")
     for key in RATES:
         value = OmegaConf.select(config, key, default=None)
         # YAML reads 1e-6 as a text; Hydra's own grammar as a number.
@@ -138,6 +174,7 @@ def _check_prepared(config: DictConfig) -> None:
     from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
     from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
+    _check_groups_of_ranks(config)
     base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
     if base is not None:
         prepare_config(config, base)
@@ -157,9 +194,19 @@ def _check_prepared(config: DictConfig) -> None:
         refuse_engine_options(OmegaConf.select(config, engine), is_value=is_value, key=engine)
 
 
+def _check_groups_of_ranks(config: DictConfig) -> None:
+    """Sizes of groups of ranks, which verl would round down, divide the number of ranks."""
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    for engine in [*ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
+        key = f"{engine}.ulysses_sequence_parallel_size"
+        size = OmegaConf.select(config, key, default=1)
+        if not isinstance(size, int) or size < 1 or ranks % size:
+            raise CommandLineError(f"{key}={size} on {ranks} ranks: expected a divisor of their number")
+
+
 def _check_files(config: DictConfig) -> None:
     for key in FILES:
-        for path in _paths(OmegaConf.select(config, key, default=None)):
+        for path in _texts(OmegaConf.select(config, key, default=None)):
             if "://" not in path and not os.path.exists(os.path.expanduser(path)):
                 raise CommandLineError(f"{key}={path}: no such file on this machine")
     roles = ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
@@ -170,8 +217,8 @@ def _check_files(config: DictConfig) -> None:
             raise CommandLineError(f"{key}={path}: no such folder on this machine")
 
 
-def _paths(value: Any) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif value is not None:
+    elif isinstance(value, list | ListConfig):
         yield from (str(entry) for entry in value)
