@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tree_rl.verl_plugin.launch import early_check
 from tree_rl.verl_plugin.launch.compose import CommandLine, CommandLineError, compose, read_command_line
 from tree_rl.verl_plugin.launch.early_check import check_main_ppo, checked
-from tree_rl.verl_plugin.launch.model_type_argument import accept_model_type
+from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -128,9 +128,19 @@ def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
     assert config.actor_rollout_ref.ref.fsdp_config.tree.max_tokens == 4096
 
 
-@pytest.mark.parametrize("stock", ([], ["data.train_batchsize=4"], [f"{ACTOR}.strategy=fsdp"]))
+@pytest.mark.parametrize(
+    "stock", ([], ["data.train_batchsize=4"], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"])
+)
 def test_a_job_without_trees_is_left_to_verl(stock: list[str]) -> None:
     assert checked(command_line(*stock)) == (stock, "")
+
+
+def test_a_stock_job_on_a_cpu_stays_a_stock_job(good: list[str]) -> None:
+    stock = [argument for argument in good if argument != TREE] + ["trainer.project_name=tree_of_mine"]
+    overrides, banner = checked(command_line(*stock))
+    assert banner == "" and not any("strategy" in override for override in overrides)
+    with pytest.raises(CommandLineError, match=r"^tree.mode: no engine of this job runs trees; add trainer"):
+        checked(command_line(*stock, "tree.mode=tree"))
 
 
 def test_other_programs_and_questions_to_hydra_are_left_alone() -> None:

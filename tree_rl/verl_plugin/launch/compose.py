@@ -19,6 +19,18 @@ from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 RUNS_NO_JOB = ("help", "hydra_help", "version", "show_defaults", "cfg", "info", "multirun", "shell_completion")
 """Options of Hydra with which a program prints something, or runs several jobs."""
 
+CHOICES = {
+    "trainer.v1.trainer_mode": "tree_",
+    "actor_rollout_ref.model.model_type": "tree_",
+    "critic.model.model_type": "tree_",
+    "actor_rollout_ref.rollout.name": "hf",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "tree_rl.",
+}
+"""Config key -> beginning of the values that need the plugin."""
+
+TRAINS = tuple(key for key, start in CHOICES.items() if start == "tree_")
+"""Those of them that choose a trainer or an engine."""
+
 
 class CommandLineError(ValueError):
     """A command line that no job can run; the message is one line and names what to write instead."""
@@ -65,6 +77,16 @@ def read_command_line(arguments: Sequence[str], *, config_path: str, config_name
         config_name=(parsed.config_name or config_name).removesuffix(".yaml"),
         overrides=tuple(parsed.overrides),
     )
+
+
+def asks_for_trees(config: Any) -> bool:
+    """Whether a verl config names something that only the plugin provides."""
+    return any(str(OmegaConf.select(config, key, default="")).startswith(start) for key, start in CHOICES.items())
+
+
+def trains_trees(config: DictConfig) -> bool:
+    """Whether a config chooses a tree trainer or a tree engine."""
+    return any(str(OmegaConf.select(config, key, default="")).startswith("tree") for key in TRAINS)
 
 
 def compose(line: CommandLine, overrides: Sequence[str]) -> DictConfig:

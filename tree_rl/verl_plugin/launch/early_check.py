@@ -16,7 +16,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tree_rl import __version__
-from tree_rl.verl_plugin.launch.compose import CommandLine, CommandLineError, compose, explain, is_of_hydra
+from tree_rl.verl_plugin.launch.compose import (
+    TRAINS,
+    CommandLine,
+    CommandLineError,
+    compose,
+    explain,
+    is_of_hydra,
+    trains_trees,
+)
 from tree_rl.verl_plugin.launch.compose import read_command_line as read
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINE_CONFIG, ENGINES, MACHINES, STOCK_CONFIG, expand
 from tree_rl.verl_plugin.launch.tree_arguments import written_keys as written
@@ -59,12 +67,13 @@ def checked(line: CommandLine) -> tuple[list[str], str]:
     Raises:
         CommandLineError: a job on trees that cannot run.
     """
-    from tree_rl.verl_plugin.launch.job_checks import check_job, check_words
-
     given = list(line.overrides)
     overrides = expand(given, config_name=line.config_name)
     if not _names_trees(line, overrides, given):
         return given, ""
+    # It imports verl's algorithms, which a job without trees may not need in this process.
+    from tree_rl.verl_plugin.launch.job_checks import check_job, check_words
+
     check_words(given, MACHINES)
     try:
         config = compose(line, overrides)
@@ -77,20 +86,18 @@ def checked(line: CommandLine) -> tuple[list[str], str]:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_job(config, stock, given)
-    return overrides, _banner(config, notes)
+    return overrides, _banner(config, notes) if trains_trees(config) else ""
 
 
 def _names_trees(line: CommandLine, overrides: Sequence[str], given: Sequence[str]) -> bool:
     """Whether the arguments, or else the named config without them, ask for trees."""
-    from tree_rl.verl_plugin.launch.job_environment import asks_for_trees
-
-    values = [argument.partition("=")[2] for argument in given]
-    if overrides != given or any(value.startswith("tree") for value in values):
+    pairs = [(key.lstrip("+"), value) for key, _, value in (argument.partition("=") for argument in given)]
+    if overrides != given or any(key in TRAINS and value.startswith("tree") for key, value in pairs):
         return True
     if line.config_name == STOCK_CONFIG:
         return False
     try:
-        return asks_for_trees(compose(line, []))
+        return trains_trees(compose(line, []))
     except (HydraException, OmegaConfBaseException):
         return False
 
@@ -105,7 +112,7 @@ def complete(config: DictConfig, given: Sequence[str]) -> tuple[list[str], list[
     Returns: overrides that do so, and what the banner says about them.
     """
     keys, added, notes = written(given), [], []
-    for role in ROLES:
+    for role in ROLES if trains_trees(config) else ():
         key = f"{role}.strategy"
         if key not in keys and OmegaConf.select(config, key, default=None) == "fsdp":
             added.append(f"{key}=fsdp2")

@@ -13,9 +13,12 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.tracking import Tracking
 
-from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line
+from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
+from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
 from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
+from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 MODEL_TYPES = ("tree_language_model", "tree_value_model", "language_model", "value_model")
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
@@ -86,6 +89,7 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
     try:
         _check_kinds(config, stock, given)
         _check_choices(config)
+        _check_trains_trees(config, given)
         _check_tree_blocks(config, given)
         _check_numbers(config)
         _check_prepared(copy.deepcopy(config))
@@ -136,9 +140,13 @@ def _check_kinds(config: DictConfig, stock: DictConfig, given: Sequence[str]) ->
             raise CommandLineError(f"{key}={now}: expected {expected}")
 
 
-def _check_tree_blocks(config: DictConfig, given: Sequence[str]) -> None:
-    from tree_rl.verl_plugin.options import as_tree_config
+def _check_trains_trees(config: DictConfig, given: Sequence[str]) -> None:
+    for key in written_keys(given):
+        if (key.startswith("tree.") or ".tree." in key) and not trains_trees(config):
+            raise CommandLineError(f"{key}: no engine of this job runs trees; add trainer.v1.trainer_mode=tree_sync")
 
+
+def _check_tree_blocks(config: DictConfig, given: Sequence[str]) -> None:
     short = written_keys(given)
     for engine in ENGINES:
         block = OmegaConf.select(config, f"{engine}.tree", default=None)
@@ -171,9 +179,6 @@ def _check_numbers(config: DictConfig) -> None:
 
 def _check_prepared(config: DictConfig) -> None:
     """What the tree trainers refuse, or, of verl's own trainers, what the tree engines do."""
-    from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
-    from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
-
     _check_groups_of_ranks(config)
     base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
     if base is not None:
