@@ -13,7 +13,7 @@ SESSIONS=${SESSIONS:-64}     # of each kind in the storm, hostile and honest
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/environment.sh
-source scripts/environment.sh
+source scripts/environment.sh || exit 1
 export TMPDIR="${TMPDIR:-/tmp}" OMP_NUM_THREADS=1
 export PYTHONPATH="$PWD/tests/attacks:$PWD/tests/rollout${PYTHONPATH:+:$PYTHONPATH}"
 

@@ -122,9 +122,7 @@ class BenchOption:
     ]
     Trace = Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")]
     Out = Annotated[Path | None, typer.Option(help="Folder for the CSV and the figure.")]
-    Commit = Annotated[
-        str | None, typer.Option(help="Commit to write beside the figures; needed outside a git checkout.")
-    ]
+    Commit = Annotated[str | None, typer.Option(help="Commit to write beside the figures; default: of the package.")]
 
 
 class PrecompileOption:

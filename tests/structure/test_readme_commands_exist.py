@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 
-from tree_rl.verl_plugin.launch.model_type_argument import accept_model_type
+from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tree_rl.verl_plugin.launch.model_type_argument import accept_model_type
+from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 
 PRINT_CONFIG = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "--cfg", "job"]
 

@@ -92,7 +92,7 @@ class BenchOptions:
     out: Path | None
     """Folder of CSV and PNG; None writes nothing."""
     commit: str | None
-    """Commit to write beside the figures; None asks git."""
+    """Commit to write beside the figures; None asks the package."""
 
     def __post_init__(self) -> None:
         choices = ("auto", *IMPLEMENTATIONS)

@@ -4,10 +4,11 @@ import datetime
 import importlib.metadata
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from tree_rl.inspection.files import InputError
+import tree_rl
 
 PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "nvidia-cutlass-dsl", "liger-kernel")
 
@@ -16,11 +17,8 @@ def provenance(*, commit: str | None = None, packages: Sequence[str] = PACKAGES)
     """Columns that every row of results carries.
 
     Args:
-        commit: of the code that runs; None asks git.
+        commit: of the code that runs; None asks the package.
         packages: distributions whose versions count; one that is absent is written as "".
-
-    Raises:
-        InputError: no commit given and no git checkout around.
     """
     versions = {name.replace("-", "_"): _version(name) for name in packages}
     return {
@@ -39,9 +37,15 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Short hash of the checkout, with "-dirty" behind it where tracked files differ."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (subprocess.CalledProcessError, FileNotFoundError) as error:
-        raise InputError("expected a git checkout, found none; name the commit with --commit") from error
+    """Commit of the imported package, whatever repository the process stands in.
+
+    A checkout's short hash, with "-dirty" behind it where tracked files differ; "vX.Y.Z" of an installed package.
+    """
+    root = Path(tree_rl.__file__).resolve().parents[1]
+    if (root / "pyproject.toml").exists() and (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (subprocess.CalledProcessError, FileNotFoundError):
+            pass  # No git, or a checkout of another user, which git refuses to read.
+    return f"v{tree_rl.__version__}"

@@ -7,6 +7,7 @@ from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
 from tree_rl.training.options import AUTO, TreeOptions
+from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
 
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
 """verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
@@ -28,6 +29,8 @@ class TreeConfig(TreeOptions, BaseConfig):
         super().__post_init__()
         if not (isinstance(self.reuse_log_probs, bool) or self.reuse_log_probs == AUTO):
             raise ValueError(f"tree.reuse_log_probs={self.reuse_log_probs!r}: expected auto, true or false")
+        if not isinstance(self.self_check, bool):
+            raise ValueError(f"tree.self_check={self.self_check!r}: expected true or false")
 
 
 @dataclass
@@ -58,5 +61,7 @@ def as_tree_config(value: Any) -> TreeConfig:
     given = {key: entry for key, entry in dict(value or {}).items() if key != "_target_"}
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ValueError(f"tree.{unknown[0]}: no such option; known are {', '.join(sorted(set(known) - {'_target_'}))}")
+        names = sorted(set(known) - {"_target_"})
+        hint = did_you_mean(f"tree.{unknown[0]}", (f"tree.{name}" for name in names)) or ";"
+        raise ValueError(f"tree.{unknown[0]}: no such option{hint} known are {', '.join(names)}")
     return TreeConfig(**given)

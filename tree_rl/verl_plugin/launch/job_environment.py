@@ -6,14 +6,15 @@ entry point. `VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and show
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Mapping
 from os import environ
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from tree_rl import __version__
 from tree_rl.verl_plugin.compat import constants_ppo
+from tree_rl.verl_plugin.launch.compose import asks_for_trees
+from tree_rl.verl_plugin.launch.early_check import check_main_ppo
 from tree_rl.verl_plugin.launch.plugin_presence import JOB_VERSION, PLUGIN
 from tree_rl.verl_plugin.launch.session_agent import refuse_unknown_agent
 from tree_rl.verl_plugin.launch.session_network import refuse_open_ray
@@ -21,19 +22,6 @@ from tree_rl.verl_plugin.launch.session_network import refuse_open_ray
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Holds the runtime environment of a submitted job; Ray refuses a second value for a variable in it."""
-CHOICES = {
-    "trainer.v1.trainer_mode": "tree_",
-    "actor_rollout_ref.model.model_type": "tree_",
-    "critic.model.model_type": "tree_",
-    "actor_rollout_ref.rollout.name": "hf",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "tree_rl.",
-}
-"""Config key -> beginning of the values that need the plugin."""
-
-
-def asks_for_trees(config: Any) -> bool:
-    """Whether a verl config names something that only the plugin provides."""
-    return any(str(OmegaConf.select(config, key, default="")).startswith(start) for key, start in CHOICES.items())
 
 
 def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
@@ -63,3 +51,4 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
 
 
 constants_ppo.get_ppo_ray_runtime_env = forwarding(constants_ppo.get_ppo_ray_runtime_env)
+check_main_ppo(sys.argv)

@@ -1,0 +1,80 @@
+"""`source scripts/environment.sh` in bash and zsh: it activates, changes no option of the shell and never closes it."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SHELLS = [
+    pytest.param([name, *quiet], id=name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"no {name}"))
+    for name, quiet in (("bash", ["--norc"]), ("zsh", ["-f"]))
+]
+LOOK = 'echo "at:$(command -v python) safe:${PYTHONSAFEPATH-} token:${RAY_AUTH_MODE-}"'
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts beside an environment that counts as ready, in a folder whose name needs quotes."""
+    root = tmp_path_factory.mktemp("a checkout")
+    shutil.copytree(SCRIPTS, root / "scripts", ignore=shutil.ignore_patterns("cluster"))
+    (root / "constraints").mkdir()
+    (root / "constraints" / "cpu.txt").write_text("torch==1\n")
+    (root / "pyproject.toml").write_text("[project]\n")
+    venv.create(root / ".venv", symlinks=True)
+    both = (root / "pyproject.toml").read_bytes() + (root / "constraints" / "cpu.txt").read_bytes()
+    total = subprocess.run(["cksum"], input=both, capture_output=True, check=True).stdout.decode().strip()
+    (root / ".venv" / "tree_rl.stamp").write_text(f"{total} {root}\n")
+    return root
+
+
+def run(shell: list[str], checkout: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(checkout), "PYTHON": sys.executable, **variables}
+    return subprocess.run([*shell, "-c", script], cwd=checkout, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("options", ["set +eu", "set -u", "set -eu", "set -euo pipefail", "set -o pipefail; set -f"])
+def test_options_are_what_they_were(shell: list[str], options: str, checkout: Path) -> None:
+    script = f"{options}\nset -o >before\nsource scripts/environment.sh\nset -o >after\n{LOOK}"
+    ended = run(shell, checkout, script)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"at:{checkout}/.venv/bin/python safe:1 token:token\n"
+    assert ended.stderr == ""
+    assert (checkout / "before").read_text() == (checkout / "after").read_text()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_next_failing_command_and_unset_name_close_nothing(shell: list[str], checkout: Path) -> None:
+    script = f'source "{checkout}/scripts/environment.sh"\nfalse\nfalse | true\necho "[$no_such_name]"'
+    ended = run(shell, checkout, f"cd /\n{script}")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_failure_is_a_status_not_an_exit(shell: list[str], checkout: Path) -> None:
+    script = 'source scripts/environment.sh; echo "status $?"'
+    ended = run(shell, checkout, script, TREE_RL_CONSTRAINTS="/nowhere/cpu.txt")
+    assert ended.stdout == "status 1\n"
+    assert "/nowhere/cpu.txt" in ended.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_with_errexit_stops_at_a_failure(shell: list[str], checkout: Path) -> None:
+    script = "set -e\nsource scripts/environment.sh\necho reached"
+    ended = run(shell, checkout, script, TREE_RL_CONSTRAINTS="/nowhere/cpu.txt")
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def test_arguments_of_a_second_installation_reach_pip_whole(checkout: Path) -> None:
+    (checkout / "scripts" / "create_environment.sh").rename(checkout / "scripts" / "kept.sh")
+    try:
+        (checkout / "scripts" / "create_environment.sh").write_text('printf "<%s>" "$TREE_RL_SIZE" "$@"\n')
+        script = 'set -eu; tree_rl_size="4 GB"; tree_rl_second_install=(--no-deps -r "a file"); '
+        ended = run(["bash", "--norc"], checkout, f"{script}source scripts/environment.sh")
+    finally:
+        (checkout / "scripts" / "kept.sh").rename(checkout / "scripts" / "create_environment.sh")
+    assert ended.stdout == "<4 GB><--no-deps><-r><a file>"

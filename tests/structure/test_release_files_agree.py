@@ -1,0 +1,25 @@
+"""Files of a release name one version, and the package carries its type marker."""
+
+from pathlib import Path
+
+import yaml
+
+import tree_rl
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_one_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == tree_rl.__version__
+    assert f'\nversion = "{tree_rl.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_forms_and_hooks_are_yaml() -> None:
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    assert forms and all(yaml.safe_load(form.read_text())["body"] for form in forms)
+    assert yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+
+
+def test_both_packages_are_typed() -> None:
+    assert all((ROOT / package / "py.typed").exists() for package in ("tree_rl", "kernels/tree_kernels"))

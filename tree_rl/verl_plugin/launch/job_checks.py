@@ -1,0 +1,233 @@
+"""What stops a job on trees before Ray starts: words that are no choice, options that trees refuse, missing files."""
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from tree_rl.verl_plugin.compat import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    Tracking,
+    need_critic,
+    need_reference_policy,
+    validate_config,
+)
+from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
+from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
+from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
+from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
+from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+
+MODEL_TYPES = ("tree_language_model", "tree_value_model", "language_model", "value_model")
+TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
+CHOICES = {
+    "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
+    "critic.model.model_type": ("tree_value_model", "value_model"),
+    "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
+}
+"""Config key -> all of its values in a job on trees."""
+COUNTS = (
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.total_epochs",
+)
+"""Keys of whole numbers of at least 1."""
+SOFT_CHOICES = {
+    "actor_rollout_ref.rollout.name": ("hf", "vllm", "sglang", "trtllm"),
+    "actor_rollout_ref.rollout.dtype": ("bfloat16", "float16", "float32", "half", "float", "auto"),
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": ("fp32", "bf16", "fp16", "float32", "bfloat16", "float16"),
+    "actor_rollout_ref.actor.loss_agg_mode": (
+        *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    ),
+    "actor_rollout_ref.actor.kl_loss_type": ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    "actor_rollout_ref.rollout.mode": ("async",),
+    "data.truncation": ("error", "left", "right", "middle"),
+    "trainer.resume_mode": ("auto", "disable", "resume_path"),
+    "trainer.device": ("cpu", "cuda", "npu"),
+}
+"""Config key -> values that verl 0.9.1 knows; another plugin may add some, so only a near miss of one is refused."""
+RATES = ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")
+FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path")
+"""Keys of a path or a list of paths on this machine."""
+
+
+def check_words(given: Sequence[str], machines: Sequence[str]) -> None:
+    """Check values that choose a config file, which Hydra would look for in vain.
+
+    Raises:
+        CommandLineError: `machine` is none of them.
+    """
+    for argument in given:
+        key, _, value = argument.partition("=")
+        if key.lstrip("+") == "machine" and value not in machines:
+            raise CommandLineError(
+                f"{key.lstrip('+')}={value}: expected one of {', '.join(machines)}{did_you_mean(value, machines)}"
+            )
+
+
+def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
+    """Check a composed config: its words and numbers, as a tree run would, the files it names, then as verl does.
+
+    Args:
+        config: complete.
+        stock: the same without the user's overrides.
+        given: the user's overrides.
+
+    Raises:
+        CommandLineError: the first mistake; names its key.
+    """
+    try:
+        _check_kinds(config, stock, given)
+        _check_choices(config)
+        _check_trains_trees(config, given)
+        _check_tree_blocks(config, given)
+        _check_numbers(config)
+        _check_prepared(copy.deepcopy(config))
+        if config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:
+            _check_files(config)
+        validate_config(config, need_reference_policy(config), need_critic(config))
+    except CommandLineError:
+        raise
+    except (ValueError, TypeError, AssertionError, OSError, OmegaConfBaseException, HydraException) as error:
+        message = one_line(error)
+        unknown = message.partition("unexpected keyword argument ")[2].strip("'")
+        for key in written_keys(given):
+            if unknown and key.rpartition(".")[2] == unknown:
+                raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(stock))}") from error
+        raise CommandLineError(message) from error
+
+
+def _check_choices(config: DictConfig) -> None:
+    for key, choices in CHOICES.items():
+        value = OmegaConf.select(config, key, default=None)
+        if value is None or value in choices:
+            continue
+        hint = did_you_mean(str(value), choices, cutoff=0.6)
+        raise CommandLineError(f"{key}={value}: expected one of {', '.join(choices)}{hint}")
+    soft = SOFT_CHOICES | {
+        "algorithm.adv_estimator": tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
+        "actor_rollout_ref.actor.policy_loss.loss_mode": tuple(POLICY_LOSS_REGISTRY),
+        "trainer.logger": tuple(Tracking.supported_backend),
+    }
+    for key, choices in soft.items():
+        value = OmegaConf.select(config, key, default=None)
+        for entry in _texts(value):
+            hint = did_you_mean(entry, choices, cutoff=0.6)
+            if entry not in choices and hint:
+                raise CommandLineError(f"{key}={entry}: no such choice{hint}")
+    if config.trainer.get("use_v1", True) is not True:
+        raise CommandLineError(
+            f"trainer.use_v1={config.trainer.use_v1}: verl's older trainer builds no trees; set it to true"
+        )
+
+
+def _check_kinds(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
+    """Refuse a text where the config without the user's arguments has a number or a truth value."""
+    for key in written_keys(given):
+        before, now = (OmegaConf.select(each, key, default=None) for each in (stock, config))
+        if isinstance(before, bool | int | float) and isinstance(now, str):
+            expected = "true or false" if isinstance(before, bool) else "a number"
+            raise CommandLineError(f"{key}={now}: expected {expected}")
+
+
+def _check_trains_trees(config: DictConfig, given: Sequence[str]) -> None:
+    for key in written_keys(given):
+        if (key.startswith("tree.") or ".tree." in key) and not trains_trees(config):
+            raise CommandLineError(f"{key}: no engine of this job runs trees; add trainer.v1.trainer_mode=tree_sync")
+
+
+def _check_tree_blocks(config: DictConfig, given: Sequence[str]) -> None:
+    short = written_keys(given)
+    for engine in ENGINES:
+        block = OmegaConf.select(config, f"{engine}.tree", default=None)
+        if block is None:
+            continue
+        try:
+            as_tree_config(OmegaConf.to_container(block, resolve=True))
+        except ValueError as error:
+            message = one_line(error)
+            key = message.partition("=")[0].partition(":")[0]
+            if key in short:
+                raise CommandLineError(message) from error
+            raise CommandLineError(message.replace("tree.", f"{engine}.tree.", 1)) from error
+
+
+def _check_numbers(config: DictConfig) -> None:
+    for key in COUNTS:
+        value = OmegaConf.select(config, key, default=None)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise CommandLineError(f"{key}={value}: expected a whole number of at least 1")
+    steps = config.trainer.get("total_training_steps", None)
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise CommandLineError(f"trainer.total_training_steps={steps}: expected a whole number of at least 1, or null")
+    for key in RATES:
+        value = OmegaConf.select(config, key, default=None)
+        # YAML reads 1e-6 as a text; Hydra's own grammar as a number.
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+            raise CommandLineError(f"{key}={value}: expected a number of at least 0")
+
+
+def _check_prepared(config: DictConfig) -> None:
+    """What the tree trainers refuse, or, of verl's own trainers, what the tree engines do."""
+    _check_groups_of_ranks(config)
+    base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
+    if base is not None:
+        prepare_config(config, base)
+        return
+    roles = (
+        ("actor_rollout_ref.model", "actor_rollout_ref.actor", ENGINES[0], False),
+        ("critic.model", "critic", ENGINES[2], True),
+    )
+    for model, role, engine, is_value in roles:
+        options = OmegaConf.select(config, model)
+        if not str(options.get("model_type", "")).startswith("tree") or (is_value and not need_critic(config)):
+            continue
+        strategy = OmegaConf.select(config, f"{role}.strategy")
+        if strategy != "fsdp2":
+            raise CommandLineError(f"{role}.strategy={strategy}: trees run on FSDP2; set {role}.strategy=fsdp2")
+        refuse_model_options(options, is_value=is_value, key=model)
+        refuse_engine_options(OmegaConf.select(config, engine), is_value=is_value, key=engine)
+
+
+def _check_groups_of_ranks(config: DictConfig) -> None:
+    """Sizes of groups of ranks, which verl would round down, divide the number of ranks."""
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    for engine in [*ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
+        key = f"{engine}.ulysses_sequence_parallel_size"
+        size = OmegaConf.select(config, key, default=1)
+        if not isinstance(size, int) or size < 1 or ranks % size:
+            raise CommandLineError(f"{key}={size} on {ranks} ranks: expected a divisor of their number")
+
+
+def _check_files(config: DictConfig) -> None:
+    for key in FILES:
+        for path in _texts(OmegaConf.select(config, key, default=None)):
+            if "://" not in path and not os.path.exists(os.path.expanduser(path)):
+                raise CommandLineError(f"{key}={path}: no such file on this machine")
+    roles = ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
+    for key in (f"{role}.{name}" for role in roles for name in ("path", "tokenizer_path")):
+        path = OmegaConf.select(config, key, default=None)
+        looks_local = path is not None and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
+        if path is not None and looks_local and "://" not in path and not os.path.exists(os.path.expanduser(path)):
+            raise CommandLineError(f"{key}={path}: no such folder on this machine")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | ListConfig):
+        yield from (str(entry) for entry in value)
