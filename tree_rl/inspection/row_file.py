@@ -1,5 +1,6 @@
 """Rows of a file, whatever it holds: token ids or chat messages."""
 
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,10 @@ def read_row_file(
     """
     files = _files(path)
     if files != [path]:
-        options = {"tokenizer": tokenizer, "rows_per": rows_per, "group_by": group_by, "vocab_size": vocab_size}
-        return [row for file in files for row in read_row_file(file, **options)]
-    file = read_columns(
-        path, {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXTS, *GROUPS, *([group_by] if group_by else [])}
-    )
+        read = partial(read_row_file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
+        return [row for file in files for row in read(file)]
+    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXTS, *GROUPS}
+    file = read_columns(path, wanted if group_by is None else {*wanted, group_by})
     if group_by is not None and group_by not in file.columns:
         names = shown_names(file.names)
         raise RowFileError(f"{shown_path(path)}: --group-by {shown(group_by)}: no such column; the file has {names}")
