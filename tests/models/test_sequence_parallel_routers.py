@@ -80,6 +80,7 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_scattered_routers_are_those_of_one_rank(tmp_path: Path) -> None:
     expected = {
         (size, case.name): asdict(run(case, range(len(case.shapes)), None))

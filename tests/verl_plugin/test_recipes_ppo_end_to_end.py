@@ -11,6 +11,7 @@ import pytest
 RECIPE = Path(__file__).parents[2] / "recipes" / "ppo" / "run_qwen3_fsdp2.sh"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(420)
 def test_ppo_recipe_trains_actor_and_critic_on_trees(tmp_path: Path) -> None:
