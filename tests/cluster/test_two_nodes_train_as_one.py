@@ -16,7 +16,7 @@ RECIPE = REPOSITORY / "recipes" / "grpo" / "run_qwen3_fsdp2.sh"
 STEPS = 10
 RANKS = 4
 LEARNT = ("actor/", "critic/", "tree/", "response_length/", "training/rollout_probs_diff")
-NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing")
+NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing", "cost_")
 """Parts of names that measure a machine, not what is learnt."""
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 OF_LAYOUT = ("tree/imbalance", "tree/split_groups", "tree/repeated_tokens", "tree/partitions", "actor/tree/")
