@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sequence
 from typing import Any
 
 import ray
@@ -71,10 +71,12 @@ def job_workers() -> dict[str, Any]:
 def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds: float) -> list[str]:
     """Describe every worker, Ray handle by name, that differs from the driver.
 
-    `answer_seconds` limits workers that run; a worker that still starts may take as long as it needs.
+    `answer_seconds` limits workers that run, from when they are first seen to; a worker that still starts may take as
+    long as it needs.
     """
     names = {worker.__ray_call__.remote(_probe()): name for name, worker in workers.items()}
     waiting = list(names)
+    running = _started(waiting, names, workers)
     faults: list[str] = []
     while waiting and not faults:
         answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=answer_seconds)
@@ -85,8 +87,9 @@ def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds:
                 fault = f"died: {str(error).strip().splitlines()[-1]}"
             if fault is not None:
                 faults.append(f"{names[answer]} {fault}")
-        silent = [answer for answer in waiting if _has_started(workers[names[answer]])]
-        faults += [f"{names[answer]} runs, but gave no answer within {answer_seconds:.0f} s" for answer in silent]
+        silent = [names[answer] for answer in waiting if answer in running]
+        faults += [f"{name} runs, but gave no answer within {answer_seconds:.0f} s" for name in silent]
+        running = _started(waiting, names, workers)
         if waiting and not faults:
             logger.warning("still starting: %s", ", ".join(sorted(names[answer] for answer in waiting)))
     return sorted(faults)
@@ -122,6 +125,8 @@ def _probe() -> Callable[[Any], Presence]:
     return look
 
 
-def _has_started(worker: Any) -> bool:
-    """Whether Ray has built the actor; before that, its process may still be importing."""
-    return bool(ray._private.state.actors(worker._actor_id.hex()).get("State") == "ALIVE")
+def _started(waiting: Sequence[Any], names: Mapping[Any, str], workers: Mapping[str, Any]) -> set[Any]:
+    """Those whose actor Ray has built; before that, its process may still be importing."""
+    handles = {answer: workers[names[answer]] for answer in waiting}
+    state = ray._private.state.actors
+    return {answer for answer, worker in handles.items() if state(worker._actor_id.hex()).get("State") == "ALIVE"}

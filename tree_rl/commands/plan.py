@@ -1,0 +1,55 @@
+"""`tree-rl plan`: how rows would run, on one GPU or many. Imports neither torch nor verl."""
+
+from typing import Annotated
+
+import typer
+
+from tree_rl.commands.row_options import File, GroupBy, Groups, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.files.terminal import one_line_errors, say
+from tree_rl.inspection.model_shape import read_model_shape
+from tree_rl.inspection.run_plan import plan_run
+from tree_rl.inspection.scale.hardware import GIB, Cluster
+from tree_rl.inspection.scale.options import ScaleOption
+from tree_rl.inspection.scale.report import ScaleSettings, report_scale
+from tree_rl.inspection.text import format_run_plan
+from tree_rl.training.memory.choice import Chooser
+from tree_rl.training.memory.model import assumed_memory_model
+
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
+
+
+def plan_file(
+    file: File,
+    max_tokens: MaxTokens,
+    tokenizer: Tokenizer = None,
+    rows_per: RowsOption = RowsPer.TRIAL,
+    group_by: GroupBy = None,
+    model: Model = None,
+    groups: Groups = 20,
+    ranks: ScaleOption.Ranks = None,
+    sp: ScaleOption.Sharing = 1,
+    shards: ScaleOption.Shards = None,
+    mini_batches: ScaleOption.MiniBatches = 1,
+    prompts: ScaleOption.Prompts = None,
+    cluster: ScaleOption.Sweep = False,
+    gpus_per_node: ScaleOption.NodeGpus = 8,
+    tflops: ScaleOption.TeraFlops = Cluster.flops / 1e12,
+    network: ScaleOption.Network = Cluster.network / 1e9,
+    gpu_memory: ScaleOption.Memory = Cluster.memory / GIB,
+    checkpoint: ScaleOption.Checkpoint = None,
+) -> None:
+    """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
+
+    With --model: how groups beyond the budget would run on a GPU, and the memory that takes. With --ranks: what a
+    training step takes on that many GPUs.
+    """
+    with one_line_errors():
+        rows = read_rows(file, tokenizer, rows_per, group_by, model)
+        if ranks is not None:
+            hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)
+            settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens, checkpoint)
+            say(report_scale(rows, model, settings, sweep=cluster))
+            return
+        chooser = None if model is None else Chooser(model=assumed_memory_model(read_model_shape(model)))
+        say(format_run_plan(plan_run(rows, max_tokens, chooser), at_most=groups))

@@ -1,0 +1,56 @@
+"""`tree-rl precompile`: flash-attn-4's kernels ahead of time. Imports torch."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.terminal import one_line_errors, say
+from tree_rl.inspection.files.writing import require_writable_folder
+
+HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfloat16"]
+"""What `precompile` compiles for by default: the Qwen3 and Llama 3 families."""
+
+
+class PrecompileOption:
+    """Options of `precompile`, which no other command has."""
+
+    Cache = Annotated[Path, typer.Option(help="Folder for the compiled kernels.")]
+    HeadSizes = Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256. Repeatable.")]
+    Gqa = Annotated[list[int], typer.Option("--gqa", min=1, help="Query heads per key head. Repeatable.")]
+    Dtypes = Annotated[list[str], typer.Option("--dtype", help="bfloat16 or float16. Repeatable.")]
+    Window = Annotated[bool, typer.Option("--window", help="Also compile for sliding windows.")]
+    Arch = Annotated[str, typer.Option(help="GPU to compile for.")]
+
+
+def precompile_kernels(
+    cache: PrecompileOption.Cache,
+    head_sizes: PrecompileOption.HeadSizes = HEAD_SIZES,
+    gqa: PrecompileOption.Gqa = QUERY_HEADS_PER_KEY_HEAD,
+    dtypes: PrecompileOption.Dtypes = DTYPES,
+    window: PrecompileOption.Window = False,
+    arch: PrecompileOption.Arch = "sm_90a",
+) -> None:
+    """Compile flash-attn-4's tree attention ahead of time; needs the extra fa4, and no GPU."""
+    # torch: seconds that inspect and plan do not pay.
+    from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile, runtime_environment
+
+    with one_line_errors():
+        require_writable_folder(cache, "--cache")
+        try:
+            compiled = precompile(
+                head_sizes=head_sizes,
+                query_heads_per_key_head=gqa,
+                dtypes=dtypes,
+                windows=(False, True) if window else (False,),
+                arch=arch,
+                cache=cache,
+                report=say,
+            )
+        except PrecompileError as error:
+            raise InputError(f"precompile: {error}") from error
+        say(f"\n{compiled} kernels compiled. Set in every process that trains, with this Python and these packages:")
+        for name, value in runtime_environment(cache).items():
+            say(f"  export {name}={shlex.quote(value)}")
