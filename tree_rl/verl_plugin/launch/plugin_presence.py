@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
