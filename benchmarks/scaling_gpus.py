@@ -93,7 +93,8 @@ def build_engine(path: Path, *, attention: str, forward_prefetch: bool, sharing:
 
 
 def drawn_trees(tokens: int, row_tokens: int, vocab: int) -> Batch:
-    """GRPO trees of about `tokens` unique tokens in all."""
+    """GRPO trees of about `tokens` unique tokens in all; the rows of one tree are shorter where it would have more."""
+    row_tokens = min(row_tokens, round(tokens / (ROWS * (1 - POR))))
     prompts = max(1, round(tokens / (ROWS * row_tokens * (1 - POR))))
     return agent_batch(
         por=POR, num_rows=ROWS, row_tokens=row_tokens, num_groups=prompts, trained_share=TRAINED, vocab=vocab

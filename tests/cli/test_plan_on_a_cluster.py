@@ -65,6 +65,21 @@ def test_a_case_by_hand() -> None:
     assert model.time(work(1.0, tokens=10)).gathers == pytest.approx((gathers + sent) / 2 / 1e9, rel=1e-3)
 
 
+def test_replicas_add_up_gradients_by_hand() -> None:
+    """Four GPUs, two copies of the parameters, nothing hidden: each GPU's gradients of a layer cross once more."""
+    cluster = Cluster(gpus=4, gpus_per_node=4, flops=1e30, link=1e9, latency=1e-12)
+    sharded, replicated = (on(cluster, "tiny", log_probs=False, shards=shards) for shards in (4, 2))
+    layers, layer, root = 2, sharded.parameters.per_layer, sharded.parameters.root
+
+    def seconds(ranks: int, *, halves: int) -> float:
+        """Gathers and scatters in 2 and 4 bytes; half a layer's gradients in 4 bytes, among two, there and back."""
+        gathered = 2 * (root + 2 * layers * layer) + 4 * root + 4 * (layers + 1) * layer + 2 * layer
+        return (gathered * (ranks - 1) / ranks + halves * (layers + 1) * 2 * 4 * layer / 2 / 2) / 1e9
+
+    assert sharded.time(work(1.0, tokens=10)).gathers == pytest.approx(seconds(4, halves=0), rel=1e-3)
+    assert replicated.time(work(1.0, tokens=10)).gathers == pytest.approx(seconds(2, halves=1), rel=1e-3)
+
+
 def test_a_node_receives_through_all_its_network_cards() -> None:
     cluster = Cluster(gpus=64, link=269e9, network=10e9, latency=1e-12)
     assert cluster.collective(8e9, 64) == pytest.approx(8e9 * 63 / 64 / 80e9)
@@ -170,6 +185,7 @@ def test_a_sweep_names_what_breaks_first(tree_rl: Run, rows: Path, config: Path)
     ("given", "said"),
     [
         (["--sp", "3"], "--sp 3: expected a divisor of 8 GPUs and 4 heads"),
+        (["--shards", "3"], "--shards 3: expected a divisor of 8 GPUs"),
         (["--ranks", "0"], "'--ranks': Input should be greater than or equal to 1"),
         (["--tflops", "0"], "'--tflops': Input should be greater than or equal to 1"),
     ],

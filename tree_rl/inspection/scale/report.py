@@ -166,6 +166,8 @@ def report_scale(rows: Sequence[Row], model: Path | None, settings: ScaleSetting
     step = Step(rows, model, settings)
     if gpus % sharing or step.shape.heads % sharing:
         raise InputError(f"--sp {sharing}: expected a divisor of {gpus} GPUs and {step.shape.heads} heads")
+    if settings.shards is not None and gpus % settings.shards:
+        raise InputError(f"--shards {settings.shards}: expected a divisor of {gpus} GPUs, as verl's fsdp_size")
     if sweep:
         return _sweep(step, gpus)
     found = {one.model.sharing: one for one in step.alternatives(gpus)}
