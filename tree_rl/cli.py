@@ -1,4 +1,4 @@
-"""Check the installation, inspect rows, plan a run, time updates, compile kernels.
+"""Check the installation, inspect rows, plan a run, time updates, compile kernels, write recipes.
 
 `inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
@@ -12,6 +12,7 @@ from tree_rl.commands.doctor import check_installation
 from tree_rl.commands.inspect import inspect_file
 from tree_rl.commands.plan import plan_file
 from tree_rl.commands.precompile import precompile_kernels
+from tree_rl.commands.recipes import write_recipes
 from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake
 
 CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
@@ -24,6 +25,7 @@ app.command("plan")(plan_file)
 app.command("doctor")(check_installation)
 app.command("precompile")(precompile_kernels)
 app.command("bench")(bench_update)
+app.command("recipes")(write_recipes)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 def test_one_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == tree_rl.__version__
-    assert f'\nversion = "{tree_rl.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_forms_and_hooks_are_yaml() -> None:

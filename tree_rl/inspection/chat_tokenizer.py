@@ -63,7 +63,7 @@ class ChatTokenizer:
         if not os.path.isfile(vocabulary):
             raise InputError(
                 f"{self._name}: expected a folder with tokenizer.json; save it with a fast "
-                "tokenizer's save_pretrained, or run examples/write_qwen_tokenizer.py"
+                "tokenizer's save_pretrained, or run examples/write_qwen_tokenizer.py (`tree-rl recipes` writes it)"
             )
         config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         config = _read_config(config_file) if os.path.isfile(config_file) else {}

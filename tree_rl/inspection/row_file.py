@@ -80,7 +80,9 @@ def _read_rows(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None, 
             f"messages ({', '.join(CONVERSATIONS)}); received {shown_names(file.names)}"
         )
     if chat is None:
-        raise RowFileError("chat messages need --tokenizer FOLDER (examples/write_qwen_tokenizer.py)")
+        raise RowFileError(
+            "chat messages need --tokenizer FOLDER; examples/write_qwen_tokenizer.py of `tree-rl recipes` makes one"
+        )
     tools = file.values(TOOLS) if TOOLS in file.columns else [None] * file.num_rows
     return read_chat_rows(column, file.values(column), tools, groups, tokenizer=chat, rows_per=rows_per)
 

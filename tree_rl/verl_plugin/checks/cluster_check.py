@@ -67,8 +67,8 @@ def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: flo
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"no cluster answers at {'this machine' if address == 'auto' else address}: {_first_line(str(error))}. "
-            "Start it with scripts/cluster/ray_head.sh; one with a token needs RAY_AUTH_MODE=token and the head's "
-            "token in this process"
+            "Start it with scripts/cluster/ray_head.sh (`tree-rl recipes` writes it); one with a token needs "
+            "RAY_AUTH_MODE=token and the head's token in this process"
         ) from error
     try:
         return ClusterReport(
@@ -122,7 +122,8 @@ def _require_listener(address: str, wait_seconds: float) -> None:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"nothing listens at {address} after {wait_seconds:.0f} s ({error}); start "
-                    "scripts/cluster/ray_head.sh there, or set RAY_ADDRESS to the address that it prints"
+                    "scripts/cluster/ray_head.sh (of `tree-rl recipes`) there, or set RAY_ADDRESS to the address "
+                    "that it prints"
                 ) from error
         time.sleep(POLL_SECONDS)
 

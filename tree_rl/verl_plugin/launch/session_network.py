@@ -16,8 +16,8 @@ SANDBOX = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options.sandbox"
 NETWORKED = ("docker", "modal", "remote")
 """Back ends whose commands have the network of their container."""
 REMEDY = (
-    "export RAY_AUTH_MODE=token, with the token in a file of mode 600: `source scripts/environment.sh` makes one, as "
-    "scripts/cluster/ray_head.sh does"
+    "export RAY_AUTH_MODE=token, with the token in a file of mode 600: scripts/cluster/ray_head.sh makes one "
+    "(`tree-rl recipes` writes that script)"
 )
 
 
