@@ -158,7 +158,7 @@ def _cell(
         works=played.is_right and not wrong,
         calls=len(record.calls),
         rows=len(rows_of_calls(record.calls)),
-        por=round(overlap(record), 3),
+        por=round(overlap(record.calls), 3),
         longest_prompt=max((len(call.prompt_ids) for call in record.calls), default=0),
         longest_prompt_characters=max(model.prompts, default=0),
         differences=wrong,

@@ -6,11 +6,12 @@ Its tokens are misspelt: no tokenizer would choose them for their text. A record
 import json
 import random
 import re
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.transcript import rows_of_calls
+from tree_rl.rollout.transcript import ModelCall, rows_of_calls
 
 ROOT = Path(__file__).parents[2]
 HERMES = ROOT / "tests" / "rollout" / "reasoning_chat.jinja"
@@ -115,10 +116,25 @@ class ScriptedModel:
             text = self.turns[min(self.played, len(self.turns) - 1)]
             self.played += 1
         ids = tuple(misspelt(tokenizer, text, seed=len(self.prompts)))[:max_tokens]
-        drawn = random.Random(len(self.prompts))
-        log_probs = tuple(-drawn.random() for _ in ids)
+        log_probs = log_probs_of(prompt_ids, ids)
         self.ledger[tuple(prompt_ids), ids, log_probs] += 1
         return Generation(token_ids=ids, log_probs=log_probs, finish_reason="stop")
+
+
+class Ledger(Protocol):
+    """A model that counts what it generated: prompt, ids and log-probs of each call."""
+
+    ledger: Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]
+
+
+def log_probs_of(prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+    """A number for each token that follows from all tokens up to it, as a model's does."""
+    state, found = 0, []
+    for place, token in enumerate([*prompt_ids, *ids]):
+        state = zlib.crc32(token.to_bytes(4, "little"), state)
+        if place >= len(prompt_ids):
+            found.append(-(state + 1) / 2**32)
+    return tuple(found)
 
 
 def misspelt(tokenizer: PreTrainedTokenizerFast, text: str, seed: int) -> list[int]:
@@ -146,7 +162,7 @@ class Prefixes:
         return passed
 
 
-def differences(model: ScriptedModel, record: RecordedSession) -> int:
+def differences(model: Ledger, record: RecordedSession) -> int:
     """Calls, tokens and log-probs that differ between the ledger and the record or its rows."""
     recorded = Counter((call.prompt_ids, call.response_ids, call.log_probs or ()) for call in record.calls)
     wrong = ((model.ledger - recorded) + (recorded - model.ledger)).total()
@@ -162,9 +178,9 @@ def differences(model: ScriptedModel, record: RecordedSession) -> int:
     return wrong + len(generated ^ trained)
 
 
-def overlap(record: RecordedSession) -> float:
-    """Prefix overlap ratio of a session's rows: 1 - tokens of their tree / tokens of the rows alone."""
-    prefixes, rows = Prefixes(), rows_of_calls(record.calls)
+def overlap(calls: Sequence[ModelCall]) -> float:
+    """Prefix overlap ratio of the rows of calls: 1 - tokens of their tree / tokens of the rows alone."""
+    prefixes, rows = Prefixes(), rows_of_calls(calls) if calls else []
     for row in rows:
         prefixes.of(row.token_ids)
     return 1 - len(prefixes.numbers) / max(1, sum(len(row.token_ids) for row in rows))

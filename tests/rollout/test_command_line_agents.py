@@ -106,6 +106,20 @@ def test_sixteen_at_once_keep_their_sessions_apart(chatml: PreTrainedTokenizerFa
     assert all(len(session.record.calls) == 2 for session in played)
 
 
+def test_one_that_fails_when_its_calls_are_used_up_ends_by_the_limit(
+    chatml: PreTrainedTokenizerFast, program: Path
+) -> None:
+    work = [(agent_of(program), all_tasks()["lru_cache"])]
+    here = {"environment": lambda: SweEnvironment(SandboxOptions(readable=(str(program),)))}
+    (used_up,) = play(ScriptedModel(chatml, lambda prompt: "true"), work, max_calls=3, **here)
+    assert used_up.result == ("limit", 0.0) and len(used_up.record.calls) == 3
+    assert "HTTP Error 403" in used_up.done.detail
+    # As many calls, and a failure of its own.
+    script = ScriptedModel(chatml, lambda prompt: "exec false" if prompt.count("assistant") < 3 else "kill $PPID")
+    (failed,) = play(script, work, max_calls=3, **here)
+    assert failed.result[0] == "agent_failed"
+
+
 def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokenizerFast, program: Path) -> None:
     task = all_tasks()["lru_cache"]
     repair = writing(dict(task.solution_files))

@@ -118,7 +118,10 @@ def test_a_clean_environment_trains(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv/bin/python"
     constraints = str(ROOT / "constraints/cpu.txt")
     subprocess.run(
-        [str(python), "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}[cpu,agents]"], check=True, cwd=tmp_path
+        # -I: a repository on PYTHONPATH would pass for the installed package.
+        [str(python), "-I", "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}[cpu,agents]"],
+        check=True,
+        cwd=tmp_path,
     )
     environment = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "VERL_PLATFORM": "cpu"}
     (tmp_path / "rows.jsonl").write_text('{"uid": "a", "input_ids": [1, 2]}\n{"uid": "a", "input_ids": [1, 3]}\n')

@@ -125,6 +125,8 @@ async def _work(
         return _Worked(status="completed" if outcome.is_complete else "limit", outcome=outcome, detail="")
     if isinstance(error, SandboxDied | SandboxError):
         raise error
+    if isinstance(error, AgentError) and endpoint.reached_limit():
+        return _Worked(status="limit", outcome=NOTHING_DONE, detail=str(error))
     if isinstance(error, AgentError):
         return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=str(error))
     # The model may have led it there. A session that it can end without a reward is one that it can hide.

@@ -17,6 +17,9 @@ class Endpoint:
     stop_session: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     """Ends the session at its gateway. None for an address that no gateway of this process serves."""
 
+    reached_limit: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
+    """Whether the gateway has refused a call because the session had made its `max_calls`."""
+
     @property
     def openai_url(self) -> str:
         """Base address with `/v1`, for OpenAI's clients."""

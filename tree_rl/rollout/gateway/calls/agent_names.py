@@ -6,15 +6,14 @@ from collections.abc import Mapping
 MAIN = "main"
 AGENT_ID = "x-claude-code-agent-id"
 """Claude Code's, for every sub-agent."""
-SESSION_ID, PARENT_SESSION_ID = "x-session-id", "x-parent-session-id"
-"""opencode's: a sub-agent has a session of its own, and names the one that started it."""
+OWN_OF_PARENT = {"x-parent-session-id": "x-session-id", "x-codex-parent-thread-id": "thread-id"}
+"""opencode's and Codex's: a sub-agent has an id of its own, and names the session or thread that started it."""
 UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64
 
 
 def agent_of_headers(headers: Mapping[str, str]) -> str:
     """The name of a sub-agent; `main` for anybody else."""
-    name = headers.get(AGENT_ID) or ""
-    if not name and headers.get(PARENT_SESSION_ID):
-        name = headers.get(SESSION_ID) or ""
+    names = [headers.get(AGENT_ID), *(headers.get(own) for parent, own in OWN_OF_PARENT.items() if headers.get(parent))]
+    name = next(filter(None, names), "")
     return UNFIT.sub("-", name)[:LONGEST_NAME] or MAIN
