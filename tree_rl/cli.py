@@ -13,6 +13,7 @@ from tree_rl.commands.inspect import inspect_file
 from tree_rl.commands.plan import plan_file
 from tree_rl.commands.precompile import precompile_kernels
 from tree_rl.commands.recipes import write_recipes
+from tree_rl.commands.view import view_file
 from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake
 
 CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
@@ -22,6 +23,7 @@ app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_a
 
 app.command("inspect")(inspect_file)
 app.command("plan")(plan_file)
+app.command("view")(view_file)
 app.command("doctor")(check_installation)
 app.command("precompile")(precompile_kernels)
 app.command("bench")(bench_update)

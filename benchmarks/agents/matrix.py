@@ -1,9 +1,10 @@
 """Client x dialect x {whole, streamed}: each client unmodified against the gateway, a scripted model behind it.
 
 Usage: python benchmarks/agents/matrix.py OUTPUT.csv [--python PYTHON] [--clients NAME ...] [--readable FOLDER ...]
-    [--dialect NAME=TEMPLATE,END[,CALL_END,ANSWER_END] ...]
+    [--dialect NAME=TEMPLATE,END[,CALL_END,ANSWER_END] ...] [--without-hermes]
 
-TEMPLATE is a file with a family's chat template, END its end token; Hermes is built in. Harnesses are looked up on the
+TEMPLATE is a file with a family's chat template, END its end token; Hermes is built in. A table that exists keeps its
+rows, except those that are played again. Harnesses are looked up on the
 PATH, libraries in PYTHON's environment; a client that is missing is left out by name. A harness repairs a small task in
 its sandbox, and the tests must pass. A library calls one tool. `differences` counts calls, tokens and log-probs that
 the gateway recorded or would train otherwise than the model generated them.
@@ -103,8 +104,10 @@ async def play_library(name: str, endpoint: Any, python: str, stream: str) -> Pl
     try:
         out, errors = await asyncio.wait_for(process.communicate(), SECONDS)
     except TimeoutError:
-        process.kill()
         return Played(is_right=False, version="", note=f"longer than {SECONDS} s")
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode:
         return Played(is_right=False, version="", note=errors.decode()[-200:].replace("\n", " "))
     said = json.loads(out.splitlines()[-1])
@@ -199,9 +202,9 @@ def installed(python: str, asked: list[str]) -> Iterator[str]:
                 yield name
 
 
-def dialects(asked: list[str]) -> list[Dialect]:
+def dialects(asked: list[str], *, with_hermes: bool) -> list[Dialect]:
     """Hermes and those that the command line names."""
-    made = [Dialect.of("hermes", HERMES.read_text(), "<|im_end|>")]
+    made = [Dialect.of("hermes", HERMES.read_text(), "<|im_end|>")] if with_hermes else []
     for one in asked:
         name, _, rest = one.partition("=")
         file, *ends = rest.split(",")
@@ -217,18 +220,28 @@ def main() -> None:
     parser.add_argument("--dialect", action="append", default=[], help="NAME=TEMPLATE,END[,CALL_END,ANSWER_END]")
     parser.add_argument("--clients", nargs="+", default=[*SHELLS, *TEXTS, *CLIENTS])
     parser.add_argument("--readable", nargs="*", default=[], help="folders that sandboxes show besides")
+    parser.add_argument("--without-hermes", action="store_true", help="only the dialects that are named")
     arguments = parser.parse_args()
     clients = list(installed(arguments.python, arguments.clients))
-    with arguments.output.open("w", newline="") as file:
+    for dialect in dialects(arguments.dialect, with_hermes=not arguments.without_hermes):
+        for client in clients:
+            for stream in ("whole", "streamed") if client in CLIENTS else ("its own",):
+                cell = asyncio.run(play_cell(client, dialect, stream, arguments.python, arguments.readable))
+                write_cell(arguments.output, {name: str(value) for name, value in asdict(cell).items()})
+                print("ok " if cell.works else "NO ", *asdict(cell).values(), flush=True)
+
+
+def write_cell(path: Path, cell: dict[str, str]) -> None:
+    """Put a row into the table, in place of the one of the same client, dialect and stream."""
+    place = ("dialect", "client", "stream")
+    rows = []
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if any(row[name] != cell[name] for name in place)]
+    with path.open("w", newline="") as file:
         table = csv.DictWriter(file, list(Cell.__dataclass_fields__))
         table.writeheader()
-        for dialect in dialects(arguments.dialect):
-            for client in clients:
-                for stream in ("whole", "streamed") if client in CLIENTS else ("its own",):
-                    cell = asyncio.run(play_cell(client, dialect, stream, arguments.python, arguments.readable))
-                    table.writerow(asdict(cell))
-                    file.flush()
-                    print("ok " if cell.works else "NO ", *asdict(cell).values(), flush=True)
+        table.writerows(sorted([*rows, cell], key=lambda row: [row[name] for name in place]))
 
 
 if __name__ == "__main__":

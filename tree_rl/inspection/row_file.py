@@ -42,7 +42,7 @@ def read_row_file(
     Raises:
         InputError: names the file, row or column and what was expected.
     """
-    files = _files(path)
+    files = data_files(path)
     if files != [path]:
         read = partial(read_row_file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
         return [row for file in files for row in read(file)]
@@ -106,7 +106,7 @@ def _read_texts(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None)
     return rows
 
 
-def _files(path: Path) -> list[Path]:
+def data_files(path: Path) -> list[Path]:
     """The files that a path names: itself, those of a folder, those that match a pattern."""
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in DATA and file.name not in NO_DATA)
