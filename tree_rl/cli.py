@@ -13,6 +13,8 @@ from tree_rl.commands.inspect import inspect_file
 from tree_rl.commands.plan import plan_file
 from tree_rl.commands.precompile import precompile_kernels
 from tree_rl.commands.recipes import write_recipes
+from tree_rl.commands.report import report_run
+from tree_rl.commands.top import watch_run
 from tree_rl.commands.view import view_file
 from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake
 
@@ -24,6 +26,8 @@ app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_a
 app.command("inspect")(inspect_file)
 app.command("plan")(plan_file)
 app.command("view")(view_file)
+app.command("report")(report_run)
+app.command("top")(watch_run)
 app.command("doctor")(check_installation)
 app.command("precompile")(precompile_kernels)
 app.command("bench")(bench_update)

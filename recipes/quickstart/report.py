@@ -6,34 +6,32 @@ from pathlib import Path
 
 from quickstart.figures import draw_report
 from quickstart.rows import DumpedRow, read_step
-from quickstart.summary import Summary, read_summary, step_table, summary_rows
+from quickstart.summary import CPU_CAVEAT, Summary, read_summary, step_table, summary_rows
 from transformers import AutoTokenizer
 
+from tree_rl.run_report.page_style import page
 from tree_rl.tree import Forest, draw_svg
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>tree_rl quickstart</title><style>
-body {{ font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; color: #1f2933;
-  max-width: 1080px; margin: 2.5rem auto; padding: 0 1rem; }}
-h1 {{ margin-bottom: 0; }} h2 {{ margin-top: 2.2rem; }} p.lead {{ color: #52606d; margin-top: .3rem; }}
-table {{ border-collapse: collapse; }} td {{ padding: .25rem 1.6rem .25rem 0; border-bottom: 1px solid #e8ecf0; }}
-td + td {{ font-weight: 600; font-variant-numeric: tabular-nums; }}
-pre {{ background: #f5f7fa; padding: 1rem; overflow-x: auto; font-size: 13px; white-space: pre-wrap; }}
-svg {{ max-width: 100%; height: auto; }} mark {{ background: #cfe3f5; }}
-</style></head><body>
-<h1>tree_rl quickstart</h1>
-<p class="lead">A small Qwen3 model, warm-started by tree SFT, trained by GRPO on trees through verl's own trainer.</p>
+BODY = """<h1>tree_rl quickstart</h1>
+<p class="lead">A small Qwen3 model, warm-started by tree SFT, trained by GRPO on trees through verl's own
+trainer{seed}.</p>
 <table>{table}</table>
+<p class="about">{caveat}</p>
 {charts}
+<p class="about">Blue: trees and what they compute; grey and pale blue: the same rows without trees. In the trees a bar
+is a run of tokens, darker the more rows go through it; its number is theirs.</p>
 <h2>Real trajectory trees</h2>
 <p>All rows of one task at the first and at the last step. Eight sessions share the task; a session branches where its
-reasoning is stripped from the next prompt, and where parallel tool calls are followed up in contexts of their own.</p>
+reasoning is stripped from the next prompt, and where parallel tool calls are followed up in contexts of their own. A
+circle marks a branch.</p>
 {trees}
 <h2>One session of the last step</h2>
 <p>Its rows one after the other, without the tokens shared with the row before; <mark>trained tokens</mark> are
 marked.</p>
 <pre>{session}</pre>
-</body></html>
+<h2>Next</h2>
+<p><code>tree-rl report {folder}</code> draws the whole run, <code>tree-rl view {folder}</code> shows its trees,
+<code>tree-rl inspect YOUR_ROWS</code> says what trees would save on your data.</p>
 """
 
 
@@ -75,7 +73,7 @@ def show_session(rows: list[DumpedRow], tokenizer: AutoTokenizer) -> str:
 
 
 def write_html(
-    path: Path, summary: Summary, charts: str, first: list[DumpedRow], last: list[DumpedRow], model: Path
+    path: Path, summary: Summary, charts: str, first: list[DumpedRow], last: list[DumpedRow], seed: int | None
 ) -> None:
     """Write the page.
 
@@ -85,7 +83,7 @@ def write_html(
         charts: An svg element.
         first: Rows of one task at the first step.
         last: The same at the last step.
-        model: Folder with the tokenizer.
+        seed: Of the run, if known.
     """
     table = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in summary_rows(summary)
@@ -94,15 +92,26 @@ def write_html(
         draw_svg(forest_of(rows), title=title)
         for rows, title in ((first, "Step 1"), (last, f"Step {len(summary.reward)}"))
     )
-    session = show_session(last, AutoTokenizer.from_pretrained(model))
-    path.write_text(PAGE.format(table=table, charts=charts, trees=trees, session=session), encoding="utf-8")
+    folder = path.parent
+    session = show_session(last, AutoTokenizer.from_pretrained(folder / "start" / "model"))
+    body = BODY.format(
+        seed="" if seed is None else f" (seed {seed})",
+        table=table,
+        caveat=CPU_CAVEAT,
+        charts=f'<div class="paper">{charts}</div>',
+        trees=trees,
+        session=session,
+        folder=escape(str(folder)),
+    )
+    path.write_text(page("tree_rl quickstart", body), encoding="utf-8")
 
 
-def report(folder: Path) -> Summary:
+def report(folder: Path, seed: int | None = None) -> Summary:
     """Write `report.png` and `report.html` of a finished run.
 
     Args:
         folder: The run's output folder.
+        seed: Of the run, to be named.
 
     Returns:
         Its figures.
@@ -113,7 +122,7 @@ def report(folder: Path) -> Summary:
         draw_report(summary, forest_of(first), forest_of(last), folder / name)
     charts = (folder / "charts.svg").read_text(encoding="utf-8")
     (folder / "charts.svg").unlink()
-    write_html(folder / "report.html", summary, charts[charts.index("<svg") :], first, last, folder / "start" / "model")
+    write_html(folder / "report.html", summary, charts[charts.index("<svg") :], first, last, seed)
     return summary
 
 
@@ -122,6 +131,7 @@ def print_table(summary: Summary) -> None:
     print("\n" + "\n".join(step_table(summary)) + "\n")
     for name, value in summary_rows(summary):
         print(f"{name:<34} {value}")
+    print(f"\n{CPU_CAVEAT}")
 
 
 if __name__ == "__main__":

@@ -112,11 +112,12 @@ def run(settings: Settings) -> None:
     # matplotlib and the tokenizer are imported only now: the first line of progress must not wait for them.
     from quickstart.report import print_table, report
 
-    summary = report(settings.output)
+    summary = report(settings.output, settings.seed)
     print_table(summary)
     print(f"\n{'total time':<34} {time.monotonic() - started:.0f} s")
     for name in ("report.html", "report.png"):
         print(f"{'written':<34} {os.path.relpath(settings.output / name)}")
+    print(f"{'next':<34} tree-rl report {os.path.relpath(settings.output)}")
 
 
 if __name__ == "__main__":

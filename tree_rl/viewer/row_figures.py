@@ -64,9 +64,9 @@ def _of_file(file: ColumnFile) -> list[Figures]:
     old, rollout = (next((name for name in names if name in file.columns), None) for names in (OLD, ROLLOUT))
     if old is not None and rollout is not None:
         for one, pair in zip(figures, zip(file.values(old), file.values(rollout), strict=True), strict=True):
-            means = [_mean(value) for value in pair]
-            if None not in means:
-                _put(one, "log_prob_change", np.subtract(*means))
+            after, before = (_mean(value) for value in pair)
+            if after is not None and before is not None:
+                one["log_prob_change"] = after - before
     return figures
 
 

@@ -49,6 +49,7 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import (
     balance_metrics,
     explained_layout,
+    first_batch,
     fitted_cost,
     overlap_metrics,
     session_metrics,
@@ -78,6 +79,8 @@ class TreeTrainerMixin(ResumableTrainer):
     """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
     """Whether the present update finds the old log-probs itself."""
+    _has_updated = False
+    """Whether the first batch has been told about."""
     _fitted_cost: CostModel | None = None
     """Seconds that the last update's engines report; None leaves groups to the model's shape."""
 
@@ -285,6 +288,9 @@ class TreeTrainerMixin(ResumableTrainer):
         workers = self.actor_rollout_wg
         ranks = ranks_with_rows(workers, "actor")
         print(explained_layout(metrics, ranks=ranks, sharing=workers.world_size // ranks), flush=True)
+        if not self._has_updated and "tree/por" in metrics:
+            print(first_batch(metrics), flush=True)
+        self._has_updated = True
         return batch
 
     def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:

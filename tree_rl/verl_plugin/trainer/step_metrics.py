@@ -8,7 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 
+from tree_rl.training.self_check import MEAN_TOLERANCE
 from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap
 from tree_rl.tree.cost import CostModel
 from tree_rl.verl_plugin.compat import Metric
@@ -17,6 +19,11 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error", "cost_error")
 """The engine's metrics besides token counts, without their prefix `tree/`."""
+
+NORMAL_ERRORS = (
+    "normal: below 1e-5 in float32, 0.03 in bf16; "
+    f"a mean above {MEAN_TOLERANCE[torch.float32]:.0e} or {MEAN_TOLERANCE[torch.bfloat16]:.0e} ends the run"
+)
 
 
 def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions) -> dict[str, float]:
@@ -68,6 +75,16 @@ def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) ->
     if metrics.get("tree/cost_error") is not None:
         parts.append(f"predicted time off by {metrics['tree/cost_error']:.1%}")
     return "layout: " + "; ".join(parts)
+
+
+def first_batch(metrics: Mapping[str, Any]) -> str:
+    """One line after the first update: what the rows share, and how far the self-check's trees were from their rows."""
+    por, bound = metrics["tree/por"], metrics["tree/token_bound"]
+    shared = f"first batch: POR {por:.2f}, updates at most {bound:.1f} times as fast by tokens"
+    error = metrics.get("tree/self_check_error")
+    if not error:
+        return f"{shared}; self-check: nothing was compared"
+    return f"{shared}; self-check: log-probs differ by {error:.1e} at most ({NORMAL_ERRORS})"
 
 
 def _imbalance(metrics: Mapping[str, Any]) -> str:

@@ -1,0 +1,159 @@
+"""`tree-rl report` and `tree-rl top`: figures against the log itself, damaged logs, pages that load nothing."""
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tree_rl.run_report.run_log import read_run
+from tree_rl.run_report.sections import SECTIONS, TIMES
+
+Run = Callable[..., tuple[int, str, str]]
+CONSOLE = Path(__file__).with_name("console_of_a_run.log")
+"""Two steps of the quickstart, as verl's console logger and Ray wrote them."""
+
+
+def step(number: int, **more: float) -> str:
+    drawn = random.Random(number)
+    data = {
+        "training/global_step": number,
+        "tree/session_score/mean": number / 10,
+        "critic/score/mean": drawn.random(),
+        "actor/pg_loss": -drawn.random(),
+        "actor/ppo_kl": drawn.random() / 100,
+        "tree/por": 0.8,
+        "tree/realised_saving": 0.75,
+        "tree/flat_tokens": 1000.0 * number,
+        "tree/unique_tokens": 200.0 * number,
+        "timing_s/gen": 6.0,
+        "timing_s/update_actor": 3.0,
+        "timing_s/step": 10.0,
+        "tree/self_check_error": 1e-6,
+        "tree/imbalance": 1.25,
+        "tree/imbalance_bound": 1.0,
+        "tree/session/ended_completed": 0.75,
+        "tree/session/ended_limit": 0.25,
+        "tree/session/drift_edited": 0.5,
+        "actor/perf/max_memory_allocated_gb": 12.5,
+    }
+    return json.dumps({"step": number, "data": {**data, **more}})
+
+
+def log_file(folder: Path, lines: list[str], name: str = "metrics.jsonl") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_report_says_what_the_log_says(tree_rl: Run, tmp_path: Path) -> None:
+    run = log_file(tmp_path / "run", [step(number) for number in range(1, 9)])
+    code, out, err = tree_rl("report", run, "--out", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    said = {line[:60].strip(): line[60:].strip() for line in out.splitlines()}
+    text = " ".join(out.split())
+    assert "mean reward, first and last 5 steps 0.300, 0.600" in text, said
+    assert "predicted speed-up of updates, by tokens at most 5.00 times" in text
+    assert "really left out 4.00 times" in text
+    assert "rollouts 60%, actor's update 30%" in text
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1 + len(SECTIONS) and "Not in this run" not in page
+    for title in ("Reward", "Where the time goes", *(section.title for section in SECTIONS)):
+        assert f"<h2>{title}</h2>" in page
+    for words in ("the rest", "sessions", "slowest rank", "ended"):
+        assert words in page
+    assert 'name="viewport"' in page and "prefers-color-scheme: dark" in page
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page) and "@import" not in page and "<script" not in page
+
+
+def test_two_runs_lie_over_each_other(tree_rl: Run, tmp_path: Path) -> None:
+    trees = log_file(tmp_path / "trees", [step(number) for number in range(1, 4)])
+    slow = {"timing_s/step": 22.5, "timing_s/update_actor": 15.0}
+    rows = log_file(tmp_path / "rows", [step(number, **slow) for number in range(1, 4)])
+    code, out, _ = tree_rl("report", trees, "--against", rows, "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "3.00, 15.00 (5.00 times)" in out and "10.00, 22.50 (2.25 times)" in out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 2 + len(SECTIONS)
+    assert "Where the time goes, second run" in page and "dashed:" in page
+
+
+def test_what_a_run_lacks_is_named_with_its_key(tree_rl: Run, tmp_path: Path) -> None:
+    line = json.dumps({"step": 1, "data": {"train/loss": 2.0}})
+    code, out, _ = tree_rl("report", log_file(tmp_path / "run", [line]), "--out", tmp_path / "page.html")
+    assert code == 0 and "steps" in out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1 and page.count("Not in this run") == len(SECTIONS)
+    assert "use_kl_loss=true" in page and "tree_sync" in page
+
+
+def test_a_console_log_says_the_same_as_its_file(tree_rl: Run, tmp_path: Path) -> None:
+    found = read_run(CONSOLE)
+    assert found.steps == (1, 2)
+    assert found.latest("tree/token_bound") == pytest.approx(1 / (1 - (found.latest("tree/por") or 0)))
+    # Every figure of the lines that this reads by hand.
+    for text, metrics in zip(CONSOLE.read_text().splitlines(), found.metrics, strict=True):
+        by_hand = dict(part.rsplit(":", 1) for part in text.split("step:", 1)[1].split(" - ")[1:])
+        read = {name: float(value.split("(")[-1].rstrip(")")) for name, value in by_hand.items()}
+        numbers = {name: value for name, value in read.items() if math.isfinite(value)}
+        assert dict(metrics) == numbers
+
+
+def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
+    lines = [
+        "", "not json", "[1, 2]", '{"step": 1}', '{"step": "1", "data": {}}', '{"step": 1, "data": []}',
+        step(1), step(2), json.dumps({"step": 2, "data": {"val-core/score": 0.5}}), step(3, **{"tree/por": math.nan}),
+        step(2, **{"tree/por": 0.1}), step(3, **{"tree/por": 0.2}), step(4)[:60],
+    ]  # fmt: skip
+    log = read_run(log_file(tmp_path / "run", lines))
+    assert log.steps == (1, 2, 3) and log.restarts == 1
+    assert log.column("tree/por") == [0.8, 0.1, 0.2]
+    folder = log_file(tmp_path / "other", [step(1)], "sft.jsonl")
+    (folder / "grpo.jsonl").write_text(step(7) + "\n")
+    assert read_run(folder).steps in ((1,), (7,))
+
+
+@pytest.mark.parametrize("command", ["report", "top"])
+def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path, command: str) -> None:
+    empty = log_file(tmp_path / "run", ["{}"])
+    for path, said in ((empty, "trainer.logger=[console,file]"), (tmp_path / "none", "none")):
+        more = ["--once"] if command == "top" else ["--out", tmp_path / "page.html"]
+        code, _, err = tree_rl(command, path, *more)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert said in err and not (tmp_path / "page.html").exists()
+
+
+def test_names_of_files_cannot_change_the_page(tree_rl: Run, tmp_path: Path) -> None:
+    run = log_file(tmp_path / "<img src=x onerror=alert(1)>", [step(1), step(2)])
+    code, _, _ = tree_rl("report", run, "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "<img" not in (tmp_path / "page.html").read_text()
+
+
+def test_top_shows_the_latest_steps(tree_rl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    run = log_file(tmp_path / "run", [step(number) for number in range(1, 31)])
+    code, out, _ = tree_rl("top", run, "--once")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if re.match(r"\s*\d+\s", line)]
+    assert [row[0] for row in rows] == [str(number) for number in range(19, 31)]
+    assert rows[-1][1:] == [
+        "3.000",
+        f"{json.loads(step(30))['data']['actor/pg_loss']:.4f}",
+        "0.800",
+        "75%",
+        "6.0",
+        "3.0",
+        "10.0",
+        "12.5",
+        "75%",
+    ]
+
+
+def test_parts_of_a_step_are_told_once() -> None:
+    names: list[Any] = [metric for metric, _ in TIMES]
+    assert len(set(names)) == len(names) and "timing_s/step" not in names

@@ -1,0 +1,100 @@
+"""Charts of a report as SVG, drawn by matplotlib; text takes the page's colour, lines are seen on light and dark."""
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from tree_rl.run_report.run_log import RunLog
+from tree_rl.run_report.sections import TIMES, Section
+
+COLOURS = ("#2f83d6", "#e8590c", "#2f9e44", "#ae3ec9", "#c98a00", "#0ca678", "#d6336c", "#5c7cfa", "#868e96", "#74b816",
+           "#15aabf")  # fmt: skip
+GREY, REST = "#8a94a0", "#b4bcc4"
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": "black",
+    "ytick.labelcolor": "black",
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "axes.grid": True,
+    "font.size": 9.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tree_rl",
+    "savefig.transparent": True,
+}
+SIZE = (4.6, 2.7)
+
+
+def metrics_of(section: Section, runs: Sequence[RunLog]) -> list[tuple[str, str]]:
+    """Metrics of a section that a run has, and their names."""
+    if not section.prefix:
+        return [(metric, name) for metric, name in section.lines if any(run.has(metric) for run in runs)]
+    found = {name for run in runs for metrics in run.metrics for name, value in metrics.items() if value}
+    names = sorted(name for name in found if name.startswith(section.prefix))
+    return [(name, name.removeprefix(section.prefix).replace("_", " ")) for name in names]
+
+
+def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
+    """Its chart: the first run solid, the second dashed. None where no run has a metric of it."""
+    metrics = metrics_of(section, runs)
+    if not metrics:
+        return None
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        for run, dashes in zip(runs, ("-", "--"), strict=False):
+            for (metric, name), colour in zip(metrics, COLOURS * 4, strict=False):
+                values = [(step, value) for step, value in zip(run.steps, run.column(metric), strict=True)
+                          if value is not None and (value > 0 or not section.is_log)]  # fmt: skip
+                if values:
+                    label = name if dashes == "-" else f"{name}, second run"
+                    _line(axes, values, colour, dashes, label)
+        if section.is_log and any(line.get_ydata().size for line in axes.lines):
+            axes.set_yscale("log")
+        return _finished(figure, axes)
+
+
+def draw_times(run: RunLog) -> str | None:
+    """Where the time of each step went; None without times."""
+    parts = [(metric, name) for metric, name in TIMES if run.has(metric)]
+    if not run.has("timing_s/step") or not parts:
+        return None
+    columns = [[value or 0.0 for value in run.column(metric)] for metric, _ in parts]
+    whole = [value or 0.0 for value in run.column("timing_s/step")]
+    rest = [max(0.0, step - sum(values)) for step, *values in zip(whole, *columns, strict=True)]
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        below = [0.0] * len(run.steps)
+        named = zip([*columns, rest], [*(name for _, name in parts), "the rest"], [*COLOURS[: len(parts)], REST],
+                    strict=True)  # fmt: skip
+        for values, name, colour in named:
+            axes.bar(run.steps, values, bottom=below, color=colour, width=0.9, label=name)
+            below = [low + value for low, value in zip(below, values, strict=True)]
+        axes.set_ylabel("seconds")
+        return _finished(figure, axes)
+
+
+def _line(axes: Axes, values: list[tuple[int, float]], colour: str, dashes: str, label: str) -> None:
+    marker = "o" if len(values) < 40 else ""
+    axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, marker=marker, markersize=2.5, label=label)
+
+
+def _finished(figure: "pyplot.Figure", axes: Axes) -> str:
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.03)
+    pyplot.close(figure)
+    text = file.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,113 @@
+"""Metrics of a run, from what verl's loggers wrote: the `file` logger's lines of JSON, or the console's text."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.reading import read_bytes
+from tree_rl.inspection.files.shown import shown_path
+
+MARKS = ("timing_s/step", "train/loss")
+"""Metrics that a trainer's step has, of reinforcement learning or SFT."""
+CONSOLE = re.compile(r"step:(\d+) - (.+)")
+FIGURE = re.compile(r"([\w@./-]+):(?:np\.\w+\()?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf))\)?(?= - |\s*$)", re.IGNORECASE)
+"""A metric of the console's line; NumPy's numbers stand there as np.float64(1.5)."""
+EXPECTED = "expected a file of verl's file logger or a console log with steps; set trainer.logger=[console,file]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLog:
+    """Metrics by step; of a step that a restart repeated, the last."""
+
+    name: str
+    """What it was read from."""
+    steps: tuple[int, ...]
+    """In order."""
+    metrics: tuple[Mapping[str, float], ...]
+    """Of each step; finite numbers alone."""
+    restarts: int
+    """How often the steps went back."""
+
+    def column(self, name: str) -> list[float | None]:
+        """One metric by step; None where a step has none."""
+        return [metrics.get(name) for metrics in self.metrics]
+
+    def has(self, name: str) -> bool:
+        """Whether any step has the metric."""
+        return any(name in metrics for metrics in self.metrics)
+
+    def latest(self, name: str) -> float | None:
+        """Its last value; None without one."""
+        return next((metrics[name] for metrics in reversed(self.metrics) if name in metrics), None)
+
+    def mean(self, name: str) -> float | None:
+        """Over the steps that have it."""
+        values = [value for value in self.column(name) if value is not None]
+        return sum(values) / len(values) if values else None
+
+
+def read_run(path: Path) -> RunLog:
+    """Read a log file, or the newest one with steps in a run's folder.
+
+    Raises:
+        InputError: no such file, or none with steps.
+    """
+    if not path.is_dir():
+        log = _read(path)
+        if log is None:
+            raise InputError(f"{shown_path(path)}: {EXPECTED}, found no step")
+        return log
+    files = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
+    read = [(file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := _read(file)) is not None]
+    if not read:
+        raise InputError(f"{shown_path(path)}: {EXPECTED}, found none in {len(files)} files")
+    # A run's console log repeats its file logger; an SFT run beside it is older.
+    return max(read, key=lambda one: (one[0], one[1]))[2]
+
+
+def _read(path: Path) -> RunLog | None:
+    found: dict[int, Mapping[str, float]] = {}
+    last, restarts = -1, 0
+    text = read_bytes(path).decode("utf-8", "replace")
+    for step, metrics in _json_steps(text) if path.suffix == ".jsonl" else _console_steps(text):
+        restarts += step < last
+        last = step
+        # Validation before the first step, and after it, has lines of its own.
+        found[step] = {**found.get(step, {}), **metrics} if not _is_step(metrics) else metrics
+    steps = sorted(step for step, metrics in found.items() if _is_step(metrics))
+    if not steps:
+        return None
+    chosen = tuple(found[step] for step in steps)
+    return RunLog(name=shown_path(path), steps=tuple(steps), metrics=chosen, restarts=restarts)
+
+
+def _is_step(metrics: Mapping[str, float]) -> bool:
+    return any(mark in metrics for mark in MARKS)
+
+
+def _json_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+            step, data = record["step"], record["data"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            # The last line of a run that was killed, or a file of something else.
+            continue
+        if isinstance(step, int) and isinstance(data, dict):
+            yield step, {name: float(value) for name, value in data.items() if _is_finite(value)}
+
+
+def _console_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
+    for line in text.splitlines():
+        match = CONSOLE.search(line)
+        if match:
+            figures = {name: float(value) for name, value in FIGURE.findall(match[2])}
+            yield int(match[1]), {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

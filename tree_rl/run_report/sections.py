@@ -1,0 +1,112 @@
+"""What a report shows: each chart with the metrics behind it, what is normal, and how to get what is missing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One chart."""
+
+    title: str
+    about: str
+    """What is normal, in one or two sentences."""
+    lines: Sequence[tuple[str, str]]
+    """Metric, and its name in the legend; metrics that a run lacks are left out."""
+    missing: str
+    """How to get it, where a run has none of the metrics."""
+    prefix: str = ""
+    """Instead of `lines`: all metrics that begin so and are not 0 throughout."""
+    is_log: bool = False
+    """Whether values spread over orders of magnitude."""
+
+
+TIMES = (
+    ("timing_s/gen", "rollouts"),
+    ("timing_s/reward", "reward"),
+    ("timing_s/old_log_prob", "old log-probs"),
+    ("timing_s/ref", "reference"),
+    ("timing_s/values", "values"),
+    ("timing_s/adv", "advantages"),
+    ("timing_s/update_critic", "critic's update"),
+    ("timing_s/update_actor", "actor's update"),
+    ("timing_s/update_weights", "weights to the rollout"),
+    ("timing_s/save_checkpoint", "checkpoint"),
+    ("timing_s/testing", "validation"),
+)
+"""Parts of a step that do not overlap; the rest of `timing_s/step` is shown as such."""
+
+SECTIONS = (
+    Section(
+        title="Reward",
+        about="Mean over sessions; a session counts once, however many rows it has.",
+        lines=(
+            ("tree/session_score/mean", "sessions"),
+            ("critic/score/mean", "rows"),
+        ),
+        missing="An SFT run has none.",
+    ),
+    Section(
+        title="Loss",
+        about="Of the actor, and of the critic where there is one.",
+        lines=(
+            ("actor/pg_loss", "actor, policy gradient"),
+            ("critic/vf_loss", "critic"),
+            ("train/loss", "SFT, training"),
+            ("val/loss", "SFT, validation"),
+        ),
+        missing="The run's log has no loss.",
+    ),
+    Section(
+        title="KL",
+        about="To the policy before the update (ppo_kl), and to the reference policy where the loss has it.",
+        lines=(("actor/ppo_kl", "before the update"), ("actor/kl_loss", "reference")),
+        missing="actor_rollout_ref.actor.use_kl_loss=true compares with a reference policy.",
+    ),
+    Section(
+        title="Overlap",
+        about="POR: the share of the rows' tokens that repeat a prefix. Saved: what the update really left out; it is "
+        "less where a group is split over ranks or runs as rows.",
+        lines=(("tree/por", "POR"), ("tree/realised_saving", "saved")),
+        missing="The run has no trees: trainer.v1.trainer_mode=tree_sync.",
+    ),
+    Section(
+        title="Memory",
+        about="Most memory of a GPU that torch held, in GiB; on a CPU the process's.",
+        lines=(
+            ("actor/perf/max_memory_allocated_gb", "allocated"),
+            ("actor/tree/predicted_peak_gib", "predicted, without weights and optimizer"),
+            ("perf/max_memory_allocated_gb", "allocated"),
+        ),
+        missing="The run's log has no memory.",
+    ),
+    Section(
+        title="Balance of ranks",
+        about="Predicted time of the slowest rank over the mean; 1 is even. At best: the costliest row decides.",
+        lines=(("tree/imbalance", "slowest rank"), ("tree/imbalance_bound", "at best")),
+        missing="The run has no trees.",
+    ),
+    Section(
+        title="How sessions ended",
+        about="Shares of the sessions. completed: the agent ended by itself.",
+        lines=(),
+        prefix="tree/session/ended_",
+        missing="Agents in environments report it (docs/agents.md).",
+    ),
+    Section(
+        title="Drift",
+        about="Per session: turns that came back otherwise than the model wrote them, by cause. avoided and returned "
+        "turns cost nothing; branches are rows that a client's edit cost.",
+        lines=(),
+        prefix="tree/session/drift_",
+        missing="Nothing drifted, or no gateway recorded the sessions.",
+    ),
+    Section(
+        title="Self-check",
+        about="Largest difference of log-probs between tree and rows before the first batch. Normal: below 1e-5 in "
+        "float32, below 0.03 in bf16.",
+        lines=(("tree/self_check_error", "largest difference"),),
+        missing="tree.self_check=true compares.",
+        is_log=True,
+    ),
+)
