@@ -1,5 +1,6 @@
 """Files of a release name one version, and the package carries its type marker."""
 
+import subprocess
 from pathlib import Path
 
 import yaml
@@ -12,6 +13,12 @@ ROOT = Path(__file__).parents[2]
 def test_one_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == tree_rl.__version__
+
+
+def test_a_tag_of_this_commit_names_the_version() -> None:
+    command = ["git", "tag", "--points-at", "HEAD", "--list", "v*"]
+    tags = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert set(tags) <= {f"v{tree_rl.__version__}"}
 
 
 def test_forms_and_hooks_are_yaml() -> None:
