@@ -91,14 +91,16 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
         CommandLineError: the first mistake; names its key.
     """
     try:
-        _check_kinds(config, stock, given)
+        check_kinds(config, stock, given)
         _check_choices(config)
         _check_trains_trees(config, given)
         _check_tree_blocks(config, given)
         _check_numbers(config)
         _check_prepared(copy.deepcopy(config))
         if config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:
-            _check_files(config)
+            missing_files(
+                config, FILES, ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
+            )
         validate_config(config, need_reference_policy(config), need_critic(config))
     except CommandLineError:
         raise
@@ -135,7 +137,7 @@ def _check_choices(config: DictConfig) -> None:
         )
 
 
-def _check_kinds(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
+def check_kinds(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
     """Refuse a text where the config without the user's arguments has a number or a truth value."""
     for key in written_keys(given):
         before, now = (OmegaConf.select(each, key, default=None) for each in (stock, config))
@@ -213,12 +215,21 @@ def _check_groups_of_ranks(config: DictConfig) -> None:
             raise CommandLineError(f"{key}={size} on {ranks} ranks: expected a divisor of their number")
 
 
-def _check_files(config: DictConfig) -> None:
-    for key in FILES:
+def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]) -> None:
+    """Refuse paths that are not on this machine.
+
+    Args:
+        config: complete.
+        files: keys of a path or a list of paths.
+        roles: keys of models, whose path may also be a name on a hub.
+
+    Raises:
+        CommandLineError: names the first key and path.
+    """
+    for key in files:
         for path in _texts(OmegaConf.select(config, key, default=None)):
             if "://" not in path and not os.path.exists(os.path.expanduser(path)):
                 raise CommandLineError(f"{key}={path}: no such file on this machine")
-    roles = ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
     for key in (f"{role}.{name}" for role in roles for name in ("path", "tokenizer_path")):
         path = OmegaConf.select(config, key, default=None)
         looks_local = path is not None and (path.startswith(("/", ".", "~")) or path.count("/") > 1)

@@ -1,0 +1,67 @@
+"""A wrong command line of tree SFT: one line that names the key and the remedy, exit code 2; a right one runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tree_rl.verl_plugin.launch.early_sft_check import check_sft
+
+WRONG: list[tuple[str, tuple[str, ...]]] = [
+    ("engine.strategy=fsdp", ("engine.strategy=fsdp:", "set engine.strategy=fsdp2")),
+    ("engine.strateg=fsdp2", ("engine.strateg=fsdp2:", "did you mean engine.strategy?")),
+    ("dta.train_files=x", ("dta.train_files=x:", "did you mean data.train_files?")),
+    ("tree.max_token=5", ("tree.max_token:", "did you mean tree.max_tokens?")),
+    ("tree.mode=trees", ("tree.mode='trees':", "auto, tree, flat")),
+    ("engine.tree.mode=trees", ("engine.tree.mode='trees':", "auto, tree, flat")),
+    ("tree=4096", ("tree=4096:", "tree.max_tokens=4096")),
+    ("machine=cpuu", ("machine=cpuu:", "did you mean cpu?")),
+    ("data.train_batch_size=0", ("data.train_batch_size=0:", "at least 1")),
+    ("data.use_dynamic_bsz=maybe", ("data.use_dynamic_bsz=maybe:", "true or false")),
+    ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
+    ("model.path=/nowhere", ("model.path=/nowhere:", "no such folder")),
+    ("model.use_fused_kernels=true", ("model.use_fused_kernels=True:",)),
+    ("optim.lr=[1", ("optim.lr=[1:", "quote it")),
+]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "rows.parquet").touch()
+    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    return ["machine=cpu", f"data.train_files={folder}/rows.parquet", f"model.path={folder}"]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG, ids=[wrong for wrong, _ in WRONG])
+def test_one_line_names_the_key(
+    wrong: str, said: tuple[str, ...], good: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        check_sft(["sft", *good, wrong])
+    line = capsys.readouterr().err
+    assert ended.value.code == 2 and line.startswith("tree_rl: ") and line.count("\n") == 1
+    assert all(part in line for part in said), line
+
+
+def test_short_forms_are_written_out(good: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sft", *good, "tree.mode=tree", "trainer.total_epochs=2"]
+    check_sft(arguments)
+    assert arguments == ["sft", "machine=sft_cpu", *good[1:], "++engine.tree.mode=tree", "trainer.total_epochs=2"]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "SFT on fsdp2; mode tree; attention auto" in said
+
+
+def test_help_stays_hydras(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sft", "--help"]
+    check_sft(arguments)
+    assert arguments == ["sft", "--help"] and not capsys.readouterr().err
+
+
+def test_the_program_ends_so(good: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tree_rl.verl_plugin.sft", *good, "engine.strateg=fsdp2"]
+    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("tree_rl: engine.strateg=fsdp2: no such key; did you mean")
