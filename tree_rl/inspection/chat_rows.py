@@ -81,7 +81,7 @@ def read_chat_rows(
         for name, last, first_trained in _cuts(conversation, rows_per):
             text = tokenizer.encode(conversation.text_through[last])
             trained = _trained(conversation, first_trained, last, text)
-            rows.append(Row(name=name, group=groups[number], token_ids=text.ids, trained=trained))
+            rows.append(Row(name=name, group=groups[number], token_ids=text.ids, trained=trained, record=number))
     return rows
 
 

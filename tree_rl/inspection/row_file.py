@@ -12,24 +12,31 @@ from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
 from tree_rl.inspection.files.shown import shown, shown_names, shown_path
+from tree_rl.inspection.recording import Recording, Taken
 from tree_rl.inspection.row import Row, check_vocabulary
-from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows
+from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
 
 TEXTS = ("input", "output")
+NO_PADDING = "text has none"
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """What Hugging Face writes beside the data."""
 
 
-def read_row_file(
+def read_row_file(path: Path, **options: Any) -> list[Row]:
+    """The rows of `read_recording`, which takes the same options."""
+    return read_recording(path, **options).rows
+
+
+def read_recording(
     path: Path,
     *,
     tokenizer: Path | None = None,
     rows_per: RowsPer = RowsPer.TRIAL,
     group_by: str | None = None,
     vocab_size: int | None = None,
-) -> list[Row]:
-    """Read the rows that a trainer would receive, at least one.
+) -> Recording:
+    """Read the rows that a trainer would receive, at least one, and say which columns they came from.
 
     Args:
         path: a parquet, jsonl, json, arrow or traj file, a folder of such files, or a pattern like `dumps/*.jsonl`.
@@ -44,8 +51,8 @@ def read_row_file(
     """
     files = _files(path)
     if files != [path]:
-        read = partial(read_row_file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
-        return [row for file in files for row in read(file)]
+        read = partial(read_recording, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
+        return Recording.joined([read(file) for file in files])
     wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXTS, *GROUPS}
     file = read_columns(path, wanted if group_by is None else {*wanted, group_by})
     if group_by is not None and group_by not in file.columns:
@@ -54,8 +61,8 @@ def read_row_file(
     named = group_by or next((name for name in GROUPS if name in file.columns), None)
     values = None if named is None else file.values(named)
     groups = [path.stem] * file.num_rows if values is None else [str(value) for value in values]
-    if values is None and set(TEXTS) <= set(file.columns) and not has_token_ids(file.columns):
-        groups = [str(value) for value in file.values(TEXTS[0])]
+    if values is None and _has_texts(file):
+        groups, named = [str(value) for value in file.values(TEXTS[0])], TEXTS[0]
     chat = None if tokenizer is None else ChatTokenizer(tokenizer)
     try:
         rows = _read_rows(file, groups, chat, rows_per)
@@ -65,13 +72,32 @@ def read_row_file(
             _check_groups(values, str(named))
     except RowFileError as error:
         raise RowFileError(f"{shown_path(path)}: {error}") from error
-    return rows
+    labels = {} if named else file.labels()
+    return Recording(
+        rows=rows,
+        taken=(_taken(file, named, rows_per),),
+        labels={name: [str(column[row.record or 0]) for row in rows] for name, column in labels.items()},
+    )
+
+
+def _has_texts(file: ColumnFile) -> bool:
+    return set(TEXTS) <= set(file.columns) and not has_token_ids(file.columns)
+
+
+def _taken(file: ColumnFile, group: str | None, rows_per: RowsPer) -> Taken:
+    if has_token_ids(file.columns):
+        return taken_tokens(file.columns, group)
+    if _has_texts(file):
+        return Taken(tokens=TEXTS, loss=f"all of {TEXTS[1]}", padding=NO_PADDING, group=group)
+    column = next(name for name in CONVERSATIONS if name in file.columns)
+    loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
+    return Taken(tokens=(column,), loss=loss, padding=NO_PADDING, group=group)
 
 
 def _read_rows(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None, rows_per: RowsPer) -> list[Row]:
     if has_token_ids(file.columns):
         return read_token_rows(file.columns, groups)
-    if set(TEXTS) <= set(file.columns):
+    if _has_texts(file):
         return _read_texts(file, groups, chat)
     column = next((name for name in CONVERSATIONS if name in file.columns), None)
     if column is None:
@@ -100,7 +126,7 @@ def _read_texts(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None)
         if not len(ids):
             raise RowFileError(f"row {number}: expected a token, found none; drop the row")
         trained = np.arange(len(ids)) >= len(prompt)
-        rows.append(Row(name=f"row {number}", group=groups[number], token_ids=ids, trained=trained))
+        rows.append(Row(name=f"row {number}", group=groups[number], token_ids=ids, trained=trained, record=number))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ class ColumnFile:
     """All columns of the file."""
     columns: Columns
     """Those that were asked for and are there."""
+    labels: Callable[[], dict[str, list[Any]]]
+    """Reads the columns that have one text or integer in every row: what could name a group."""
 
     def values(self, name: str) -> list[Any]:
         """One column as Python values. Raises `InputError` where a parquet column is damaged."""
@@ -68,20 +71,22 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
 
 def _read_parquet(path: Path, wanted: Collection[str]) -> ColumnFile:
     # pyarrow takes half a second to import; readers of JSON do without.
-    from tree_rl.inspection.files.parquet import read_parquet
+    from tree_rl.inspection.files.parquet import read_labels, read_parquet
 
     table, names = read_parquet(path, wanted)
     columns = {name: table.column(name) for name in table.column_names}
-    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
+    labels = partial(read_labels, path)
+    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
 
 
 def _read_arrow(path: Path, wanted: Collection[str]) -> ColumnFile:
     # pyarrow takes half a second to import; readers of JSON do without.
-    from tree_rl.inspection.files.parquet import read_arrow
+    from tree_rl.inspection.files.parquet import read_arrow, read_labels
 
     table, names = read_arrow(path, wanted)
     columns = {name: table.column(name) for name in table.column_names}
-    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
+    labels = partial(read_labels, path)
+    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
 
 
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
@@ -119,4 +124,10 @@ def _columns_of(records: list[Any], path: Path, wanted: Collection[str]) -> Colu
             )
     names = dict.fromkeys(name for record in records for name in record)
     columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
-    return ColumnFile(path=path, num_rows=len(records), names=tuple(names), columns=columns)
+    labels = partial(_labels_of, records, tuple(names))
+    return ColumnFile(path=path, num_rows=len(records), names=tuple(names), columns=columns, labels=labels)
+
+
+def _labels_of(records: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
+    values = {name: [record.get(name) for record in records] for name in names}
+    return {name: column for name, column in values.items() if all(type(value) in (str, int) for value in column)}

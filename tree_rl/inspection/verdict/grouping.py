@@ -1,0 +1,34 @@
+"""What other columns would make of the groups."""
+
+from dataclasses import dataclass
+
+from tree_rl.inspection.recording import Recording
+from tree_rl.tree import Forest
+
+MOST = 6
+"""Columns that are tried."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regrouped:
+    """The rows in the groups of another column."""
+
+    column: str
+    groups: int
+    por: float
+    """Potential overlap ratio."""
+
+
+def regroup(recording: Recording) -> list[Regrouped]:
+    """The rows by each column that could name the group, fewest groups first; none where the file names it."""
+    found = []
+    for column, values in recording.labels.items():
+        groups = len(set(values))
+        # One group is what the file counts as already; a group a record is what an id gives.
+        if 1 < groups < len({row.record for row in recording.rows}):
+            found.append((groups, column, values))
+    tried = []
+    for groups, column, values in sorted(found, key=lambda one: one[0])[:MOST]:
+        forest = Forest.from_rows([row.token_ids for row in recording.rows], merge_key=values)
+        tried.append(Regrouped(column=column, groups=groups, por=1 - forest.num_unique / forest.num_flat))
+    return tried
