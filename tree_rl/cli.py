@@ -53,7 +53,7 @@ def main() -> None:
     print_anything()
     try:
         with one_line_errors():
-            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+            status = app(sys.argv[1:] or ["--help"], prog_name="tree-rl", standalone_mode=False)
     except (typer.Exit, CLICK_ERROR) as error:
         if isinstance(error, CLICK_ERROR):
             print_mistake(f"{error.format_message()} (--help tells what is expected)")

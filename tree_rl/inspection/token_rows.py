@@ -57,15 +57,15 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
     return rows
 
 
-def taken_tokens(columns: Columns, group: str | None) -> Taken:
-    """Which columns `read_token_rows` reads."""
+def taken_tokens(columns: Columns) -> Taken:
+    """Which columns `read_token_rows` reads; the group is not among them."""
     pair = _pair(columns)
     mask = next((name for name in MASKS if name in columns), None)
     return Taken(
         tokens=pair or (WHOLE,),
         loss=f"all of {pair[1]}" if pair and mask is None else mask,
         padding=ATTENTION if ATTENTION in columns else None,
-        group=group,
+        group=None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tree_rl.inspection.files.errors import RowFileError
 from tree_rl.inspection.files.json_text import parse_json
+from tree_rl.inspection.files.npz import group_of_session, read_npz
 from tree_rl.inspection.files.reading import open_regular, read_bytes
 from tree_rl.inspection.files.shown import escaped, shown_path
 
@@ -55,6 +56,7 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
         ".json": _read_json,
         ".arrow": _read_arrow,
         ".traj": _read_json,
+        ".npz": _read_npz,
     }
     if path.suffix not in readers:
         # A missing file matters more than its ending.
@@ -87,6 +89,14 @@ def _read_arrow(path: Path, wanted: Collection[str]) -> ColumnFile:
     columns = {name: table.column(name) for name in table.column_names}
     labels = partial(read_labels, path)
     return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
+
+
+def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
+    columns = read_npz(path)
+    num_rows = len(columns["prompt_ids"])
+    # Files are folders' sessions: a folder names the prompt that its session answers.
+    columns["group"] = [group_of_session(path)] * num_rows
+    return ColumnFile(path=path, num_rows=num_rows, names=tuple(columns), columns=columns, labels=dict)
 
 
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
