@@ -33,7 +33,8 @@ def read_npz(path: Path) -> dict[str, list[Any]]:
         InputError: no file, damage, pickled objects, or other arrays.
     """
     try:
-        with open_regular(path) as stream, np.load(stream, allow_pickle=False) as file:
+        with open_regular(path) as stream:
+            file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array")
             numbers = sorted(int(found[1]) for found in map(FIRST.fullmatch, file.files) if found)
