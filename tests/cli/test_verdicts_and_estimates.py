@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -115,6 +116,39 @@ def test_a_missing_group_is_told_and_others_are_tried(tree_rl: Run, tmp_path: Pa
     assert "group: none found, the file is one group" in out
     again = follow(tree_rl, found["verdict"]["next"])
     assert "Warning" not in again and f"{1 - UNIQUE / FLAT:.3f}" in again
+
+
+def test_files_of_a_folder_are_regrouped(tree_rl: Run, tmp_path: Path) -> None:
+    """As folders of trajectories, a file each: by the task they share what their files do not."""
+    for number, row in enumerate(ROWS):
+        record = {"input_ids": row["input_ids"], "instance": row["uid"], "agent": "x", "file": number}
+        write(tmp_path / f"{number}.jsonl", [record])
+    found = read(tree_rl("inspect", tmp_path, "--json"))
+    assert (len(found["groups"]), found["total"]["por"]) == (6, 0)
+    assert found["group_by"] == [{"column": "instance", "groups": 2, "por": pytest.approx(1 - UNIQUE / FLAT)}]
+    assert "would save little, if these are the groups" in tree_rl("inspect", tmp_path)[1]
+
+
+@pytest.mark.slow
+def test_timing_reads_what_verl_writes(
+    tree_rl: Run, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # verl imports torch and Ray: seconds that only this test pays.
+    from verl.utils.logger.aggregate_logger import LocalLogger
+    from verl.utils.tracking import FileLogger
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file.jsonl"))
+    loggers = [LocalLogger(), FileLogger("project", "experiment")]
+    capsys.readouterr()
+    for step, update in enumerate((np.float64(1.5), 2.0, np.float32(0.5))):
+        for logger in loggers:
+            times = {"timing_s/update_actor": update, "timing_s/ref": 1.0, "timing_s/step": np.float64(5.0)}
+            logger.log({"actor/loss": 0.1, **times}, step=step)
+    loggers[1].finish()
+    (tmp_path / "console.log").write_text(capsys.readouterr().out)
+    for name in ("console.log", "file.jsonl"):
+        verdict = read(tree_rl("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
+        assert verdict["update_share"] == pytest.approx(0.5)
 
 
 def test_without_candidates_the_warning_says_so(tree_rl: Run, tmp_path: Path) -> None:

@@ -21,11 +21,13 @@ class Regrouped:
 
 def regroup(recording: Recording) -> list[Regrouped]:
     """The rows by each column that could name the group, fewest groups first; none where the file names it."""
+    current = [row.group for row in recording.rows]
     found = []
     for column, values in recording.labels.items():
         groups = len(set(values))
-        # One group is what the file counts as already; a group a record is what an id gives.
-        if 1 < groups < len({row.record for row in recording.rows}):
+        is_current = groups == len(set(current)) == len(set(zip(values, current, strict=True)))
+        # One group of all rows, or one for each row, says nothing about prompts.
+        if 1 < groups < len(values) and not is_current:
             found.append((groups, column, values))
     tried = []
     for groups, column, values in sorted(found, key=lambda one: one[0])[:MOST]:

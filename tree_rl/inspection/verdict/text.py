@@ -15,6 +15,7 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
     """The closing lines of `tree-rl inspect`; `assumed` names the model of the bound by operations."""
     taken = "\n              ".join(escaped(str(taken)) for taken in verdict.recording.taken)
     says = "trees help" if verdict.helps else "trees would save little"
+    says += "" if verdict.recording.has_groups else ", if these are the groups"
     share = verdict.share
     lines = [
         f"Verdict: {says}. Expected: updates {verdict.update:.2f} times as fast, whole steps {verdict.step:.2f} times.",
@@ -36,7 +37,7 @@ def format_missing_group(verdict: Verdict) -> str:
     """The warning where no column names the group, and what others would make of it."""
     warning = (
         "Warning: no column uid, group, group_id or task_id names the group of a row, so each file counts as one "
-        "group. Training merges rows of one prompt alone: the figures below may promise too much."
+        "group. Training merges the rows of one prompt: the figures below may be too high or too low."
     )
     if not verdict.regrouped:
         return f"{warning}\nNo other column has a text or an integer in every row that could name it (--group-by)."
