@@ -196,8 +196,15 @@ def test_wrong_shares_end_in_one_line(tree_rl: Run, rows: Path, tmp_path: Path) 
         assert said in err
 
 
-def test_an_estimate_by_hand(tree_rl: Run, rows: Path, config: Path) -> None:
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_masked: bool) -> None:
     """One GPU: nothing travels. Operations of each row by itself and of each tree, from the formulas of a decoder."""
+    prompts = [len(PROMPTS[row["uid"]]) for row in ROWS]
+    masks = [
+        {"loss_mask": [int(at >= prompt or not is_masked) for at in range(len(row["input_ids"]))]}
+        for row, prompt in zip(ROWS, prompts, strict=True)
+    ]
+    rows = write(tmp_path / "rows.jsonl", [{**row, **mask} for row, mask in zip(ROWS, masks, strict=True)])
     given = ("--model", config, "--gpus", 1, "--gpu", "b200", "--update-share", 0.4, "--gpu-price", 3.6)
     found = read(tree_rl("estimate", rows, *given, "--json"))
     sizes = MODEL_SIZES["8b"].config()
@@ -205,16 +212,18 @@ def test_an_estimate_by_hand(tree_rl: Run, rows: Path, config: Path) -> None:
     head, layers, vocabulary = sizes["head_dim"], sizes["num_hidden_layers"], sizes["vocab_size"]
     layer = 2 * width * head * (heads + keys) + 3 * width * sizes["intermediate_size"]
 
-    def seconds(tokens: int, pairs: int) -> float:
-        forward = 2 * tokens * (layers * layer + width * vocabulary) + 4 * pairs * layers * heads * head
+    def seconds(tokens: int, pairs: int, trained: int) -> float:
+        forward = 2 * (tokens * layers * layer + trained * width * vocabulary) + 4 * pairs * layers * heads * head
         # Log-probs and forward one each, a backward with recomputed layers three.
         computed = 5 * forward / (Cluster.flops * 2250 / 989)
         return computed + (layers * layer + 2 * width * vocabulary) / OPTIMIZER_RATE
 
     lengths = [len(row["input_ids"]) for row in ROWS]
     prefixes = {(row["uid"], *row["input_ids"][: end + 1]) for row in ROWS for end in range(len(row["input_ids"]))}
-    flat = seconds(FLAT, sum(length * (length + 1) // 2 for length in lengths))
-    tree = seconds(UNIQUE, sum(len(prefix) - 1 for prefix in prefixes))
+    without = sum(prompts) if is_masked else 0
+    flat = seconds(FLAT, sum(length * (length + 1) // 2 for length in lengths), FLAT - without)
+    without = sum(map(len, PROMPTS.values())) if is_masked else 0
+    tree = seconds(UNIQUE, sum(len(prefix) - 1 for prefix in prefixes), UNIQUE - without)
     assert found["rows"]["update_seconds"] == pytest.approx(flat, rel=1e-9)
     assert found["trees"]["update_seconds"] == pytest.approx(tree, rel=1e-9)
     assert found["rows"]["step_seconds"] == pytest.approx(flat / 0.4)

@@ -57,6 +57,8 @@ class ScaleSettings:
     """Whether old log-probs take a pass of their own."""
     shared: bool = True
     """Whether the rows of a group share prefixes; False: every row runs by itself, as without trees."""
+    head_share: float = 1.0
+    """Share of the tokens that the language-model head reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,7 @@ class Step:
         for group, members in enumerate(groups):
             number[members] = group
         cost, self.measured = self.shape.cost, None
+        cost = replace(cost, per_head_token=settings.head_share * cost.per_head_token)
         if settings.checkpoint is not None:
             cost, sharing = read_fitted_cost(settings.checkpoint, self.shape)
             self.measured = Measured(sharing=sharing, per_forward=cost.per_forward)

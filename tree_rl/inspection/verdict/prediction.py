@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tree_rl.inspection.model_shape import read_model_config
-from tree_rl.inspection.report import forest_of, rows_by_group
+from tree_rl.inspection.report import forest_of, report_groups, rows_by_group, total_of
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.scale.gpus import Gpu
 from tree_rl.inspection.scale.parameters import Parameters
@@ -105,6 +105,8 @@ def predict_update(
 ) -> UpdatePrediction:
     """Seconds of an update over the rows, log-probs and optimizer included, with micro-batches of `max_tokens`.
 
+    The head reads the tokens with a loss, on both sides.
+
     Args:
         rows: of one step.
         model: its config.json.
@@ -112,13 +114,20 @@ def predict_update(
         share: of a step without trees that updates take.
         price: of one GPU for an hour.
     """
-    cluster = memory.gpu.spec.cluster(memory.gpus)
-    flat, tree = (
-        Step(rows, model, ScaleSettings(cluster, max_tokens=memory.max_tokens or GRANULARITY, shared=shared))
-        for shared in (False, True)
+    overlap = total_of(report_groups(list(rows))).overlap
+    cluster, max_tokens = memory.gpu.spec.cluster(memory.gpus), memory.max_tokens or GRANULARITY
+
+    def time(*, shared: bool, head_share: float) -> StepTime:
+        settings = ScaleSettings(cluster, max_tokens=max_tokens, shared=shared, head_share=head_share)
+        return Step(rows, model, settings).on(memory.gpus, 1).time
+
+    return UpdatePrediction(
+        rows=time(shared=False, head_share=overlap.flat_head_tokens / overlap.flat_tokens),
+        trees=time(shared=True, head_share=overlap.unique_head_tokens / overlap.unique_tokens),
+        share=share,
+        price=price,
+        gpus=memory.gpus,
     )
-    times = [step.on(memory.gpus, 1).time for step in (flat, tree)]
-    return UpdatePrediction(rows=times[0], trees=times[1], share=share, price=price, gpus=memory.gpus)
 
 
 def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPrediction:
