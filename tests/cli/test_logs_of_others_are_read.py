@@ -1,6 +1,7 @@
 """Logs of model calls, dumps of other trainers and models of the local cache give the rows that were run."""
 
 import json
+import queue
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
@@ -107,6 +109,47 @@ def test_every_call_is_a_row_whose_answer_is_trained(name: str, tmp_path: Path, 
 
 def ids_of(recording: Recording) -> list[list[int]]:
     return [row.token_ids.tolist() for row in recording.rows]
+
+
+@pytest.mark.slow
+def test_what_litellm_logs(tmp_path: Path, tokenizer: Path) -> None:
+    # Seconds of import that only this test pays.
+    litellm = pytest.importorskip("litellm")
+    from litellm.integrations.custom_logger import CustomLogger
+
+    written = queue.Queue[dict[str, Any]]()
+
+    class Log(CustomLogger):  # type: ignore[misc]
+        def log_success_event(self, kwargs: dict[str, Any], **_: object) -> None:
+            written.put(kwargs["standard_logging_object"])
+
+    litellm.callbacks = [Log()]
+    try:
+        litellm.completion(model="gpt-4o", messages=ASKED, tools=TOOLS, mock_response="Done.")
+        record = json.loads(json.dumps(written.get(timeout=120), default=str))
+    finally:
+        litellm.callbacks = []
+    found = read_recording(write(tmp_path / "log.jsonl", [record]), tokenizer=tokenizer)
+    expected = read_recording(write(tmp_path / "calls.jsonl", CALLS["openai"][:1]), tokenizer=tokenizer)
+    assert ids_of(found) == ids_of(expected)
+    assert found.taken[0].tokens == ("messages", "response")
+
+
+def test_what_openais_client_returns(tmp_path: Path, tokenizer: Path) -> None:
+    """The client's own type of an answer, null fields and all."""
+    completion = ChatCompletion.model_validate(
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [{"index": 0, "finish_reason": "stop", "logprobs": None, "message": {**ANSWER, **NULLS}}],
+        }
+    )
+    record = {"request": CALLS["openai"][0]["request"], "response": completion.model_dump(mode="json")}
+    found = read_recording(write(tmp_path / "log.jsonl", [record]), tokenizer=tokenizer)
+    expected = read_recording(write(tmp_path / "calls.jsonl", CALLS["openai"][:1]), tokenizer=tokenizer)
+    assert ids_of(found) == ids_of(expected)
 
 
 def test_every_choice_is_a_row(tmp_path: Path, tokenizer: Path) -> None:

@@ -98,7 +98,14 @@ def test_rows_that_share_nothing_are_not_promised_anything(tree_rl: Run, tmp_pat
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_missing_group_is_told_and_others_are_tried(tree_rl: Run, tmp_path: Path, ending: str) -> None:
     records = [
-        {"input_ids": row["input_ids"], "prompt_name": row["uid"], "row": number, "same": "x", "maybe": None}
+        {
+            "input_ids": row["input_ids"],
+            "prompt_name": row["uid"],
+            "session": "many" if number < 2 else str(number),
+            "row": number,
+            "same": "x",
+            "maybe": None,
+        }
         for number, row in enumerate(ROWS)
     ]
     file = tmp_path / f"rows.{ending}"
@@ -108,7 +115,9 @@ def test_a_missing_group_is_told_and_others_are_tried(tree_rl: Run, tmp_path: Pa
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
     found = read(tree_rl("inspect", file, "--json"))
     assert found["taken"][0]["group"] is None
-    assert found["group_by"] == [{"column": "prompt_name", "groups": 2, "por": pytest.approx(1 - UNIQUE / FLAT)}]
+    # Sessions have hardly a row each, so prompts come first. The two rows of one session share their prompt.
+    pairs = [("prompt_name", 2, 1 - UNIQUE / FLAT), ("session", 5, (len(PROMPTS["a"]) + 1) / FLAT)]
+    assert [tuple(one.values()) for one in found["group_by"]] == [(*pair[:2], pytest.approx(pair[2])) for pair in pairs]
     assert found["verdict"]["next"] == f"tree-rl inspect {file} --group-by prompt_name"
     code, out, err = tree_rl("inspect", file)
     assert (code, err) == (0, "")
@@ -281,7 +290,7 @@ def test_a_model_too_large_for_the_gpus_is_said_to_be(tree_rl: Run, rows: Path, 
 
 
 def test_more_gpus_never_take_more_memory_or_time(tree_rl: Run, rows: Path, config: Path) -> None:
-    found = [read(tree_rl("estimate", rows, "--model", config, "--gpus", gpus, "--json")) for gpus in (2, 8)]
+    found = [read(tree_rl("estimate", rows, "--model", config, "--gpus", gpus, "--json")) for gpus in (8, 16)]
     assert found[1]["memory"]["state_bytes"] < found[0]["memory"]["state_bytes"]
     assert found[1]["memory"]["max_tokens"] > found[0]["memory"]["max_tokens"]
     assert found[0]["rows"]["step_price"] is None
@@ -309,8 +318,8 @@ def test_plans_are_json_too(tree_rl: Run, rows: Path, config: Path) -> None:
     plan = read(tree_rl("plan", rows, "--max-tokens", 8, "--json"))
     assert [group["unique_tokens"] for group in plan["groups"]] == [LARGEST, UNIQUE - LARGEST]
     assert [group["partitions"] is None for group in plan["groups"]] == [False, True]
-    steps = read(tree_rl("plan", rows, "--max-tokens", 8, "--ranks", 2, "--model", config, "--json"))["steps"]
-    assert [step["sp"] for step in steps] == [1, 2]
+    steps = read(tree_rl("plan", rows, "--max-tokens", 8, "--ranks", 8, "--model", config, "--json"))["steps"]
+    assert [step["sp"] for step in steps] == [1, 2, 4, 8]
     parts = ("balanced", "waiting", "gathers", "exchanges", "optimizer")
     assert steps[0]["seconds"] == pytest.approx(sum(steps[0][f"{part}_seconds"] for part in parts))
 

@@ -20,7 +20,10 @@ class Regrouped:
 
 
 def regroup(recording: Recording) -> list[Regrouped]:
-    """The rows by each column that could name the group, fewest groups first; none where the file names it."""
+    """The rows by each column that could name the group; none where the file names it.
+
+    Likely ones first: those with many groups of at least two rows. The one with the most promises the least.
+    """
     current = [row.group for row in recording.rows]
     found = []
     for column, values in recording.labels.items():
@@ -30,7 +33,7 @@ def regroup(recording: Recording) -> list[Regrouped]:
         if 1 < groups < len(values) and not is_current:
             found.append((groups, column, values))
     tried = []
-    for groups, column, values in sorted(found, key=lambda one: one[0])[:MOST]:
+    for groups, column, values in sorted(found, key=lambda one: (2 * one[0] > len(current), -one[0]))[:MOST]:
         forest = Forest.from_rows([row.token_ids for row in recording.rows], merge_key=values)
         tried.append(Regrouped(column=column, groups=groups, por=1 - forest.num_unique / forest.num_flat))
     return tried
