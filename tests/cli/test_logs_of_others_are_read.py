@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -20,6 +22,7 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row_file import read_recording, read_row_file
+from tree_rl.inspection.verdict.grouping import regroup
 
 Run = Callable[..., tuple[int, str, str]]
 ASKED = [
@@ -183,6 +186,34 @@ def test_wrong_records_end_in_one_line(
     code, out, err = tree_rl("inspect", file, "--tokenizer", tokenizer)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert said in err
+
+
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(st.characters(codec=None)))
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["messages", "choices", "message", "role", "content", "text"]), inner),
+    ),
+    max_leaves=8,
+)
+MESSAGE = st.one_of(st.sampled_from([*SECOND, {**ANSWER, **NULLS}]), ANYTHING)
+VALUES = st.one_of(st.lists(MESSAGE, max_size=3), MESSAGE.map(lambda one: choices(one)), ANYTHING)
+LOG_COLUMNS = ["request", "messages", "response", "input", "output", "prompt", "completion", "segments", "type"]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(st.dictionaries(st.sampled_from(LOG_COLUMNS), VALUES, max_size=5), max_size=3))
+def test_whatever_a_log_holds_is_read_or_refused(
+    records: list[dict[str, Any]], tmp_path: Path, tokenizer: Path
+) -> None:
+    try:
+        found = read_recording(write(tmp_path / "log.jsonl", records), tokenizer=tokenizer)
+    except InputError as error:
+        assert str(error)
+        return
+    assert all(len(row.token_ids) and row.trained is not None for row in found.rows)
+    assert regroup(found) is not None and str(found.taken[0]).isprintable()
 
 
 def test_texts_of_trl(tmp_path: Path, tokenizer: Path) -> None:

@@ -26,13 +26,9 @@ CALL_COLUMNS = {name for pair in PAIRS for name in pair} | {KIND, PARAMETERS}
 def call_pair(file: ColumnFile) -> tuple[str, str] | None:
     """The columns of what was asked and what was answered, if the file is a log of calls."""
     for pair in PAIRS:
-        if set(pair) <= set(file.columns):
-            asked, answered = map(file.values, pair)
-            # verl's dumps of texts have the names of Langfuse's columns.
-            if any(isinstance(one, list | dict) for one in asked) and any(
-                isinstance(one, list | dict) for one in answered
-            ):
-                return pair
+        # verl's dumps of texts have the names of Langfuse's columns.
+        if set(pair) <= set(file.columns) and any(isinstance(one, list | dict) for one in file.values(pair[0])):
+            return pair
     return None
 
 
