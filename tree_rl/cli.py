@@ -4,27 +4,32 @@
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
+from tree_rl import __version__
 from tree_rl.commands.bench import bench_update
 from tree_rl.commands.doctor import check_installation
+from tree_rl.commands.estimate import estimate_file
 from tree_rl.commands.inspect import inspect_file
 from tree_rl.commands.plan import plan_file
 from tree_rl.commands.precompile import precompile_kernels
 from tree_rl.commands.recipes import write_recipes
 from tree_rl.commands.report import report_run
+from tree_rl.commands.row_options import WORDS
 from tree_rl.commands.top import watch_run
 from tree_rl.commands.view import view_file
-from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake
+from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake, say
 
 CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 """Base of all mistakes in a command line; typer exports it under no name."""
 
-app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
-app.command("inspect")(inspect_file)
-app.command("plan")(plan_file)
+app.command("inspect", epilog=WORDS)(inspect_file)
+app.command("estimate", epilog=WORDS)(estimate_file)
+app.command("plan", epilog=WORDS)(plan_file)
 app.command("view")(view_file)
 app.command("report")(report_run)
 app.command("top")(watch_run)
@@ -34,12 +39,29 @@ app.command("bench")(bench_update)
 app.command("recipes")(write_recipes)
 
 
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, where it is asked for."""
+    if wanted:
+        say(f"tree_rl {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+]
+
+
+@app.callback()
+def take_common_options(version: Version = False) -> None:
+    """Train LLM agents on prefix trees instead of rows."""
+
+
 def main() -> None:
     """Entry point of the console script."""
     print_anything()
     try:
         with one_line_errors():
-            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+            status = app(sys.argv[1:] or ["--help"], prog_name="tree-rl", standalone_mode=False)
     except (typer.Exit, CLICK_ERROR) as error:
         if isinstance(error, CLICK_ERROR):
             print_mistake(f"{error.format_message()} (--help tells what is expected)")

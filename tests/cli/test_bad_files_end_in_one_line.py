@@ -66,7 +66,7 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "cut gzip": ("r.json", gzip.compress(GOOD.encode())[:20], "received a gzip file; unpack it"),
     "gzip named parquet": ("r.parquet", gzip.compress(PARQUET), "it is a gzip file"),
     "cut zip": ("r.json", zipped()[:40], "received a zip archive"),
-    "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, .arrow, .traj, received .gz"),
+    "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .gz"),
     "empty json": ("r.json", b"", "expected at least one row"),
     "empty jsonl": ("r.jsonl", b"\n\n", "expected at least one row"),
     "empty parquet": ("r.parquet", b"", "not a parquet file: it is empty"),

@@ -1,20 +1,42 @@
-"""`tree-rl inspect`: trees, overlap and bounds of a file of rows. Imports neither torch nor verl."""
+"""`tree-rl inspect`: trees, overlap, bounds and a verdict on a file of rows. Imports neither torch nor verl."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import File, GroupBy, Groups, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.commands.row_options import (
+    File,
+    GpuOption,
+    GroupBy,
+    Groups,
+    Json,
+    Model,
+    RowsOption,
+    Timing,
+    Tokenizer,
+    UpdateShareOption,
+    read_file,
+    typed_command,
+)
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files.shown import shown_path
-from tree_rl.inspection.files.terminal import one_line_errors, say
+from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
-from tree_rl.inspection.report import report_groups, total_of
+from tree_rl.inspection.report import GroupReport, report_groups, total_of
+from tree_rl.inspection.scale.gpus import Gpu
 from tree_rl.inspection.text import format_report
+from tree_rl.inspection.verdict.as_json import inspected
+from tree_rl.inspection.verdict.grouping import regroup
+from tree_rl.inspection.verdict.judgement import Verdict
+from tree_rl.inspection.verdict.prediction import predict_memory
+from tree_rl.inspection.verdict.text import format_missing_group, format_verdict
+from tree_rl.inspection.verdict.update_share import chosen_share
 
+GPUS = 8
+"""Of the verdict's memory; `tree-rl estimate` takes any number."""
 Draw = Annotated[
     tuple[Picture, Path] | None, typer.Option(help="Draw one group: svg FILE or text FILE; - prints to the terminal.")
 ]
@@ -30,25 +52,67 @@ def inspect_file(
     group_by: GroupBy = None,
     model: Model = None,
     groups: Groups = 20,
+    update_share: UpdateShareOption = None,
+    timing: Timing = None,
+    gpu: GpuOption = Gpu.H200,
+    as_json: Json = False,
     draw: Draw = None,
     draw_group_named: DrawGroup = None,
 ) -> None:
-    """Show trees, overlap, bounds on the speed-up and causes of branching of the rows in FILE."""
+    """Show what trees would save on the rows in FILE: overlap, bounds, causes of branching, and a verdict.
+
+    With --model the verdict has the memory of 8 GPUs of the kind --gpu.
+    """
     with one_line_errors():
+        if as_json and draw is not None and _prints(draw[1]):
+            fail("--json and --draw: expected a file for the drawing, received standard output; name one")
+        share = chosen_share(update_share, timing)
         shape = QWEN2_5_7B if model is None else read_model_shape(model)
-        rows = read_rows(file, tokenizer, rows_per, group_by, model)
-        reports = report_groups(rows)
-        say(format_report(reports, total_of(reports), shape, at_most=groups))
-        assumed = "Qwen2.5-7B; --model names another" if model is None else shown_path(model)
-        say(f"\nFLOP bound: flat over tree operations, attention and head included ({assumed}).")
+        recording = read_file(file, tokenizer, rows_per, group_by, model)
+        reports = report_groups(recording.rows)
+        total = total_of(reports)
+        regrouped = () if recording.has_groups else tuple(regroup(recording))
+        column = group_by or (regrouped[0].column if regrouped else None)
+        more = _budget(reports) if model is None else ("--model", model, "--gpu", gpu.value)
+        command = "plan" if model is None else "estimate"
+        verdict = Verdict(
+            token_bound=total.overlap.token_bound,
+            flop_bound=total.overlap.flop_bound(shape),
+            share=share,
+            recording=recording,
+            regrouped=regrouped,
+            memory=None if model is None else predict_memory(recording.rows, model, gpu, GPUS),
+            next_command=typed_command("inspect", file, tokenizer, rows_per, column)
+            if regrouped
+            else typed_command(command, file, tokenizer, rows_per, group_by, *more),
+        )
+        if as_json:
+            say(inspected(reports, total, shape, verdict))
+        else:
+            if not recording.has_groups:
+                say(format_missing_group(verdict) + "\n")
+            say(format_report(reports, total, shape, at_most=groups))
         if draw is not None:
-            picture = draw_group(rows, draw_group_named, draw[0], tokenizer)
-            _write(picture, draw[1])
+            picture = draw_group(recording.rows, draw_group_named, draw[0], tokenizer)
+            _write(picture, draw[1], quiet=as_json)
+        if not as_json:
+            assumed = "Qwen2.5-7B; --model names another" if model is None else shown_path(model)
+            say("\n" + format_verdict(verdict, assumed))
 
 
-def _write(picture: str, target: Path) -> None:
-    if str(target) in ("-", "/dev/stdout"):
+def _budget(reports: list[GroupReport]) -> tuple[str, int]:
+    """The least budget within which every group runs whole."""
+    return "--max-tokens", max(report.overlap.unique_tokens for report in reports)
+
+
+def _prints(target: Path) -> bool:
+    return str(target) in ("-", "/dev/stdout")
+
+
+def _write(picture: str, target: Path, *, quiet: bool) -> None:
+    if _prints(target):
         say("\n" + picture)
         return
     write_whole(target, (picture + "\n").encode("utf-8"))
-    say(f"Drawing written to {shown_path(target)}")
+    if not quiet:
+        say(f"Drawing written to {shown_path(target)}")

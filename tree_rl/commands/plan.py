@@ -4,15 +4,16 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import File, GroupBy, Groups, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.commands.row_options import File, GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.scale.hardware import GIB, Cluster
 from tree_rl.inspection.scale.options import ScaleOption
-from tree_rl.inspection.scale.report import ScaleSettings, report_scale
+from tree_rl.inspection.scale.report import ScaleSettings, format_scale, predict_scale
 from tree_rl.inspection.text import format_run_plan
+from tree_rl.inspection.verdict.as_json import planned, scaled
 from tree_rl.training.memory.choice import Chooser
 from tree_rl.training.memory.model import assumed_memory_model
 
@@ -38,6 +39,7 @@ def plan_file(
     network: ScaleOption.Network = Cluster.network / 1e9,
     gpu_memory: ScaleOption.Memory = Cluster.memory / GIB,
     checkpoint: ScaleOption.Checkpoint = None,
+    as_json: Json = False,
 ) -> None:
     """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
 
@@ -49,7 +51,9 @@ def plan_file(
         if ranks is not None:
             hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)
             settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens, checkpoint)
-            say(report_scale(rows, model, settings, sweep=cluster))
+            steps, said = predict_scale(rows, model, settings, sweep=cluster)
+            say(scaled(steps, said) if as_json else format_scale(steps, said))
             return
         chooser = None if model is None else Chooser(model=assumed_memory_model(read_model_shape(model)))
-        say(format_run_plan(plan_run(rows, max_tokens, chooser), at_most=groups))
+        plan = plan_run(rows, max_tokens, chooser)
+        say(planned(plan) if as_json else format_run_plan(plan, at_most=groups))

@@ -1,5 +1,6 @@
 """How the commands name a file of rows, and read it."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -7,20 +8,75 @@ import typer
 
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import read_model_shape
+from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.row_file import read_recording
+from tree_rl.inspection.scale.gpus import Gpu
 
-File = Annotated[Path, typer.Argument(help="A parquet, jsonl or json file with token ids or chat messages.")]
-Tokenizer = Annotated[Path | None, typer.Option(help="Hugging Face tokenizer folder; needed for chat messages.")]
+WORDS = """
+Words: *rows* are the sequences that a trainer receives. A *group* is the rows of one prompt; only they share prefixes.
+*Flat* tokens are those of all rows; *unique* tokens are those of the group's trees, each prefix once. *POR* (potential
+overlap ratio) is 1 - unique / flat. A *bound* is the largest possible speed-up of an update: by tokens, flat over
+unique; by operations (FLOP bound), those of the rows over those of the trees, attention and head included.
+"""
+"""Ends the help of every command that prints these words."""
+
+File = Annotated[
+    Path,
+    typer.Argument(help="A parquet, jsonl, json, arrow or traj file, a folder of them, or a pattern like 'a/*.jsonl'."),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a Hugging Face tokenizer, or an id in the local cache; needed for messages and text."),
+]
 RowsOption = Annotated[RowsPer, typer.Option("--rows", help="Chat messages: one row per trajectory or per model call.")]
-GroupBy = Annotated[str | None, typer.Option(help="Column of the group. Default: uid, group, group_id or task_id.")]
-Model = Annotated[Path | None, typer.Option(help="config.json of the model; sets FLOP bound and vocabulary size.")]
+GroupBy = Annotated[
+    str | None, typer.Option(help="Column whose equal values form a group. Default: uid, group, group_id or task_id.")
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(help="config.json of the model, or an id in the local cache; sets FLOP bound and vocabulary size."),
+]
 Groups = Annotated[int, typer.Option(help="Groups to list.", min=0)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+GpuOption = Annotated[Gpu, typer.Option("--gpu", help="GPU of predictions. The h200 was measured.")]
+Gpus = Annotated[int, typer.Option(min=1, help="GPUs that share weights and optimizer state (FSDP2), 8 a node.")]
+UpdateShareOption = Annotated[
+    float | None,
+    typer.Option(
+        "--update-share",
+        min=0.0,
+        max=1.0,
+        help="Share of a step without trees that log-probs and updates take; rollouts take the rest. Default: 0.6.",
+    ),
+]
+Timing = Annotated[
+    Path | None,
+    typer.Option(help="Measure that share: verl's console log, or the jsonl of its logger file, of a run of rows."),
+]
+
+
+def read_file(
+    file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None
+) -> Recording:
+    """What FILE holds; token ids beyond the model's vocabulary and mistakes in the file raise InputError."""
+    vocab_size = None if model is None else read_model_shape(model).vocab
+    return read_recording(file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
 
 
 def read_rows(
     file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None
 ) -> list[Row]:
-    """Rows of FILE; token ids beyond the model's vocabulary and mistakes in the file raise InputError."""
-    vocab_size = None if model is None else read_model_shape(model).vocab
-    return read_row_file(file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
+    """Rows of FILE; raises as `read_file`."""
+    return read_file(file, tokenizer, rows_per, group_by, model).rows
+
+
+def typed_command(
+    command: str, file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, *more: object
+) -> str:
+    """A command on the same rows, as a shell takes it."""
+    given: list[object] = ["tree-rl", command, file]
+    given += [] if tokenizer is None else ["--tokenizer", tokenizer]
+    given += [] if rows_per is RowsPer.TRIAL else ["--rows", rows_per.value]
+    given += [] if group_by is None else ["--group-by", group_by]
+    return shlex.join(map(str, [*given, *more]))

@@ -81,7 +81,39 @@ def read_chat_rows(
         for name, last, first_trained in _cuts(conversation, rows_per):
             text = tokenizer.encode(conversation.text_through[last])
             trained = _trained(conversation, first_trained, last, text)
-            rows.append(Row(name=name, group=groups[number], token_ids=text.ids, trained=trained))
+            rows.append(Row(name=name, group=groups[number], token_ids=text.ids, trained=trained, record=number))
+    return rows
+
+
+def read_call_rows(
+    messages: list[dict[str, Any]],
+    answers: list[dict[str, Any]],
+    tools: list[Any] | None,
+    record: int,
+    group: str,
+    *,
+    tokenizer: ChatTokenizer,
+) -> list[Row]:
+    """A row for each answer to one request, which alone is trained.
+
+    Args:
+        messages: of the request, at least one.
+        answers: messages of the assistant, one for each choice.
+        tools: function schemas of the request, None for none.
+        record: of the file.
+        group: of the record.
+        tokenizer: renders and tokenises.
+
+    Raises:
+        RowFileError: a message that the template refuses or that is no Unicode text.
+    """
+    rows = []
+    for answer in answers:
+        conversation = _render([*messages, answer], tools, tokenizer, f"row {record}")
+        last = len(messages)
+        text = tokenizer.encode(conversation.text_through[last])
+        trained = _trained(conversation, last, last, text)
+        rows.append(Row(name=conversation.name, group=group, token_ids=text.ids, trained=trained, record=record))
     return rows
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes, read_text
 from tree_rl.inspection.files.shown import escaped, shown, shown_path
@@ -51,7 +52,8 @@ class ChatTokenizer:
     """Vocabulary and chat template of a model.
 
     Args:
-        folder: holds tokenizer.json, and the template in chat_template.jinja or tokenizer_config.json.
+        folder: holds tokenizer.json, and the template in chat_template.jinja or tokenizer_config.json; or an id in the
+            local Hugging Face cache.
 
     Raises:
         InputError: a file or the template is missing or damaged.
@@ -59,6 +61,7 @@ class ChatTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._name = f"--tokenizer {shown_path(folder)}"
+        folder = folder_of(folder, "--tokenizer", "tokenizer.json", "tokenizer_config.json")
         vocabulary = folder / "tokenizer.json"
         if not os.path.isfile(vocabulary):
             raise InputError(

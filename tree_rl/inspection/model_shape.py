@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes
 from tree_rl.inspection.files.shown import shown, shown_path
@@ -31,7 +32,9 @@ LARGEST = 2**31 - 1
 
 
 def read_model_shape(path: Path) -> ModelShape:
-    """Sizes from a config.json or its folder; in a mixture of experts, those of the experts that a token visits.
+    """Sizes from a config.json, its folder or an id in the local Hugging Face cache.
+
+    In a mixture of experts they are those of the experts that a token visits.
 
     Raises:
         InputError: no such file, not an object, or a size is missing or no count.
@@ -45,6 +48,7 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
     Raises:
         InputError: as there.
     """
+    path = folder_of(path, "--model", "config.json")
     file = path / "config.json" if os.path.isdir(path) else path
     try:
         config = _object(parse_json(read_bytes(file), shown_path(file)), "an object")

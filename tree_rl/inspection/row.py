@@ -22,6 +22,8 @@ class Row:
     """int64 [L]."""
     trained: np.ndarray | None
     """bool [L], tokens that the model sampled, which have a loss; None when the file does not say."""
+    record: int | None = None
+    """Its record in the file; None where no file holds it."""
 
     def __post_init__(self) -> None:
         if self.token_ids.size == 0:

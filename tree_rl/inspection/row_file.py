@@ -1,35 +1,42 @@
 """Rows of a file, whatever it holds: token ids or chat messages."""
 
+from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tree_rl.inspection.chat_rows import CONVERSATIONS, TOOLS, RowsPer, read_chat_rows
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
 from tree_rl.inspection.files.shown import shown, shown_names, shown_path
+from tree_rl.inspection.formats.call_log import CALL_COLUMNS, call_pair, read_calls
+from tree_rl.inspection.formats.text_rows import PAIRS, SEGMENTS, TEXT_COLUMNS, read_text_rows, text_pair
+from tree_rl.inspection.recording import Recording, Taken
 from tree_rl.inspection.row import Row, check_vocabulary
-from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows
+from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
 
-TEXTS = ("input", "output")
-DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj"}
+NO_PADDING = "text has none"
+DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """What Hugging Face writes beside the data."""
 
 
-def read_row_file(
+def read_row_file(path: Path, **options: Any) -> list[Row]:
+    """The rows of `read_recording`, which takes the same options."""
+    return read_recording(path, **options).rows
+
+
+def read_recording(
     path: Path,
     *,
     tokenizer: Path | None = None,
     rows_per: RowsPer = RowsPer.TRIAL,
     group_by: str | None = None,
     vocab_size: int | None = None,
-) -> list[Row]:
-    """Read the rows that a trainer would receive, at least one.
+) -> Recording:
+    """Read the rows that a trainer would receive, at least one, and say which columns they came from.
 
     Args:
         path: a parquet, jsonl, json, arrow or traj file, a folder of such files, or a pattern like `dumps/*.jsonl`.
@@ -44,9 +51,9 @@ def read_row_file(
     """
     files = data_files(path)
     if files != [path]:
-        read = partial(read_row_file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
-        return [row for file in files for row in read(file)]
-    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXTS, *GROUPS}
+        read = partial(read_recording, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
+        return Recording.joined([read(file) for file in files])
+    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXT_COLUMNS, *CALL_COLUMNS, *GROUPS}
     file = read_columns(path, wanted if group_by is None else {*wanted, group_by})
     if group_by is not None and group_by not in file.columns:
         names = shown_names(file.names)
@@ -54,62 +61,85 @@ def read_row_file(
     named = group_by or next((name for name in GROUPS if name in file.columns), None)
     values = None if named is None else file.values(named)
     groups = [path.stem] * file.num_rows if values is None else [str(value) for value in values]
-    if values is None and set(TEXTS) <= set(file.columns) and not has_token_ids(file.columns):
-        groups = [str(value) for value in file.values(TEXTS[0])]
-    chat = None if tokenizer is None else ChatTokenizer(tokenizer)
     try:
-        rows = _read_rows(file, groups, chat, rows_per)
+        content = _content_of(file)
+        if values is None and content.pair and not content.is_calls:
+            groups, named = [str(value) for value in file.values(content.pair[0])], f"equal {content.pair[0]}"
+        chat = None if tokenizer is None else ChatTokenizer(tokenizer)
+        rows, taken = _read_rows(file, content, groups, chat, rows_per)
         known = 2**31 - 1 if chat is None else int(chat.vocabulary.get_vocab_size(with_added_tokens=True))
         check_vocabulary(rows, vocab_size or known)
         if values is not None:
             _check_groups(values, str(named))
     except RowFileError as error:
         raise RowFileError(f"{shown_path(path)}: {error}") from error
-    return rows
+    labels = {} if named else file.labels()
+    return Recording(
+        rows=rows,
+        taken=(replace(taken, group=named),),
+        labels={name: [str(column[row.record or 0]) for row in rows] for name, column in labels.items()},
+    )
 
 
-def _read_rows(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None, rows_per: RowsPer) -> list[Row]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Content:
+    """What a file holds where it holds no token ids."""
+
+    pair: tuple[str, str] | None = None
+    """Columns of what was asked and answered."""
+    is_calls: bool = False
+    """Whether these are messages rather than text."""
+    conversation: str | None = None
+    """Column of conversations."""
+
+
+def _content_of(file: ColumnFile) -> _Content:
     if has_token_ids(file.columns):
-        return read_token_rows(file.columns, groups)
-    if set(TEXTS) <= set(file.columns):
-        return _read_texts(file, groups, chat)
+        return _Content()
+    if calls := call_pair(file):
+        return _Content(pair=calls, is_calls=True)
+    if texts := text_pair(file.columns):
+        return _Content(pair=texts)
     column = next((name for name in CONVERSATIONS if name in file.columns), None)
     if column is None:
         raise RowFileError(
             f"expected a column input_ids, or prompt_ids and response_ids, or prompts and responses, or chat "
-            f"messages ({', '.join(CONVERSATIONS)}); received {shown_names(file.names)}"
+            f"messages ({', '.join(CONVERSATIONS)}), or texts or calls ({', '.join(map(' and '.join, PAIRS))}); "
+            f"received {shown_names(file.names)}"
         )
+    return _Content(conversation=column)
+
+
+def _read_rows(
+    file: ColumnFile, content: _Content, groups: list[str], chat: ChatTokenizer | None, rows_per: RowsPer
+) -> tuple[list[Row], Taken]:
+    """The rows, and what became what; the group is the caller's."""
+    pair, column = content.pair, content.conversation
+    if pair is not None and not content.is_calls:
+        loss = f"all of {pair[1]}" if SEGMENTS not in file.columns else f"{SEGMENTS} that the model wrote"
+        return read_text_rows(file, pair, groups, chat), Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
+    if pair is None and column is None:
+        return read_token_rows(file.columns, groups), taken_tokens(file.columns)
     if chat is None:
         raise RowFileError(
-            "chat messages need --tokenizer FOLDER; examples/write_qwen_tokenizer.py of `tree-rl recipes` makes one"
+            "chat messages need --tokenizer, an id in the local cache or a folder "
+            "(examples/write_qwen_tokenizer.py of `tree-rl recipes` makes one)"
         )
+    if pair is not None:
+        rows, left_out = read_calls(file, pair, groups, chat)
+        loss = f"all of {pair[1]}" + (f" ({left_out:,} records that are no answered calls left out)" * bool(left_out))
+        return rows, Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
     tools = file.values(TOOLS) if TOOLS in file.columns else [None] * file.num_rows
-    return read_chat_rows(column, file.values(column), tools, groups, tokenizer=chat, rows_per=rows_per)
-
-
-def _read_texts(file: ColumnFile, groups: list[str], chat: ChatTokenizer | None) -> list[Row]:
-    """Prompt and answer as text, as verl's `trainer.rollout_data_dir` writes them."""
-    if chat is None:
-        raise RowFileError("text needs --tokenizer FOLDER, that of the run's model")
-    rows = []
-    for number, pair in enumerate(zip(*map(file.values, TEXTS), strict=True)):
-        if not all(isinstance(text, str) for text in pair):
-            raise RowFileError(
-                f"row {number}: expected text in the columns {' and '.join(TEXTS)}, received {shown(pair)}"
-            )
-        prompt, answer = (chat.encode(text).ids for text in pair)
-        ids = np.concatenate([prompt, answer])
-        if not len(ids):
-            raise RowFileError(f"row {number}: expected a token, found none; drop the row")
-        trained = np.arange(len(ids)) >= len(prompt)
-        rows.append(Row(name=f"row {number}", group=groups[number], token_ids=ids, trained=trained))
-    return rows
+    name = str(column)
+    rows = read_chat_rows(name, file.values(name), tools, groups, tokenizer=chat, rows_per=rows_per)
+    loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
+    return rows, Taken(tokens=(name,), loss=loss, padding=NO_PADDING, group=None)
 
 
 def data_files(path: Path) -> list[Path]:
     """The files that a path names: itself, those of a folder, those that match a pattern."""
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in DATA and file.name not in NO_DATA)
+        found = sorted(file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file))
         if not found:
             raise RowFileError(
                 f"{shown_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
@@ -121,6 +151,11 @@ def data_files(path: Path) -> list[Path]:
             raise RowFileError(f"{shown_path(path)}: expected files that match, found none")
         return found
     return [path]
+
+
+def _is_about_data(file: Path) -> bool:
+    """Whether a file tells of data beside it: Hugging Face's, or uni-agent's summary of its arrays."""
+    return file.name in NO_DATA or (file.suffix == ".json" and file.with_suffix(".npz").exists())
 
 
 def _check_groups(values: list[Any], column: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import Columns
 from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
+from tree_rl.inspection.recording import Taken
 from tree_rl.inspection.row import Row
 
 WHOLE = "input_ids"
@@ -21,7 +22,7 @@ TOKEN_COLUMNS = {WHOLE, *chain(*PROMPT_AND_RESPONSE), *MASKS, ATTENTION}
 
 def has_token_ids(columns: Columns) -> bool:
     """Whether the columns hold token ids, under any of the names that this module reads."""
-    return WHOLE in columns or any(set(pair) <= set(columns) for pair in PROMPT_AND_RESPONSE)
+    return WHOLE in columns or _pair(columns) is not None
 
 
 def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
@@ -37,7 +38,7 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
         RowFileError: a missing or non-integer value, an empty row, a mask of another length or with other entries
             than 0 and 1.
     """
-    pair = next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
+    pair = _pair(columns)
     mask = next((name for name in MASKS if name in columns), None)
     parts = [token_id_lists(columns[name], name) for name in pair or (WHOLE,)]
     marks = None if mask is None else mark_lists(columns[mask], mask)
@@ -52,8 +53,24 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
         if seen is not None:
             kept = _attention(seen[number], len(ids), f"row {number}, column {ATTENTION}")
             ids, trained = ids[kept], trained if trained is None else trained[kept]
-        rows.append(Row(name=f"row {number}", group=group, token_ids=ids, trained=trained))
+        rows.append(Row(name=f"row {number}", group=group, token_ids=ids, trained=trained, record=number))
     return rows
+
+
+def taken_tokens(columns: Columns) -> Taken:
+    """Which columns `read_token_rows` reads; the group is not among them."""
+    pair = _pair(columns)
+    mask = next((name for name in MASKS if name in columns), None)
+    return Taken(
+        tokens=pair or (WHOLE,),
+        loss=f"all of {pair[1]}" if pair and mask is None else mask,
+        padding=ATTENTION if ATTENTION in columns else None,
+        group=None,
+    )
+
+
+def _pair(columns: Columns) -> tuple[str, str] | None:
+    return next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
 
 
 def _row_mask(marks: np.ndarray, tokens: int, prompt_tokens: int, where: str) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tree_rl.inspection.files.errors import RowFileError
 from tree_rl.inspection.files.json_text import parse_json
+from tree_rl.inspection.files.npz import group_of_session, read_npz
 from tree_rl.inspection.files.reading import open_regular, read_bytes
 from tree_rl.inspection.files.shown import escaped, shown_path
 
@@ -26,6 +28,8 @@ class ColumnFile:
     """All columns of the file."""
     columns: Columns
     """Those that were asked for and are there."""
+    labels: Callable[[], dict[str, list[Any]]]
+    """Reads the columns that have one text or integer in every row: what could name a group."""
 
     def values(self, name: str) -> list[Any]:
         """One column as Python values. Raises `InputError` where a parquet column is damaged."""
@@ -52,6 +56,7 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
         ".json": _read_json,
         ".arrow": _read_arrow,
         ".traj": _read_json,
+        ".npz": _read_npz,
     }
     if path.suffix not in readers:
         # A missing file matters more than its ending.
@@ -68,20 +73,30 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
 
 def _read_parquet(path: Path, wanted: Collection[str]) -> ColumnFile:
     # pyarrow takes half a second to import; readers of JSON do without.
-    from tree_rl.inspection.files.parquet import read_parquet
+    from tree_rl.inspection.files.parquet import read_labels, read_parquet
 
     table, names = read_parquet(path, wanted)
     columns = {name: table.column(name) for name in table.column_names}
-    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
+    labels = partial(read_labels, path)
+    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
 
 
 def _read_arrow(path: Path, wanted: Collection[str]) -> ColumnFile:
     # pyarrow takes half a second to import; readers of JSON do without.
-    from tree_rl.inspection.files.parquet import read_arrow
+    from tree_rl.inspection.files.parquet import read_arrow, read_labels
 
     table, names = read_arrow(path, wanted)
     columns = {name: table.column(name) for name in table.column_names}
-    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns)
+    labels = partial(read_labels, path)
+    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
+
+
+def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
+    columns = read_npz(path)
+    num_rows = len(columns["prompt_ids"])
+    # Files are folders' sessions: a folder names the prompt that its session answers.
+    columns["group"] = [group_of_session(path)] * num_rows
+    return ColumnFile(path=path, num_rows=num_rows, names=tuple(columns), columns=columns, labels=dict)
 
 
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
@@ -119,4 +134,10 @@ def _columns_of(records: list[Any], path: Path, wanted: Collection[str]) -> Colu
             )
     names = dict.fromkeys(name for record in records for name in record)
     columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
-    return ColumnFile(path=path, num_rows=len(records), names=tuple(names), columns=columns)
+    labels = partial(_labels_of, records, tuple(names))
+    return ColumnFile(path=path, num_rows=len(records), names=tuple(names), columns=columns, labels=labels)
+
+
+def _labels_of(records: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
+    values = {name: [record.get(name) for record in records] for name in names}
+    return {name: column for name, column in values.items() if all(type(value) in (str, int) for value in column)}

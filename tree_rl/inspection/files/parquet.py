@@ -54,6 +54,22 @@ def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[
         return table.select([name for name in known if name in names]), known
 
 
+def read_labels(path: Path) -> dict[str, list[Any]]:
+    """Columns with a text or an integer in every row, of a parquet or an Arrow file that has been read before."""
+    is_arrow = path.suffix == ".arrow"
+    with open_regular(path) as stream, damage(path):
+        schema = pyarrow.ipc.open_stream(stream).schema if is_arrow else pyarrow.parquet.read_schema(stream)
+    names = [field.name for field in schema if _is_label(field.type)]
+    table, _ = (read_arrow if is_arrow else read_parquet)(path, names)
+    return {name: values_of(table.column(name), path) for name in names if not table.column(name).null_count}
+
+
+def _is_label(kind: pyarrow.DataType) -> bool:
+    types = pyarrow.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind))
+
+
 def values_of(column: pyarrow.ChunkedArray, path: Path) -> list[Any]:
     """Python values of a column. Raises `InputError` where it holds what its type does not allow."""
     with damage(path):

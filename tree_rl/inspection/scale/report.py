@@ -55,6 +55,10 @@ class ScaleSettings:
     """Of a run of this model, whose measured costs count."""
     log_probs: bool = True
     """Whether old log-probs take a pass of their own."""
+    shared: bool = True
+    """Whether the rows of a group share prefixes; False: every row runs by itself, as without trees."""
+    head_share: float = 1.0
+    """Share of the tokens that the language-model head reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +117,13 @@ class Step:
         self.parameters = Parameters.of(self.shape, config)
         self.settings = settings
         number = np.zeros(len(rows), dtype=np.int64)
-        groups = list(rows_by_group(row.group for row in rows).values())
+        groups = [[index] for index in range(len(rows))]
+        if settings.shared:
+            groups = list(rows_by_group(row.group for row in rows).values())
         for group, members in enumerate(groups):
             number[members] = group
         cost, self.measured = self.shape.cost, None
+        cost = replace(cost, per_head_token=settings.head_share * cost.per_head_token)
         if settings.checkpoint is not None:
             cost, sharing = read_fitted_cost(settings.checkpoint, self.shape)
             self.measured = Measured(sharing=sharing, per_forward=cost.per_forward)
@@ -150,14 +157,16 @@ class Step:
                 yield self.on(gpus, sharing)
 
 
-def report_scale(rows: Sequence[Row], model: Path | None, settings: ScaleSettings, *, sweep: bool = False) -> str:
-    """The step on the cluster with every S, and what would help.
+def predict_scale(
+    rows: Sequence[Row], model: Path | None, settings: ScaleSettings, *, sweep: bool = False
+) -> tuple[list[Scaled], list[str]]:
+    """The step on the cluster with every S, and in words what explains it and would help.
 
     Args:
         rows: of the file.
         model: its config.json or folder.
         settings: the command line's.
-        sweep: also smaller clusters, and what breaks first.
+        sweep: also smaller clusters, each with its fastest S, and what breaks first.
 
     Raises:
         InputError: S does not divide GPUs or heads; as `Step`.
@@ -173,24 +182,28 @@ def report_scale(rows: Sequence[Row], model: Path | None, settings: ScaleSetting
     found = {one.model.sharing: one for one in step.alternatives(gpus)}
     asked = found.get(sharing) or step.on(gpus, sharing)
     found[sharing] = asked
-    lines = [format_table(HEADER, [_cells(one) for _, one in sorted(found.items())]), "", *_explained(asked)]
-    lines += [f"Would help: {advice}." for advice in _advice(step, asked, list(found.values()))] or ["Nothing to gain."]
-    return "\n".join(lines)
+    advice = [f"Would help: {advice}." for advice in _advice(step, asked, list(found.values()))]
+    return [one for _, one in sorted(found.items())], [*_explained(asked), *(advice or ["Nothing to gain."])]
 
 
-def _sweep(step: Step, most: int) -> str:
+def format_scale(steps: Sequence[Scaled], said: Sequence[str]) -> str:
+    """Both of `predict_scale` as text."""
+    return "\n".join([format_table(HEADER, [_cells(one) for one in steps]), "", *said])
+
+
+def _sweep(step: Step, most: int) -> tuple[list[Scaled], list[str]]:
     sizes = [step.settings.cluster.gpus_per_node]
     while sizes[-1] * 8 <= most:
         sizes.append(sizes[-1] * 8)
     if most not in sizes:
         sizes = [size for size in sizes if size < most] + [most]
     best = [min(step.alternatives(size), key=lambda one: (not one.fits, one.time.total)) for size in sizes]
-    lines = [format_table(HEADER, [_cells(one) for one in best]), "", "S is the fastest of those that fit."]
+    said = "S is the fastest of those that fit."
     broken = [one for one in best if one.slowed_by]
     if not broken:
-        return "\n".join([*lines, f"Nothing costs a tenth of a step up to {most} GPUs."])
+        return best, [said, f"Nothing costs a tenth of a step up to {most} GPUs."]
     first = broken[0]
-    return "\n".join([*lines, f"First to break: {first.slowed_by}, on {first.model.cluster.gpus} GPUs."])
+    return best, [said, f"First to break: {first.slowed_by}, on {first.model.cluster.gpus} GPUs."]
 
 
 def _cells(one: Scaled) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tree_rl.inspection.scale.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.training.memory.model import assumed_memory_model
+from tree_rl.training.memory.model import MemoryModel, assumed_memory_model
 from tree_rl.tree.balance.batch import BatchLayout
 from tree_rl.tree.cost import FORWARD_AND_BACKWARD, ModelShape
 
@@ -179,14 +179,21 @@ class StepModel:
 
     def memory(self, work: StepWork) -> StepMemory:
         """Bytes of one GPU at the peak, with the largest micro-batch."""
-        tokens = int(min(work.budget, work.tokens_C.max()))
-        model = replace(assumed_memory_model(self.shape), sequence_ranks=self.sharing)
+        return self.memory_with(self.activations.whole(int(min(work.budget, work.tokens_C.max()))).device)
+
+    @property
+    def activations(self) -> MemoryModel:
+        """What a forward and backward keep alive."""
+        return replace(assumed_memory_model(self.shape), sequence_ranks=self.sharing)
+
+    def memory_with(self, activations: float) -> StepMemory:
+        """Bytes of one GPU whose activations take so many."""
         # A layer's weights and those of the next, gathered; the float32 gradients of one.
         gathered = (2 * GATHERED + REDUCED) * self.parameters.per_layer + (GATHERED + REDUCED) * self.parameters.root
         return StepMemory(
             state=KEPT * self.parameters.total / self.shard_ranks,
             gathered=gathered if self.shard_ranks > 1 else 0.0,
-            activations=model.whole(tokens).device,
+            activations=activations,
         )
 
     def _replicas(self) -> float:

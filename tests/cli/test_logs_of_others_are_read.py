@@ -1,0 +1,337 @@
+"""Logs of model calls, dumps of other trainers and models of the local cache give the rows that were run."""
+
+import json
+import queue
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.recording import Recording
+from tree_rl.inspection.row_file import read_recording, read_row_file
+from tree_rl.inspection.verdict.grouping import regroup
+
+Run = Callable[..., tuple[int, str, str]]
+ASKED = [
+    {"role": "system", "content": "You mend code."},
+    {"role": "user", "content": "Fix it."},
+]
+ANSWER = {"role": "assistant", "content": "Done."}
+SECOND = [*ASKED, ANSWER, {"role": "user", "content": "Again."}]
+TOOLS = [{"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {}}}]
+TEMPLATE = """{% if tools %}<|im_start|>tools
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token for each byte, and control tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(alphabet)}, merges=[]))
+    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = decoders.ByteLevel()
+    vocabulary.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    vocabulary.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def write(path: Path, content: Any) -> Path:
+    lines = content if isinstance(content, list) else [content]
+    path.write_text("\n".join(map(json.dumps, lines)) if path.suffix == ".jsonl" else json.dumps(content))
+    return path
+
+
+def choices(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "choices": [{"index": n, "message": one} for n, one in enumerate(messages)]}
+
+
+def parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]
+
+
+NULLS = {"tool_calls": None, "refusal": None}
+CALLS: dict[str, list[dict[str, Any]]] = {
+    "openai": [
+        {"request": {"model": "m", "messages": ASKED, "tools": TOOLS}, "response": choices({**ANSWER, **NULLS})},
+        {"request": {"model": "m", "messages": SECOND, "tools": TOOLS}, "response": choices(ANSWER)},
+        {"request": {"model": "m", "messages": SECOND}, "response": {"error": {"message": "overloaded"}}},
+    ],
+    "openai, content in parts": [
+        {
+            "request": {"messages": [{**one, "content": parts(one["content"])} for one in asked], "tools": TOOLS},
+            "response": choices({**ANSWER, "content": parts("Done.")}),
+        }
+        for asked in (ASKED, SECOND)
+    ],
+    "litellm": [
+        {"trace_id": "t", "messages": asked, "response": answer, "model_parameters": {"tools": TOOLS}}
+        for asked, answer in ((ASKED, choices(ANSWER)), (SECOND, choices(ANSWER)), (ASKED, None))
+    ],
+    "langfuse": [
+        {"type": "SPAN", "traceId": "t", "input": {"args": []}, "output": {"kwargs": {}}},
+        {"type": "GENERATION", "traceId": "t", "input": {"messages": ASKED, "tools": TOOLS}, "output": ANSWER},
+        {"type": "GENERATION", "traceId": "t", "input": {"messages": SECOND, "tools": TOOLS}, "output": "Done."},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_is_a_row_whose_answer_is_trained(name: str, tmp_path: Path, tokenizer: Path) -> None:
+    plain = {"messages": [*SECOND, ANSWER], "tools": TOOLS}
+    expected = read_row_file(write(tmp_path / "plain.json", [plain]), tokenizer=tokenizer, rows_per=RowsPer.CALL)
+    found = read_recording(write(tmp_path / "calls.jsonl", CALLS[name]), tokenizer=tokenizer)
+    assert ids_of(found) == [row.token_ids.tolist() for row in expected]
+    assert [np.flatnonzero(row.trained).tolist() for row in found.rows] == [
+        np.flatnonzero(row.trained).tolist() for row in expected
+    ]
+    (taken,) = found.taken
+    left_out = len(CALLS[name]) - 2
+    assert taken.group is None
+    assert (f"({left_out} records that are no answered calls left out)" in str(taken)) == bool(left_out)
+
+
+def ids_of(recording: Recording) -> list[list[int]]:
+    return [row.token_ids.tolist() for row in recording.rows]
+
+
+@pytest.mark.slow
+def test_what_litellm_logs(tmp_path: Path, tokenizer: Path) -> None:
+    # Seconds of import that only this test pays.
+    litellm = pytest.importorskip("litellm")
+    from litellm.integrations.custom_logger import CustomLogger
+
+    written = queue.Queue[dict[str, Any]]()
+
+    class Log(CustomLogger):  # type: ignore[misc]
+        def log_success_event(self, kwargs: dict[str, Any], **_: object) -> None:
+            written.put(kwargs["standard_logging_object"])
+
+    litellm.callbacks = [Log()]
+    try:
+        litellm.completion(model="gpt-4o", messages=ASKED, tools=TOOLS, mock_response="Done.")
+        record = json.loads(json.dumps(written.get(timeout=120), default=str))
+    finally:
+        litellm.callbacks = []
+    found = read_recording(write(tmp_path / "log.jsonl", [record]), tokenizer=tokenizer)
+    expected = read_recording(write(tmp_path / "calls.jsonl", CALLS["openai"][:1]), tokenizer=tokenizer)
+    assert ids_of(found) == ids_of(expected)
+    assert found.taken[0].tokens == ("messages", "response")
+
+
+def test_what_openais_client_returns(tmp_path: Path, tokenizer: Path) -> None:
+    """The client's own type of an answer, null fields and all."""
+    completion = ChatCompletion.model_validate(
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [{"index": 0, "finish_reason": "stop", "logprobs": None, "message": {**ANSWER, **NULLS}}],
+        }
+    )
+    record = {"request": CALLS["openai"][0]["request"], "response": completion.model_dump(mode="json")}
+    found = read_recording(write(tmp_path / "log.jsonl", [record]), tokenizer=tokenizer)
+    expected = read_recording(write(tmp_path / "calls.jsonl", CALLS["openai"][:1]), tokenizer=tokenizer)
+    assert ids_of(found) == ids_of(expected)
+
+
+def test_every_choice_is_a_row(tmp_path: Path, tokenizer: Path) -> None:
+    record = {"request": {"messages": ASKED}, "response": choices(ANSWER, {**ANSWER, "content": "No."}), "session": 4}
+    found = read_recording(write(tmp_path / "calls.jsonl", [record]), tokenizer=tokenizer)
+    assert [row.record for row in found.rows] == [0, 0]
+    assert found.labels == {"session": ["4", "4"]}
+    first, second = ids_of(found)
+    assert first != second and first[:10] == second[:10]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"request": {"prompt": "x"}, "response": choices(ANSWER)}, "row 0, column request: expected chat messages"),
+        ({"request": {"messages": []}, "response": choices(ANSWER)}, "row 0, column request: expected chat messages"),
+        ({"request": {"messages": ASKED}, "response": {"choices": [{"delta": {}}]}}, "join the chunks of streamed"),
+        ({"request": {"messages": ASKED}, "response": {"choices": 5}}, "row 0, column response: expected choices"),
+        ({"request": {"messages": ASKED}, "response": [7]}, "row 0, column response: expected choices"),
+        ({"request": {"messages": ASKED}, "response": {"error": "x"}}, "expected an answered call, found none in 1"),
+        ({"prompt": "x", "completion": 5}, "expected text in the columns prompt and completion"),
+        ({"prompt": "", "completion": ""}, "row 0: expected a token, found none"),
+        ({"prompt": "x", "completion": "y", "segments": [{"role": "gen"}]}, "row 0, column segments: expected a list"),
+        ({"request": "x", "response": "y"}, "received request, response"),
+    ],
+)
+def test_wrong_records_end_in_one_line(
+    record: dict[str, Any], said: str, tmp_path: Path, tokenizer: Path, tree_rl: Run
+) -> None:
+    file = write(tmp_path / "log.jsonl", [record])
+    code, out, err = tree_rl("inspect", file, "--tokenizer", tokenizer)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert said in err
+
+
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(st.characters(codec=None)))
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["messages", "choices", "message", "role", "content", "text"]), inner),
+    ),
+    max_leaves=8,
+)
+MESSAGE = st.one_of(st.sampled_from([*SECOND, {**ANSWER, **NULLS}]), ANYTHING)
+VALUES = st.one_of(st.lists(MESSAGE, max_size=3), MESSAGE.map(lambda one: choices(one)), ANYTHING)
+LOG_COLUMNS = ["request", "messages", "response", "input", "output", "prompt", "completion", "segments", "type"]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(st.dictionaries(st.sampled_from(LOG_COLUMNS), VALUES, max_size=5), max_size=3))
+def test_whatever_a_log_holds_is_read_or_refused(
+    records: list[dict[str, Any]], tmp_path: Path, tokenizer: Path
+) -> None:
+    try:
+        found = read_recording(write(tmp_path / "log.jsonl", records), tokenizer=tokenizer)
+    except InputError as error:
+        assert str(error)
+        return
+    assert all(len(row.token_ids) and row.trained is not None for row in found.rows)
+    assert regroup(found) is not None and str(found.taken[0]).isprintable()
+
+
+def test_texts_of_trl(tmp_path: Path, tokenizer: Path) -> None:
+    """As `log_completions` writes them."""
+    table = {
+        "step": [1, 1, 1],
+        "prompt": ["Fix it.", "Fix it.", "Say no."],
+        "completion": ["Done.", "Dont.", "No."],
+        "accuracy": [1.0, 0.0, 0.0],
+        "advantage": [1.0, -1.0, 0.0],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "completions_00001.parquet")
+    found = read_recording(tmp_path / "completions_00001.parquet", tokenizer=tokenizer)
+    vocabulary = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    for row, prompt, completion in zip(found.rows, table["prompt"], table["completion"], strict=True):
+        asked, answered = (vocabulary.encode(str(text)).ids for text in (prompt, completion))
+        assert row.token_ids.tolist() == asked + answered
+        assert row.trained is not None and row.trained.tolist() == [False] * len(asked) + [True] * len(answered)
+    assert [row.group for row in found.rows] == table["prompt"]
+    assert found.taken[0].group == "equal prompt" and not found.labels
+
+
+def test_segments_of_areal(tmp_path: Path, tokenizer: Path) -> None:
+    segments = [("prompt", "Fix it."), ("gen", " ls"), ("context", " a.py"), ("gen", " Done.")]
+    texts = [text for _, text in segments]
+    record = {
+        "task_id": 3,
+        "sample_idx": 0,
+        "prompt": texts[0],
+        "completion": "".join(texts[1:]),
+        "reward": 1.0,
+        "version_rle": [[0, 2]],
+        "segments": [{"role": role, "len": 1, "text": text} for role, text in segments],
+    }
+    single = {name: value for name, value in record.items() if name != "segments"}
+    (tmp_path / "dump" / "0").mkdir(parents=True)
+    found = read_recording(write(tmp_path / "dump" / "0" / "3.jsonl", [record, single]), tokenizer=tokenizer)
+    encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode
+    pieces = [encode(text).ids for text in texts]
+    several, one = found.rows
+    assert several.token_ids.tolist() == list(chain(*pieces))
+    assert several.trained is not None and one.trained is not None
+    sampled = [[role == "gen"] * len(ids) for (role, _), ids in zip(segments, pieces, strict=True)]
+    assert several.trained.tolist() == list(chain(*sampled))
+    assert one.trained.tolist() == [False] * len(pieces[0]) + [True] * (len(one.token_ids) - len(pieces[0]))
+    assert {row.group for row in found.rows} == {"3"}
+
+
+def save_session(folder: Path, *trajectories: tuple[list[int], list[int], list[int]]) -> None:
+    folder.mkdir(parents=True)
+    names = ("prompt_ids", "response_ids", "response_mask")
+    arrays = {
+        f"traj{number}_{name}": np.asarray(values, dtype=np.int32)
+        for number, trajectory in enumerate(trajectories)
+        for name, values in zip(names, trajectory, strict=True)
+    }
+    np.savez_compressed(folder / "trajectory.npz", **arrays)
+    (folder / "trajectory.json").write_text(json.dumps({"session_id": folder.name, "trajectories": []}))
+
+
+def test_arrays_of_uni_agent(tmp_path: Path) -> None:
+    """Sessions of one sample are a group; eleven trajectories keep their order."""
+    log = tmp_path / "logs"
+    save_session(log / "step_1" / "session-sample-0-rollout-0-ab12", ([1, 2], [3, 4], [1, 0]), ([1, 2], [5], [1]))
+    save_session(log / "step_1" / "session-sample-0-rollout-1-ab13", ([1, 2], [3], [1]))
+    save_session(log / "step_2" / "session-sample-0-rollout-0-ab14", *[([1], [number], [1]) for number in range(11)])
+    save_session(log / "other", ([9], [9], [1]))
+    found = read_recording(log)
+    assert found.has_groups
+    assert ids_of(found)[1:4] == [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3]]
+    assert [row.token_ids[-1] for row in found.rows[4:]] == list(range(11))
+    assert found.rows[1].trained is not None and found.rows[1].trained.tolist() == [False, False, True, False]
+    groups = ["other", *["step_1/session-sample-0"] * 3, *["step_2/session-sample-0"] * 11]
+    assert [row.group for row in found.rows] == groups
+
+
+def test_damaged_and_hostile_arrays_end_in_one_line(tmp_path: Path, tree_rl: Run) -> None:
+    good = tmp_path / "good"
+    save_session(good, ([1, 2], [3], [1]))
+    whole = (good / "trajectory.npz").read_bytes()
+    np.savez(tmp_path / "other.npz", a=np.arange(3))
+    np.savez(tmp_path / "half.npz", traj0_prompt_ids=np.arange(3))
+    np.savez(tmp_path / "pickled.npz", traj0_prompt_ids=np.array([{}], dtype=object))
+    np.save(tmp_path / "one.npy", np.arange(3))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    (tmp_path / "cut.npz").write_bytes(whole[:100])
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_text("[]")
+    for name in ("other", "half", "pickled", "one", "cut", "empty", "text"):
+        code, out, err = tree_rl("inspect", tmp_path / f"{name}.npz")
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert f"{name}.npz: expected " in err
+
+
+def test_a_hub_id_is_found_in_the_local_cache(
+    tmp_path: Path, tokenizer: Path, tree_rl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "hub" / "models--Someone--Small-1.5" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in tokenizer.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (snapshot / "config.json").write_text(json.dumps(MODEL_SIZES["tiny"].config()))
+    refs = tmp_path / "hub" / "models--Someone--Small-1.5" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    rows = write(tmp_path / "rows.jsonl", [{"messages": [*ASKED, ANSWER], "uid": "a"}])
+    named = ("--tokenizer", "Someone/Small-1.5", "--model", "Someone/Small-1.5")
+    code, out, err = tree_rl("inspect", rows, *named)
+    assert (code, err) == (0, "")
+    assert f"tree-rl estimate {rows} --tokenizer Someone/Small-1.5 --model Someone/Small-1.5 --gpu h200" in out
+    for option, missing in (("--tokenizer", "tokenizer.json tokenizer_config.json"), ("--model", "config.json")):
+        code, out, err = tree_rl("inspect", rows, "--tokenizer", tokenizer, option, "Someone/Else")
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert f"{option} Someone/Else: no such folder" in err
+        assert f"download it: hf download Someone/Else {missing}" in err
+
+
+def test_a_log_needs_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="chat messages need --tokenizer"):
+        read_row_file(write(tmp_path / "calls.jsonl", CALLS["openai"]))

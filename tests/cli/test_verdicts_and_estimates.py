@@ -1,0 +1,343 @@
+"""`tree-rl inspect` ends with a verdict, `tree-rl estimate` predicts: figures by hand, laws, one-line errors."""
+
+import json
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tree_rl import __version__
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.inspection.scale.gpus import Gpu
+from tree_rl.inspection.scale.hardware import GIB, OPTIMIZER_RATE, Cluster
+from tree_rl.inspection.scale.parameters import Parameters
+from tree_rl.inspection.verdict import prediction
+from tree_rl.training.memory.model import assumed_memory_model
+from tree_rl.training.planning.budget import MEMORY_FRACTION
+
+Run = Callable[..., tuple[int, str, str]]
+PROMPTS = {"a": [1, 2, 3, 4, 5, 6], "b": [7, 8, 9]}
+TAILS = [[10, 11], [10, 12, 13], [14]]
+ROWS = [{"uid": uid, "input_ids": prompt + tail, "task": 7} for uid, prompt in PROMPTS.items() for tail in TAILS]
+FLAT = sum(len(row["input_ids"]) for row in ROWS)
+UNIQUE = len({(row["uid"], *row["input_ids"][: end + 1]) for row in ROWS for end in range(len(row["input_ids"]))})
+LARGEST = 6 + 5
+"""Unique tokens of group a: its prompt, and 10, 11, 12, 13, 14 once each."""
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write(tmp_path / "rows.jsonl", ROWS)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL_SIZES["8b"].config()))
+    return file
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def read(result: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = result
+    assert (code, err, out.count("\n")) == (0, "", 1), err
+    found: dict[str, Any] = json.loads(out)
+    assert (found["format"], found["tree_rl"]) == (1, __version__)
+    return found
+
+
+def test_a_verdict_by_hand(tree_rl: Run, rows: Path) -> None:
+    found = read(tree_rl("inspect", rows, "--json", "--update-share", 0.5))
+    assert (found["total"]["flat_tokens"], found["total"]["unique_tokens"]) == (FLAT, UNIQUE)
+    assert found["total"]["por"] == pytest.approx(1 - UNIQUE / FLAT)
+    assert found["taken"] == [{"tokens": ["input_ids"], "loss": None, "padding": None, "group": "uid"}]
+    verdict = found["verdict"]
+    update = 0.96 * found["total"]["flop_bound"]
+    assert verdict["update_speed_up"] == pytest.approx(update)
+    assert verdict["step_speed_up"] == pytest.approx(1 / (0.5 + 0.5 / update))
+    assert verdict["helps"] is True
+    assert [group["name"] for group in found["groups"]] == ["a", "b"]
+
+
+def test_the_verdict_ends_the_text(tree_rl: Run, rows: Path) -> None:
+    code, out, err = tree_rl("inspect", rows, "--update-share", "0.5")
+    assert (code, err) == (0, "")
+    table, verdict = out.split("\n\nVerdict: ")
+    assert table.startswith("group") and "Warning" not in out
+    assert verdict.startswith("trees help. Expected: updates ")
+    assert "taken       tokens: input_ids; loss: no mask found" in verdict and "group: uid" in verdict
+    assert verdict.splitlines()[-1] == f"  next        tree-rl plan {rows} --max-tokens {LARGEST}"
+    assert "partitioned" not in follow(tree_rl, verdict.splitlines()[-1].removeprefix("  next        "))
+
+
+def follow(tree_rl: Run, command: str) -> str:
+    name, *arguments = shlex.split(command)
+    assert name == "tree-rl"
+    code, out, err = tree_rl(*arguments)
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_rows_that_share_nothing_are_not_promised_anything(tree_rl: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", [{"uid": "a", "input_ids": [number] * 9} for number in range(5)])
+    verdict = read(tree_rl("inspect", file, "--json"))["verdict"]
+    assert (verdict["helps"], verdict["update_speed_up"], verdict["step_speed_up"]) == (False, 1.0, 1.0)
+    assert "Verdict: trees would save little." in tree_rl("inspect", file)[1]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_missing_group_is_told_and_others_are_tried(tree_rl: Run, tmp_path: Path, ending: str) -> None:
+    records = [
+        {
+            "input_ids": row["input_ids"],
+            "prompt_name": row["uid"],
+            "session": "many" if number < 2 else str(number),
+            "row": number,
+            "same": "x",
+            "maybe": None,
+        }
+        for number, row in enumerate(ROWS)
+    ]
+    file = tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        write(file, records)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
+    found = read(tree_rl("inspect", file, "--json"))
+    assert found["taken"][0]["group"] is None
+    # Sessions have hardly a row each, so prompts come first. The two rows of one session share their prompt.
+    pairs = [("prompt_name", 2, 1 - UNIQUE / FLAT), ("session", 5, (len(PROMPTS["a"]) + 1) / FLAT)]
+    assert [tuple(one.values()) for one in found["group_by"]] == [(*pair[:2], pytest.approx(pair[2])) for pair in pairs]
+    assert found["verdict"]["next"] == f"tree-rl inspect {file} --group-by prompt_name"
+    code, out, err = tree_rl("inspect", file)
+    assert (code, err) == (0, "")
+    assert out.startswith("Warning: no column uid, group, group_id or task_id")
+    assert "group: none found, the file is one group" in out
+    again = follow(tree_rl, found["verdict"]["next"])
+    assert "Warning" not in again and f"{1 - UNIQUE / FLAT:.3f}" in again
+
+
+def test_files_of_a_folder_are_regrouped(tree_rl: Run, tmp_path: Path) -> None:
+    """As folders of trajectories, a file each: by the task they share what their files do not."""
+    for number, row in enumerate(ROWS):
+        record = {"input_ids": row["input_ids"], "instance": row["uid"], "agent": "x", "file": number}
+        write(tmp_path / f"{number}.jsonl", [record])
+    found = read(tree_rl("inspect", tmp_path, "--json"))
+    assert (len(found["groups"]), found["total"]["por"]) == (6, 0)
+    assert found["group_by"] == [{"column": "instance", "groups": 2, "por": pytest.approx(1 - UNIQUE / FLAT)}]
+    assert "would save little, if these are the groups" in tree_rl("inspect", tmp_path)[1]
+
+
+@pytest.mark.slow
+def test_timing_reads_what_verl_writes(
+    tree_rl: Run, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # verl imports torch and Ray: seconds that only this test pays.
+    from verl.utils.logger.aggregate_logger import LocalLogger
+    from verl.utils.tracking import FileLogger
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file.jsonl"))
+    loggers = [LocalLogger(), FileLogger("project", "experiment")]
+    capsys.readouterr()
+    for step, update in enumerate((np.float64(1.5), 2.0, np.float32(0.5))):
+        for logger in loggers:
+            times = {"timing_s/update_actor": update, "timing_s/ref": 1.0, "timing_s/step": np.float64(5.0)}
+            logger.log({"actor/loss": 0.1, **times}, step=step)
+    loggers[1].finish()
+    (tmp_path / "console.log").write_text(capsys.readouterr().out)
+    for name in ("console.log", "file.jsonl"):
+        verdict = read(tree_rl("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
+        assert verdict["update_share"] == pytest.approx(0.5)
+
+
+def test_without_candidates_the_warning_says_so(tree_rl: Run, tmp_path: Path) -> None:
+    code, out, _ = tree_rl("inspect", write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2]}, {"input_ids": [1, 3]}]))
+    assert code == 0
+    assert "No other column has a text or an integer in every row" in out
+
+
+CONSOLE = """(TaskRunner pid=1) step:{step} - actor/loss:0.1 - timing_s/gen:{gen} - timing_s/old_log_prob:{old} - \
+timing_s/update_actor:np.float64({update}) - timing_s/step:{total} - timing_per_token_ms/gen:9e9 - perf/x:inf"""
+
+
+def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: Path) -> None:
+    """Shares 0.9, 0.5 and 0.25: the median, whatever else a log holds."""
+    steps = [(1, 2.0, 7.0, 10.0), (2, 1.0, 4.0, 10.0), (3, 0.5, 2.0, 1e1)]
+    lines = [CONSOLE.format(step=n, gen=1e-3, old=old, update=update, total=total) for n, old, update, total in steps]
+    (tmp_path / "console.log").write_bytes("\n".join(["\x1b[36mé", *lines, lines[0][:40]]).encode() + b"\xff\xfe\n")
+    records = [
+        {"timing_s/old_log_prob": old, "timing_s/update_actor": update, "timing_s/step": total, "x": math.nan}
+        for _, old, update, total in steps
+    ]
+    whole = [json.dumps({"step": n, "data": data}) for n, data in enumerate(records)]
+    (tmp_path / "file.jsonl").write_text("\n".join([*whole, whole[0][:30]]))
+    for name in ("console.log", "file.jsonl"):
+        verdict = read(tree_rl("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
+        assert verdict["update_share"] == pytest.approx(0.5)
+        assert verdict["update_share_from"].startswith("median of 3 steps in ")
+
+
+def test_wrong_shares_end_in_one_line(tree_rl: Run, rows: Path, tmp_path: Path) -> None:
+    trees = tmp_path / "trees.log"
+    trees.write_text("step:1 - tree/unique_tokens:5 - timing_s/update_actor:1 - timing_s/step:2")
+    for given, said in (
+        (("--timing", trees), "expected a run without trees, this one ran trees"),
+        (("--timing", rows), "with timing_s/step and timing_s/update_actor; found none"),
+        (("--timing", tmp_path / "absent"), "no such file"),
+        (("--timing", trees, "--update-share", 0.5), "expected one of them, received both"),
+        (("--update-share", 1.5), "--update-share"),
+        (("--update-share", "nan"), "--update-share"),
+        (("--gpu", "h2000"), "--gpu"),
+        (("--json", "--draw", "text", "-"), "--json and --draw: expected a file"),
+    ):
+        code, out, err = tree_rl("inspect", rows, *given)
+        assert (code, out, err.count("\n")) == (2, "", 1), (given, out, err)
+        assert said in err
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_masked: bool) -> None:
+    """One GPU: nothing travels. Operations of each row by itself and of each tree, from the formulas of a decoder."""
+    prompts = [len(PROMPTS[row["uid"]]) for row in ROWS]
+    masks = [
+        {"loss_mask": [int(at >= prompt or not is_masked) for at in range(len(row["input_ids"]))]}
+        for row, prompt in zip(ROWS, prompts, strict=True)
+    ]
+    rows = write(tmp_path / "rows.jsonl", [{**row, **mask} for row, mask in zip(ROWS, masks, strict=True)])
+    given = ("--model", config, "--gpus", 1, "--gpu", "b200", "--update-share", 0.4, "--gpu-price", 3.6)
+    found = read(tree_rl("estimate", rows, *given, "--json"))
+    sizes = MODEL_SIZES["8b"].config()
+    width, heads, keys = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    head, layers, vocabulary = sizes["head_dim"], sizes["num_hidden_layers"], sizes["vocab_size"]
+    layer = 2 * width * head * (heads + keys) + 3 * width * sizes["intermediate_size"]
+
+    def seconds(tokens: int, pairs: int, trained: int) -> float:
+        forward = 2 * (tokens * layers * layer + trained * width * vocabulary) + 4 * pairs * layers * heads * head
+        # Log-probs and forward one each, a backward with recomputed layers three.
+        computed = 5 * forward / (Cluster.flops * 2250 / 989)
+        return computed + (layers * layer + 2 * width * vocabulary) / OPTIMIZER_RATE
+
+    lengths = [len(row["input_ids"]) for row in ROWS]
+    prefixes = {(row["uid"], *row["input_ids"][: end + 1]) for row in ROWS for end in range(len(row["input_ids"]))}
+    without = sum(prompts) if is_masked else 0
+    flat = seconds(FLAT, sum(length * (length + 1) // 2 for length in lengths), FLAT - without)
+    without = sum(map(len, PROMPTS.values())) if is_masked else 0
+    tree = seconds(UNIQUE, sum(len(prefix) - 1 for prefix in prefixes), UNIQUE - without)
+    assert found["rows"]["update_seconds"] == pytest.approx(flat, rel=1e-9)
+    assert found["trees"]["update_seconds"] == pytest.approx(tree, rel=1e-9)
+    assert found["rows"]["step_seconds"] == pytest.approx(flat / 0.4)
+    assert found["trees"]["step_seconds"] == pytest.approx(flat / 0.4 - flat + tree)
+    # 3.6 an hour is a thousandth a second.
+    assert found["trees"]["step_price"] == pytest.approx((flat / 0.4 - flat + tree) / 1000)
+    assert found["step_speed_up"] == pytest.approx(found["rows"]["step_seconds"] / found["trees"]["step_seconds"])
+
+
+def test_the_best_budget_is_the_largest_that_fits(tree_rl: Run, rows: Path, config: Path) -> None:
+    found = read(tree_rl("estimate", rows, "--model", config, "--gpus", 8, "--gpu", "h100", "--json"))["memory"]
+    model = assumed_memory_model(MODEL_SIZES["8b"].shape)
+    room = MEMORY_FRACTION * Gpu.H100.spec.memory_gib * GIB - found["state_bytes"]
+    assert found["max_tokens"] % 1024 == 0
+    assert model.bytes_of(found["max_tokens"]) <= room < model.bytes_of(found["max_tokens"] + 1024)
+    sizes = Parameters.of(MODEL_SIZES["8b"].shape, MODEL_SIZES["8b"].config())
+    # Two gathered layers in bf16 and the gradients of one in float32; embedding and head once.
+    assert found["state_bytes"] == 16 * sizes.total / 8 + 8 * sizes.per_layer + 6 * sizes.root
+    assert found["trees_whole"]["tokens"] == LARGEST
+    longest = max(len(row["input_ids"]) for row in ROWS)
+    assert found["rows"] == {
+        "tokens": longest,
+        "gpu_bytes": pytest.approx(found["state_bytes"] + model.bytes_of(longest)),
+        "runs_as": "the longest row",
+    }
+    assert found["largest_runs_as"] == "whole"
+    assert prediction.FILLED == MEMORY_FRACTION
+
+
+def test_a_tree_beyond_the_gpu_is_cut(tree_rl: Run, tmp_path: Path, config: Path) -> None:
+    """A long trunk: whole it needs more than partitions, and more than an L40S has."""
+    trunk = list(range(1, 60_000))
+    file = write(tmp_path / "rows.jsonl", [{"uid": "a", "input_ids": [*trunk, tail]} for tail in (1, 2)])
+    given = ("--model", config, "--gpus", 64, "--gpu", "l40s")
+    memory = read(tree_rl("estimate", file, *given, "--json"))["memory"]
+    assert memory["max_tokens"] < memory["trees_whole"]["tokens"] == 60_001
+    assert memory["trees_least"]["gpu_bytes"] < memory["trees_whole"]["gpu_bytes"]
+    assert memory["largest_runs_as"] != "whole"
+    code, out, err = tree_rl("estimate", file, *given)
+    assert (code, err) == (0, "")
+    assert f"Best max_tokens: {memory['max_tokens']:,} fills 80% of a GPU" in out
+    assert "Nothing was measured on l40s" in out
+    follow(tree_rl, out.splitlines()[-1].removeprefix("Next: "))
+
+
+def test_a_model_too_large_for_the_gpus_is_said_to_be(tree_rl: Run, rows: Path, config: Path) -> None:
+    code, out, err = tree_rl("estimate", rows, "--model", config, "--gpus", 1, "--gpu", "a100")
+    assert (code, err) == (0, "")
+    # 16 bytes for each of 8.19e9 parameters.
+    assert "none fits: 122 GiB of 79 are taken before the first token; take more GPUs" in out
+    assert out.splitlines()[-1].endswith("--gpus 2")
+    found = read(tree_rl("inspect", rows, "--model", config, "--gpu", "a100", "--json"))["verdict"]
+    assert found["memory"]["gpus"] == 8 and found["memory"]["max_tokens"] > 1024
+    assert found["next"] == f"tree-rl estimate {rows} --model {config} --gpu a100"
+
+
+def test_more_gpus_never_take_more_memory_or_time(tree_rl: Run, rows: Path, config: Path) -> None:
+    found = [read(tree_rl("estimate", rows, "--model", config, "--gpus", gpus, "--json")) for gpus in (8, 16)]
+    assert found[1]["memory"]["state_bytes"] < found[0]["memory"]["state_bytes"]
+    assert found[1]["memory"]["max_tokens"] > found[0]["memory"]["max_tokens"]
+    assert found[0]["rows"]["step_price"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "--model"),
+        (("--model", "absent.json"), "absent.json: no such file"),
+        (("--gpus", "0"), "--gpus"),
+        (("--gpu-price", "-1"), "--gpu-price"),
+    ],
+)
+def test_wrong_estimates_end_in_one_line(
+    tree_rl: Run, rows: Path, config: Path, given: tuple[str, ...], said: str
+) -> None:
+    model = () if "--model" in given or not given else ("--model", config)
+    code, out, err = tree_rl("estimate", rows, *model, *given)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert said in err
+
+
+def test_plans_are_json_too(tree_rl: Run, rows: Path, config: Path) -> None:
+    plan = read(tree_rl("plan", rows, "--max-tokens", 8, "--json"))
+    assert [group["unique_tokens"] for group in plan["groups"]] == [LARGEST, UNIQUE - LARGEST]
+    assert [group["partitions"] is None for group in plan["groups"]] == [False, True]
+    steps = read(tree_rl("plan", rows, "--max-tokens", 8, "--ranks", 8, "--model", config, "--json"))["steps"]
+    assert [step["sp"] for step in steps] == [1, 2, 4, 8]
+    parts = ("balanced", "waiting", "gathers", "exchanges", "optimizer")
+    assert steps[0]["seconds"] == pytest.approx(sum(steps[0][f"{part}_seconds"] for part in parts))
+
+
+def test_hostile_names_stay_inside_json(tree_rl: Run, tmp_path: Path) -> None:
+    hostile = ["\x1b[31mred\x07\r\n", "\u202eevil", "\ud800", "</script>"]
+    file = write(tmp_path / "rows.jsonl", [{"uid": uid, "input_ids": [1, 2]} for uid in hostile])
+    code, out, _ = tree_rl("inspect", file, "--json")
+    assert code == 0 and out.isascii() and out[:-1].isprintable()
+    assert [group["name"] for group in json.loads(out)["groups"]] == hostile
+
+
+def test_version_help_and_completion(tree_rl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tree_rl("--version") == (0, f"tree_rl {__version__}\n", "")
+    for command in ("inspect", "estimate", "plan"):
+        words = tree_rl(command, "--help")[1]
+        assert all(word in words for word in ("POR", "unique", "bound", "group"))
+    monkeypatch.setenv("_TREE_RL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "tree-rl es")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert tree_rl()[1].strip() == "estimate"

@@ -1,0 +1,40 @@
+"""Files of models in the local Hugging Face cache, named by an id such as Qwen/Qwen3-8B. Downloads nothing."""
+
+import os
+import re
+from pathlib import Path
+
+from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files.shown import shown
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def folder_of(named: Path, option: str, *wanted: str) -> Path:
+    """The folder that a path or a Hub id names; a path that exists, and what is no id, stays as it is.
+
+    Args:
+        named: what the user gave.
+        option: for messages.
+        wanted: files that the folder must hold, the one to look for first.
+
+    Raises:
+        InputError: an id that is not in the cache; says how to download it.
+    """
+    identity = str(named)
+    if os.path.exists(named) or not HUB_ID.fullmatch(identity) or identity.startswith("."):
+        return named
+    # A third of a second that paths do not pay.
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(identity, wanted[0])
+    except HFValidationError:
+        return named
+    if isinstance(found, str):
+        return Path(found).parent
+    raise InputError(
+        f"{option} {shown(identity)}: no such folder, and the local Hugging Face cache has no {wanted[0]} of this id; "
+        f"download it: hf download {shown(identity)} {' '.join(wanted)}"
+    )

@@ -1,0 +1,53 @@
+"""Columns of a `trajectory.npz`, which uni-agent writes for each session: three arrays a trajectory."""
+
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tree_rl.inspection.files.errors import RowFileError
+from tree_rl.inspection.files.reading import open_regular
+from tree_rl.inspection.files.shown import escaped, shown_names, shown_path
+
+COLUMNS = ("prompt_ids", "response_ids", "response_mask")
+FIRST = re.compile(r"traj(\d+)_prompt_ids")
+
+SESSION = re.compile(r"(session-sample-\d+)-rollout-\d+-[0-9a-f]+")
+"""Name of a session's folder, below that of its step."""
+
+
+def group_of_session(path: Path) -> str:
+    """Sessions of one step that answer the same sample are a group; of other folders each is one."""
+    folder = path.absolute().parent
+    found = SESSION.fullmatch(folder.name)
+    return f"{folder.parent.name}/{found[1]}" if found else folder.name
+
+
+def read_npz(path: Path) -> dict[str, list[Any]]:
+    """Token ids and masks of the trajectories, in their order.
+
+    Raises:
+        InputError: no file, damage, pickled objects, or other arrays.
+    """
+    try:
+        with open_regular(path) as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array")
+            numbers = sorted(int(found[1]) for found in map(FIRST.fullmatch, file.files) if found)
+            if not numbers:
+                raise RowFileError(
+                    f"{shown_path(path)}: expected arrays traj0_prompt_ids and so on, as uni-agent writes them; "
+                    f"received {shown_names(file.files)}"
+                )
+            return {name: [file[f"traj{number}_{name}"].tolist() for number in numbers] for name in COLUMNS}
+    except RowFileError:
+        raise
+    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise RowFileError(
+            f"{shown_path(path)}: expected a trajectory.npz of uni-agent: {escaped(str(error), 120)}; write or copy it "
+            "again"
+        ) from error

@@ -1,0 +1,1 @@
+"""Files that others write: texts of trainers, logs of model calls."""

@@ -1,0 +1,142 @@
+"""Results of `inspect`, `plan` and `estimate` as JSON objects; docs/inspect.md describes the fields.
+
+Names are stable: a change of meaning raises `FORMAT`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from tree_rl import __version__
+from tree_rl.inspection.report import GroupReport
+from tree_rl.inspection.run_plan import GroupRun, RunPlan
+from tree_rl.inspection.scale.report import Scaled
+from tree_rl.inspection.verdict.judgement import Verdict
+from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
+from tree_rl.tree.cost import ModelShape
+
+FORMAT = 1
+"""Of all objects."""
+
+
+def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape, verdict: Verdict) -> str:
+    """`tree-rl inspect --json`."""
+    share = verdict.share
+    return _written(
+        "inspect",
+        taken=[asdict(taken) for taken in verdict.recording.taken],
+        groups=[_group(report, shape) for report in reports],
+        total=_group(total, shape),
+        group_by=[asdict(one) for one in verdict.regrouped],
+        verdict={
+            "helps": verdict.helps,
+            "update_speed_up": verdict.update,
+            "step_speed_up": verdict.step,
+            "update_share": share.share,
+            "update_share_from": share.source,
+            "memory": None if verdict.memory is None else _memory(verdict.memory),
+            "next": verdict.next_command,
+        },
+    )
+
+
+def planned(plan: RunPlan) -> str:
+    """`tree-rl plan --json`."""
+    return _written(
+        "plan",
+        max_tokens=plan.max_tokens,
+        tree_forwards=len(plan.whole) + len(plan.beyond) + sum(part.num_partitions for part in plan.partitioned),
+        row_forwards=len(plan.flat) + len(plan.oversized_rows),
+        rows_over_the_budget=len(plan.oversized_rows),
+        groups=[_run(group) for group in plan.groups],
+    )
+
+
+def scaled(steps: Iterable[Scaled], said: Iterable[str]) -> str:
+    """`tree-rl plan --ranks --json`."""
+    return _written("plan --ranks", steps=[_step(one) for one in steps], notes=list(said))
+
+
+def estimated(memory: MemoryPrediction, update: UpdatePrediction, next_command: str) -> str:
+    """`tree-rl estimate --json`."""
+    sides = zip(("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True)
+    return _written(
+        "estimate",
+        **{
+            name: {"update_seconds": time.total, "step_seconds": step, "step_price": price}
+            for name, time, step, price in sides
+        },
+        update_speed_up=update.speed_up,
+        step_speed_up=update.share.step_speed_up(update.speed_up),
+        update_share=update.share.share,
+        update_share_from=update.share.source,
+        gpu_price=update.price,
+        memory=_memory(memory),
+        next=next_command,
+    )
+
+
+def _written(command: str, **fields: Any) -> str:
+    """One line of ASCII; what a file holds cannot move the cursor."""
+    head = {"format": FORMAT, "command": command, "tree_rl": __version__}
+    return json.dumps({**head, **fields}, allow_nan=False)
+
+
+def _group(report: GroupReport, shape: ModelShape) -> dict[str, Any]:
+    overlap = report.overlap
+    return {
+        "name": report.name,
+        "rows": overlap.paths,
+        "trees": report.trees,
+        "unique_tokens": overlap.unique_tokens,
+        "flat_tokens": overlap.flat_tokens,
+        "por": overlap.por,
+        "token_bound": overlap.token_bound,
+        "flop_bound": overlap.flop_bound(shape),
+        "depth": overlap.depth,
+        "branches": {str(cause): count for cause, count in report.causes.items()},
+    }
+
+
+def _run(group: GroupRun) -> dict[str, Any]:
+    plan, choice = group.partitions, group.choice
+    return {
+        "name": group.name,
+        "rows": group.num_rows,
+        "unique_tokens": group.unique_tokens,
+        "partitions": None if plan is None else plan.num_partitions,
+        "relayed_tokens": None if plan is None else plan.relayed_tokens,
+        "runs_as": None if choice is None else choice.name,
+        "gpu_bytes": None if choice is None else choice.peak.device,
+        "host_bytes": None if choice is None else choice.peak.host,
+    }
+
+
+def _step(one: Scaled) -> dict[str, Any]:
+    return {
+        "gpus": one.model.cluster.gpus,
+        "sp": one.model.sharing,
+        "seconds": one.time.total,
+        **{f"{cause}_seconds": seconds for cause, seconds in asdict(one.time).items()},
+        "imbalance": one.layout.imbalance,
+        "gpu_bytes": one.memory.total,
+        "slowed_by": one.slowed_by or None,
+    }
+
+
+def _memory(memory: MemoryPrediction) -> dict[str, Any]:
+    return {
+        "gpu": memory.gpu.value,
+        "gpus": memory.gpus,
+        "state_bytes": memory.state,
+        "rows": _least(memory.rows),
+        "trees_whole": _least(memory.whole),
+        "trees_least": _least(memory.partitioned),
+        "max_tokens": memory.max_tokens,
+        "largest_runs_as": memory.largest_runs,
+    }
+
+
+def _least(least: Least) -> dict[str, Any]:
+    return {"tokens": least.tokens, "gpu_bytes": least.memory, "runs_as": least.runs_as}

@@ -1,0 +1,164 @@
+"""Seconds and bytes of one update over the rows of a file, with trees and without, on GPUs of one kind.
+
+The cost model is that of `tree-rl plan --ranks`; one step trains every row of the file once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tree_rl.inspection.model_shape import read_model_config
+from tree_rl.inspection.report import forest_of, report_groups, rows_by_group, total_of
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.scale.gpus import Gpu
+from tree_rl.inspection.scale.parameters import Parameters
+from tree_rl.inspection.scale.report import ScaleSettings, Step
+from tree_rl.inspection.scale.step import StepModel, StepTime
+from tree_rl.inspection.verdict.update_share import UpdateShare
+from tree_rl.training.memory.choice import ByteBudget, Chooser, quick_plan
+
+FILLED = 0.8
+"""Share of a GPU's memory that `tree.max_tokens: auto` fills."""
+GRANULARITY = 1024
+"""Of the tokens that are advised."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Least:
+    """The least that one GPU needs for the largest forward of one way to run."""
+
+    tokens: int
+    """Of that forward."""
+    memory: float
+    """Bytes, with weights, gradients and optimizer state."""
+    runs_as: str
+    """How, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPrediction:
+    """Bytes of one GPU."""
+
+    gpu: Gpu
+    gpus: int
+    state: float
+    """Weights, gradients and optimizer state, and layers while they run: whatever the rows."""
+    rows: Least
+    """The longest row by itself."""
+    whole: Least
+    """The tree with the most tokens, in one forward."""
+    partitioned: Least
+    """That tree with all measures that need no host memory."""
+    max_tokens: int | None
+    """Most unique tokens of a forward that fill 80 % of the GPU; None where not even the shortest forward fits."""
+    largest_runs: str | None
+    """How the tree with the most tokens runs within `max_tokens`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdatePrediction:
+    """One update and the step around it, without trees and with them."""
+
+    rows: StepTime
+    trees: StepTime
+    share: UpdateShare
+    price: float | None
+    """Of one GPU for an hour."""
+    gpus: int
+
+    @property
+    def speed_up(self) -> float:
+        """Of the update."""
+        return self.rows.total / self.trees.total
+
+    @property
+    def step_seconds(self) -> tuple[float | None, float | None]:
+        """A whole step without trees and with them; None where updates take no share of a step."""
+        if not self.share.share:
+            return None, None
+        flat = self.rows.total / self.share.share
+        return flat, flat - self.rows.total + self.trees.total
+
+    @property
+    def step_price(self) -> tuple[float | None, float | None]:
+        """Money of a whole step without trees and with them; None where no price is given."""
+        flat, tree = self.step_seconds
+        if self.price is None or flat is None or tree is None:
+            return None, None
+        hourly = self.gpus * self.price
+        return flat / 3600 * hourly, tree / 3600 * hourly
+
+
+def predict_memory(rows: Sequence[Row], model: Path, gpu: Gpu, gpus: int) -> MemoryPrediction:
+    """Bytes of one of so many GPUs that train the model of a config.json with FSDP2.
+
+    Raises:
+        InputError: the config cannot be read.
+    """
+    shape, config = read_model_config(model)
+    parameters = Parameters.of(shape, config)
+    return _memory_on(StepModel(shape=shape, parameters=parameters, cluster=gpu.spec.cluster(gpus)), rows, gpu)
+
+
+def predict_update(
+    rows: Sequence[Row], model: Path, memory: MemoryPrediction, share: UpdateShare, price: float | None
+) -> UpdatePrediction:
+    """Seconds of an update over the rows, log-probs and optimizer included, with micro-batches of `max_tokens`.
+
+    The head reads the tokens with a loss, on both sides.
+
+    Args:
+        rows: of one step.
+        model: its config.json.
+        memory: of `predict_memory`, which says the GPUs and the micro-batch.
+        share: of a step without trees that updates take.
+        price: of one GPU for an hour.
+    """
+    overlap = total_of(report_groups(list(rows))).overlap
+    cluster, max_tokens = memory.gpu.spec.cluster(memory.gpus), memory.max_tokens or GRANULARITY
+
+    def time(*, shared: bool, head_share: float) -> StepTime:
+        settings = ScaleSettings(cluster, max_tokens=max_tokens, shared=shared, head_share=head_share)
+        return Step(rows, model, settings).on(memory.gpus, 1).time
+
+    return UpdatePrediction(
+        rows=time(shared=False, head_share=overlap.flat_head_tokens / overlap.flat_tokens),
+        trees=time(shared=True, head_share=overlap.unique_head_tokens / overlap.unique_tokens),
+        share=share,
+        price=price,
+        gpus=memory.gpus,
+    )
+
+
+def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPrediction:
+    activations = model.activations
+    forests = [
+        forest_of([rows[index] for index in members]) for members in rows_by_group(row.group for row in rows).values()
+    ]
+    largest = max(forests, key=lambda forest: forest.num_unique)
+    longest = max(len(row.token_ids) for row in rows)
+    chooser = Chooser(model=activations)
+    least = chooser.choose(largest, ByteBudget(device=0.0), quick_plan)
+    tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
+    state = model.memory_with(0.0).total
+    room = FILLED * model.cluster.memory - state
+    fits = room >= activations.bytes_of(GRANULARITY)
+    max_tokens = activations.tokens_of(room) // GRANULARITY * GRANULARITY if fits else None
+    runs = None
+    if max_tokens is not None:
+        is_whole = largest.num_unique <= max_tokens
+        runs = "whole" if is_whole else chooser.choose(largest, chooser.budget(max_tokens), quick_plan).name
+    return MemoryPrediction(
+        gpu=gpu,
+        gpus=model.cluster.gpus,
+        state=state,
+        rows=Least(tokens=longest, memory=state + activations.bytes_of(longest), runs_as="the longest row"),
+        whole=Least(
+            tokens=largest.num_unique,
+            memory=state + activations.bytes_of(largest.num_unique),
+            runs_as="the largest group, whole",
+        ),
+        partitioned=Least(tokens=tokens, memory=state + least.peak.device, runs_as=least.name),
+        max_tokens=max_tokens,
+        largest_runs=runs,
+    )

@@ -1,0 +1,69 @@
+"""The share of a training step that trees shorten: given, or measured by verl's own timers."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.reading import read_bytes
+from tree_rl.inspection.files.shown import shown_path
+
+ASSUMED = 0.6
+"""Of a step, where nothing is known. Ours of stock verl with recorded agents was 0.67 (docs/benchmarks)."""
+SHORTENED = ("old_log_prob", "ref", "values", "update_actor", "update_critic")
+"""verl's timers of what runs forwards or backwards over rows."""
+TIMER = re.compile(rb'timing_s/(\w+)"?:\s*(?:np\.float\d+\()?(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)')
+"""In verl's console log `timing_s/step:1.5` or `timing_s/step:np.float64(1.5)`, in its `file` log JSON."""
+TREES = b"tree/unique_tokens"
+"""Only runs with trees log it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateShare:
+    """Share of a step's seconds in passes over rows."""
+
+    share: float
+    """In [0, 1]."""
+    source: str
+    """Where it comes from, in words."""
+
+    def step_speed_up(self, update: float) -> float:
+        """Of a whole step whose passes over rows run so many times as fast: Amdahl's law."""
+        return 1 / (1 - self.share + self.share / update)
+
+
+def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
+    """The share that was given, that of a log, or the assumed one.
+
+    Raises:
+        InputError: both are given, or the log has no times of a run without trees.
+    """
+    if given is not None and timing is not None:
+        raise InputError("--update-share and --timing: expected one of them, received both; drop one")
+    if timing is not None:
+        return _measured(timing)
+    if given is not None:
+        return UpdateShare(share=given, source="--update-share")
+    return UpdateShare(share=ASSUMED, source="assumed; --update-share or --timing LOG tell yours")
+
+
+def _measured(path: Path) -> UpdateShare:
+    """The median over the steps of a console log, or of the jsonl of verl's logger `file`."""
+    named, content = f"--timing {shown_path(path)}", read_bytes(path)
+    if TREES in content:
+        raise InputError(f"{named}: expected a run without trees, this one ran trees; name the log of a stock run")
+    steps = [{name.decode(): float(seconds) for name, seconds in TIMER.findall(line)} for line in content.split(b"\n")]
+    shares = [
+        sum(step.get(name, 0.0) for name in SHORTENED) / step["step"]
+        for step in steps
+        if step.get("step", 0.0) > 0 and "update_actor" in step
+    ]
+    if not shares:
+        raise InputError(
+            f"{named}: expected verl's console log or the jsonl of its logger file, with timing_s/step and "
+            "timing_s/update_actor; found none"
+        )
+    # The timers of passes that run at once may overlap.
+    share = min(median(shares), 1.0)
+    return UpdateShare(share=share, source=f"median of {len(shares)} steps in {shown_path(path)}")
