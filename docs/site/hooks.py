@@ -27,7 +27,9 @@ NAV_SYMBOLS = frozenset("*?[")
 
 def site_pages() -> dict[str, str]:
     """By the path in the repository, the path among the site's sources of every page that lies outside docs/."""
-    found = [path.relative_to(ROOT).as_posix() for pattern in (*PAGES_ELSEWHERE, EXAMPLES) for path in ROOT.glob(pattern)]
+    found = [
+        path.relative_to(ROOT).as_posix() for pattern in (*PAGES_ELSEWHERE, EXAMPLES) for path in ROOT.glob(pattern)
+    ]
     return {START[0]: START[1], **{name: name for name in found}}
 
 
