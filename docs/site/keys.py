@@ -69,7 +69,8 @@ def table(title: str, place: str, options: type) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for name, entry in shown.items():
-        yield f"| `{name}` | {kind(options, name)} | {FROM_VERL.get(name) or default(entry)} | {cell(said.get(name, ''))} |"
+        usual = FROM_VERL.get(name) or default(entry)
+        yield f"| `{name}` | {kind(options, name)} | {usual} | {cell(said.get(name, ''))} |"
     yield ""
 
 
