@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from shell_blocks import ALL, ROOT, Command
 
 PAGE = ROOT / "docs" / "commands.md"
-RUNS, SLOW, PARSED, SHELL = "runs", "runs, slow", "parsed", "shell"
+RUNS, SLOW, PARSED, RECIPE, SHELL = TREATMENTS = ("runs", "runs, slow", "parsed", "recipe", "shell")
 ROW = re.compile(
-    r"^\| `([^`]+)` \| (?:(runs|runs, slow|parsed|shell)|\[file\]\(\.\./([^)]+)\)) \| ([^|]+) \|$", re.MULTILINE
+    rf"^\| `([^`]+)` \| (?:({'|'.join(TREATMENTS)})|\[file\]\(\.\./([^)]+)\)) \| ([^|]+) \|$", re.MULTILINE
 )
 
 
@@ -19,7 +19,7 @@ class Row:
     start: str
     """Of a command, without quotes."""
     treatment: str
-    """One of the four above, or the path of a test."""
+    """One of those above, or the path of a test."""
     time: str
 
 
@@ -36,11 +36,11 @@ def row_of(command: Command) -> Row | None:
 
 
 def treated(*treatments: str) -> list[Command]:
-    """Different commands of the documents that a test treats so, in the documents' order."""
-    found = {command.text: command for command in ALL if command.words and _treatment(command) in treatments}
+    """Different commands of the documents that a test treats so, in the documents' order; all without an argument."""
+    rows = ((command, row_of(command)) for command in ALL if command.words)
+    found = {
+        command.text: command
+        for command, row in rows
+        if row is not None and (not treatments or row.treatment in treatments)
+    }
     return list(found.values())
-
-
-def _treatment(command: Command) -> str | None:
-    row = row_of(command)
-    return row.treatment if row else None

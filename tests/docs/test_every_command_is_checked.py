@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_table import PARSED, ROWS, RUNS, SHELL, SLOW, row_of, treated
+from command_table import PARSED, ROWS, RUNS, SLOW, TREATMENTS, row_of, treated
 from flag_checks import (
     check_docker,
     check_option_names,
@@ -73,7 +73,7 @@ def test_commands_inside_sentences_exist(path: Path) -> None:
 
 def test_tests_that_rows_name_exist_and_run_the_command() -> None:
     for row in ROWS:
-        if row.treatment not in (RUNS, SLOW, PARSED, SHELL):
+        if row.treatment not in TREATMENTS:
             test = ROOT / row.treatment
             folder = "".join(path.read_text(encoding="utf-8") for path in test.parent.glob("*.py"))
             program = Path(row.start.split()[min(1, row.start.count(" "))]).stem
@@ -88,7 +88,7 @@ def test_blocks_are_sound_shell(path: Path) -> None:
         assert done.returncode == 0, f"line {line}: {done.stderr}"
 
 
-@pytest.mark.parametrize("command", named([c for c in treated(RUNS, SLOW, PARSED, SHELL) if c.words[0] in CHECKS]))
+@pytest.mark.parametrize("command", named([c for c in treated() if c.words[0] in CHECKS]))
 def test_flags_variables_and_files_exist(command: Command) -> None:
     CHECKS[command.words[0]](command)
 
@@ -102,7 +102,7 @@ def test_programs_take_their_flags() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", named([c for c in treated(SLOW, PARSED) if is_a_job(c)]))
+@pytest.mark.parametrize("command", named([c for c in treated() if is_a_job(c)]))
 def test_jobs_compose_and_pass_the_check_before_ray(command: Command, tmp_path: Path) -> None:
     from jobs import check_job_of
 
