@@ -108,10 +108,14 @@ def check_job_of(command: Command, folder: Path) -> None:
     elif "=" in command.words[0]:
         check_overrides(command)
     else:
-        (folder / "rows.parquet").touch()
-        (folder / "config.json").write_text(CONFIG)
-        files = [f"data.{name}_files={folder}/rows.parquet" for name in ("train", "val")]
         shown = [word for word in command.words[3:] if "=" in word]
         mode = [] if any("trainer_mode" in word for word in shown) else ["trainer.v1.trainer_mode=tree_sync"]
-        stock = ["machine=cpu", "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={folder}"]
-        check_main_ppo([*files, *stock, *mode, *shown])
+        check_main_ppo(on_this_machine([*mode, *shown], folder))
+
+
+def on_this_machine(shown: Sequence[str], folder: Path) -> list[str]:
+    """Arguments of a job with files and a model that exist, on a CPU where they do not say otherwise."""
+    (folder / "rows.parquet").touch()
+    (folder / "config.json").write_text(CONFIG)
+    files = [f"data.{name}_files={folder}/rows.parquet" for name in ("train", "val")]
+    return ["machine=cpu", "algorithm.adv_estimator=grpo", *shown, *files, f"actor_rollout_ref.model.path={folder}"]
