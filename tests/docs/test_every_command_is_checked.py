@@ -145,3 +145,12 @@ def test_it_runs_as_printed(command: Command, reader: Path) -> None:
 @pytest.mark.parametrize("command", named(treated(SLOW)))
 def test_it_runs_as_printed_slowly(command: Command, reader: Path) -> None:
     run(command, reader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trials", "calls"])
+def test_drawings_of_the_documents_are_those_of_the_command(name: str, reader: Path) -> None:
+    (command,) = [command for command in treated(SLOW) if f"{name}.svg" in command.words]
+    run(command, reader)
+    shown = ROOT / "docs" / "images" / "how_it_works" / f"{name}.svg"
+    assert (reader / f"{name}.svg").read_bytes() == shown.read_bytes()

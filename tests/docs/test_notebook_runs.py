@@ -26,10 +26,9 @@ def test_it_prints_what_it_shows(notebook: dict[str, Any]) -> None:
         "run: python tests/docs/run_notebook.py examples/prefix_trees_in_60_lines.ipynb"
     )
     assert "gradients of the rows to 1e-5" in texts(ran)[-1]
-    assert (
-        sum("image/svg+xml" in output.get("data", {}) for cell in ran["cells"] for output in cell.get("outputs", ()))
-        == 1
-    )
+    drawn = [output["data"] for cell in ran["cells"] for output in cell.get("outputs", ()) if "data" in output]
+    shown = ROOT / "docs" / "images" / "how_it_works" / "four_rows.svg"
+    assert ["".join(data["image/svg+xml"]) + "\n" for data in drawn] == [shown.read_text(encoding="utf-8")]
 
 
 def test_it_takes_at_most_sixty_lines(notebook: dict[str, Any]) -> None:
