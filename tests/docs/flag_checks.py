@@ -74,6 +74,9 @@ def check_tree_rl(command: Command) -> None:
     """Raises click's error where the command or an option of it does not exist, or a value is none."""
     group = typer.main.get_command(app)
     _, name, *arguments = expanded(command)
+    if name.startswith("-"):
+        check_option_names(command.words)
+        return
     with group.commands[name].make_context(name, arguments):  # type: ignore[attr-defined]
         pass
 
