@@ -29,7 +29,7 @@ install_packages() {
     total="$(grep -c '==' "$constraints")"
     echo "[environment] installing about $total packages ($size); log: ${log#"$root"/}"
     : >"$log"
-    install_with_pip "$log" "$total" -c "$constraints" -e "$root[cpu,agents,dev]"
+    install_with_pip "$log" "$total" -c "$constraints" -e "$root[cpu,agents,dev,docs]"
     if [ ${#second_install[@]} -gt 0 ]; then
         install_with_pip "$log" "$total" "${second_install[@]}"
     fi

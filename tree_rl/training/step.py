@@ -128,7 +128,7 @@ class TreeStep:
             asked: as for `run`, and `is_reference`.
 
         Raises:
-            As `run`.
+            RowError, RuntimeError, TreeMismatchError: as `run`.
         """
         return self.run_call(StepCall(rows=rows, loss=loss, trains=False, **asked))
 
@@ -151,7 +151,7 @@ class TreeStep:
         """`run` or `infer`, as a host asks for it; runs again with half the budget if memory runs out.
 
         Raises:
-            As `run`.
+            RowError, RuntimeError, TreeMismatchError: as `run`.
         """
         module = self.context.module
         # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, replace
 from importlib import import_module
+from inspect import get_annotations
 from typing import Any, get_args
 
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
@@ -134,7 +135,7 @@ def _class_and_options(
     except ModuleNotFoundError as error:
         package = INSTALLS.get((error.name or "").partition(".")[0], "tree_rl[agents]")
         raise ImportError(f"{kind} {name!r} needs {error.name}: pip install '{package}'") from error
-    annotation = found.__init__.__annotations__.get("options")
+    annotation = get_annotations(found.__init__).get("options")
     taken = [one for one in get_args(annotation) or (annotation,) if hasattr(one, "__dataclass_fields__")]
     key, given = f"{CONFIG_KEY}.{kind} {name}", set(options or {})
     if not taken:

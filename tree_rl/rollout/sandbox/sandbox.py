@@ -40,6 +40,7 @@ class SandboxOptions:
     """
 
     backend: Backend = "confined"
+    """Where commands run: a confined folder of this machine, a container by SWE-ReX, or this machine as it is."""
     limits: Limits = field(
         default_factory=lambda: Limits(
             timeout_seconds=30, cpu_seconds=30, output_bytes=65_536, memory_bytes=2 << 30, processes=64

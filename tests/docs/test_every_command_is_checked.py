@@ -1,0 +1,156 @@
+"""Every command of the documents runs as printed, or its flags are those of the program that it starts."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_table import PARSED, ROWS, RUNS, SLOW, TREATMENTS, row_of, treated
+from flag_checks import (
+    check_docker,
+    check_option_names,
+    check_pip,
+    check_pytest,
+    check_script,
+    check_tree_rl,
+    complaints_of_parsers,
+    environment,
+    starts_a_python_program,
+)
+from shell_blocks import ALL, DOCUMENTS, PLACEHOLDER, ROOT, Command, inline_commands, shell_blocks
+
+CONFIG_OF_8B = """{"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+ "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}"""
+LINKED = ("benchmarks", "examples", "recipes", "scripts", "tests", "tree_rl", "kernels")
+FIRST = ("examples/write_qwen_tokenizer.py",)
+"""Programs whose files other commands read."""
+CHECKS: dict[str, Callable[[Command], None]] = {
+    "bash": check_script,
+    "docker": check_docker,
+    "pip": check_pip,
+    "pytest": check_pytest,
+    "sbatch": check_script,
+    "tree-rl": check_tree_rl,
+}
+"""By a command's first word."""
+
+
+def named(commands: list[Command]) -> list[object]:
+    return [pytest.param(command, id=str(command)[:100]) for command in commands]
+
+
+def is_a_job(command: Command) -> bool:
+    """Whether Hydra reads the command's arguments."""
+    words = command.words
+    return (
+        (words[0] == "bash" and words[1].startswith("recipes/"))
+        or "=" in words[0]
+        or words[2:3] == ("verl.trainer.main_ppo",)
+    )
+
+
+def test_every_command_has_a_row() -> None:
+    without = [str(command) for command in ALL if command.words and row_of(command) is None]
+    assert not without, "docs/commands.md has no row for these"
+
+
+def test_every_row_has_a_command_and_a_time() -> None:
+    used = {row_of(command) for command in ALL if command.words}
+    inline = [text for path in DOCUMENTS for text in inline_commands(path)]
+    unused = [row for row in ROWS if row not in used and not any(text.startswith(row.start) for text in inline)]
+    assert not unused and all(row.time for row in ROWS)
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if inline_commands(path)], ids=lambda path: path.name)
+def test_commands_inside_sentences_exist(path: Path) -> None:
+    for text in inline_commands(path):
+        words = text.split()
+        if words[0] == "tree-rl":
+            check_option_names(words)
+        scripts = [word for word in words[1:] if word.endswith((".sh", ".py")) and "/" in word]
+        assert all((ROOT / script).is_file() or not script[0].isalnum() for script in scripts), text
+
+
+def test_tests_that_rows_name_exist_and_run_the_command() -> None:
+    for row in ROWS:
+        if row.treatment not in TREATMENTS:
+            test = ROOT / row.treatment
+            folder = "".join(path.read_text(encoding="utf-8") for path in test.parent.glob("*.py"))
+            program = Path(row.start.split()[min(1, row.start.count(" "))]).stem
+            assert test.is_file() and program in folder, row
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if list(shell_blocks(path))], ids=lambda path: path.name)
+def test_blocks_are_sound_shell(path: Path) -> None:
+    for line, block in shell_blocks(path):
+        script = PLACEHOLDER.sub("PLACEHOLDER", block)
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"line {line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("command", named([c for c in treated() if c.words[0] in CHECKS]))
+def test_flags_variables_and_files_exist(command: Command) -> None:
+    CHECKS[command.words[0]](command)
+
+
+@pytest.mark.slow
+def test_programs_take_their_flags() -> None:
+    commands = [command for command in treated(PARSED) if starts_a_python_program(command.words)]
+    assert len(commands) > 30
+    complaints = complaints_of_parsers(commands)
+    assert not {str(command): text for command, text in complaints.items() if text}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", named([c for c in treated() if is_a_job(c)]))
+def test_jobs_compose_and_pass_the_check_before_ray(command: Command, tmp_path: Path) -> None:
+    from jobs import check_job_of
+
+    check_job_of(command, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a checkout, as a reader has it, with folders of its own for what commands write."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "docs" / "benchmarks").mkdir(parents=True)
+    for path in (ROOT / "docs" / "benchmarks").glob("*.csv"):
+        (folder / "docs" / "benchmarks" / path.name).write_bytes(path.read_bytes())
+    (folder / "Qwen3-8B").mkdir()
+    (folder / "Qwen3-8B" / "config.json").write_text(CONFIG_OF_8B)
+    for command in treated(RUNS):
+        if set(FIRST) & set(command.words):
+            run(command, folder)
+    return folder
+
+
+def run(command: Command, folder: Path) -> str:
+    """What a command prints. Fails if it ends with another status than 0."""
+    done = subprocess.run(
+        ["bash", "-c", command.text], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", named([c for c in treated(RUNS) if not set(FIRST) & set(c.words)]))
+def test_it_runs_as_printed(command: Command, reader: Path) -> None:
+    assert run(command, reader).strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("command", named(treated(SLOW)))
+def test_it_runs_as_printed_slowly(command: Command, reader: Path) -> None:
+    run(command, reader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trials", "calls"])
+def test_drawings_of_the_documents_are_those_of_the_command(name: str, reader: Path) -> None:
+    (command,) = [command for command in treated(SLOW) if f"{name}.svg" in command.words]
+    run(command, reader)
+    shown = ROOT / "docs" / "images" / "how_it_works" / f"{name}.svg"
+    assert (reader / f"{name}.svg").read_bytes() == shown.read_bytes()

@@ -1,0 +1,174 @@
+"""The files that docs/extend.md prints work as the page says."""
+
+import asyncio
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import check_main_ppo, on_this_machine
+from shell_blocks import ROOT
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig
+
+from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.rollout.agents.in_environment import AgentInEnvironment
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.transcript import rows_of_calls
+from tree_rl.training import Rows, TreeOptions, TreeStep
+from tree_rl.tree import Forest
+from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
+
+PAGE = ROOT / "docs" / "extend.md"
+TASK = {"words": {"tree": "a plant", "row": "a line"}, "wanted": "row"}
+MESSAGES = [{"role": "user", "content": "Name a word."}]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the page's files, importable."""
+    folder = tmp_path_factory.mktemp("extend")
+    named = re.findall(r"`(\w+)\.py`[^`]*:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    for name, text in named:
+        (folder / f"{name}.py").write_text(text)
+    assert len(named) == 6 == PAGE.read_text(encoding="utf-8").count("```python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+        for name, _ in named:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    with pytest.MonkeyPatch.context() as patch:
+        for path in (ROOT / "recipes", ROOT / "recipes" / "swe_tasks"):
+            patch.syspath_prepend(str(path))
+        from tiny_swe_model import build_swe_tokenizer
+
+        made = build_swe_tokenizer()
+        for name in ("tiny_swe_model", "generate"):
+            sys.modules.pop(name, None)
+    return made
+
+
+class Script:
+    """A model that says given words, one a call."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, words: list[str]) -> None:
+        self.tokenizer, self.words = tokenizer, words
+
+    async def generate(self, prompt_ids: Any, **asked: Any) -> Generation:
+        ids = [*self.tokenizer.encode(self.words.pop(0)), self.tokenizer.eos_token_id]
+        return Generation(token_ids=tuple(ids), log_probs=None, finish_reason="stop")
+
+
+def play(tokenizer: PreTrainedTokenizerBase, words: list[str], **options: Any) -> tuple[Any, list[Any]]:
+    """What a session earns, and its rows."""
+
+    async def session() -> tuple[Any, list[Any]]:
+        limits = GatewayOptions(max_context_tokens=2048, max_turn_tokens=32)
+        async with Gateway(tokenizer=tokenizer, backend=Script(tokenizer, words), options=limits) as gateway:
+            opened = gateway.open_session()
+            agent = AgentInEnvironment(environment="glossary.Glossary", timeout_seconds=60, **options)
+            result = await agent.run(gateway.endpoint(opened), messages=MESSAGES, task=TASK)
+            record = await gateway.close_session(opened)
+        return result, rows_of_calls(record.calls)
+
+    return asyncio.run(session())
+
+
+def test_agent_and_environment_play_by_their_config_keys(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    result, rows = play(tokenizer, ["leaf", "row"], agent="asker.Asker")
+    assert (result.reward, result.status) == (1.0, "completed")
+    assert len(rows) == 1 and "no such word" in tokenizer.decode(rows[0].token_ids)
+
+
+def test_a_session_that_never_finds_the_word_earns_nothing(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    result, _ = play(tokenizer, ["leaf", "bark", "root"], agent="asker.Asker")
+    assert (result.reward, result.status) == (0.0, "limit")
+
+
+def test_forks_leave_a_row_per_draw_that_share_the_way_to_it(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    words = ["tree", "leaf", "bark", "row", "root", "twig"]
+    result, rows = play(tokenizer, list(words), agent="forks.Forks", options={"width": 3, "turns": 2})
+    assert result.reward == 1.0
+    # Of three draws at the first turn one goes on, and forks into three at the second: five leaves.
+    assert len(rows) == 5
+    forest = Forest.from_rows([row.token_ids for row in rows])
+    assert forest.num_unique < 0.5 * forest.num_flat
+    assert sum(int(row.response_mask[-1]) for row in rows) == 5, "every row ends in a draw, which trains"
+
+
+def test_a_model_of_ones_own_equals_rows_alone(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(files / "model_check.py"))
+    assert float(capsys.readouterr().out.split()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("max_tokens", [None, 3])
+def test_a_loss_of_ones_own_has_the_gradients_of_rows_alone(files: Path, max_tokens: int | None) -> None:
+    from own_loss import sequence_loss  # type: ignore[import-not-found]
+
+    rows = [[5, 6, 7, 8, 9], [5, 6, 7, 10], [5, 6, 7, 8, 11, 12], [13, 14]]
+    rewards, lengths = torch.tensor([1.0, -0.4, 0.7, 0.2]), [len(row) for row in rows]
+    alone, tree = tiny_model(), tiny_model()
+    for row, reward in zip(rows, rewards, strict=True):
+        log_probs = alone(torch.tensor([row])).logits[0, :-1].log_softmax(-1)
+        mean = log_probs.gather(1, torch.tensor(row[1:])[:, None]).sum() / len(row)
+        (-reward * mean * mean.detach().exp()).backward()
+    use_tree_attention(tree)
+    use_edge_head(tree)
+    step = TreeStep(tree, TreeOptions(max_tokens=max_tokens))
+    step.run(Rows.of(rows, trained=[[0] + [1] * (len(row) - 1) for row in rows]), sequence_loss(rewards, lengths))
+    for one, other in zip(tree.parameters(), alone.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert float((one.grad - other.grad).norm() / other.grad.norm()) < 1e-5
+
+
+def tiny_model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8)
+    config.num_attention_heads, config.num_key_value_heads, config.initializer_range = 4, 2, 0.2
+    return Qwen3ForCausalLM(config)
+
+
+@pytest.fixture
+def registered(files: Path) -> Iterator[Callable[..., Any]]:
+    import own_policy_loss  # type: ignore[import-not-found]  # noqa: F401
+
+    yield get_policy_loss_fn("soft_reinforce")
+    POLICY_LOSS_REGISTRY.pop("soft_reinforce")
+    sys.modules.pop("own_policy_loss")
+
+
+def test_verl_finds_the_registered_loss_and_the_job_is_accepted(registered: Callable[..., Any], tmp_path: Path) -> None:
+    keys = re.findall(r"`(actor_rollout_ref[\w.]+=\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(keys) == 2
+    check_main_ppo(on_this_machine(["trainer.v1.trainer_mode=tree_sync", *keys], tmp_path))
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss={"loss_mode": "soft_reinforce"}
+    )
+    log_prob = torch.tensor([[-1.0, -2.0, -0.5]], requires_grad=True)
+    old, mask = torch.tensor([[-1.0, -1.0, -0.5]]), torch.tensor([[1, 1, 0]])
+    total, metrics = registered(old, log_prob, torch.tensor([[2.0, 1.0, 9.0]]), mask, "token-mean", config)
+    damping = float(torch.tensor(-1.0).exp())
+    assert total.item() == pytest.approx((2.0 * 1.0 + 1.0 * 2.0 * damping) / 2)
+    assert metrics["actor/damping"] == pytest.approx((2 + damping) / 3)
+
+
+def test_trees_take_an_unknown_loss_for_one_that_couples_tokens(registered: Callable[..., Any]) -> None:
+    from functools import partial
+
+    from verl.workers.utils.losses import ppo_loss
+
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss={"loss_mode": "soft_reinforce"}
+    )
+    assert not is_token_separable(partial(ppo_loss, config=config))

@@ -1,0 +1,46 @@
+"""The script of docs/from_verl.md is verl's without the marked lines, and a job on trees with them."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from jobs import check_main_ppo, on_this_machine
+from shell_blocks import ROOT
+
+from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+
+PAGE = (ROOT / "docs" / "from_verl.md").read_text(encoding="utf-8")
+
+
+def script(*, of_trees: bool) -> list[str]:
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line[1:] for line in block.splitlines() if of_trees or line[0] == " "]
+    return shlex.split(" ".join(line.removesuffix("\\") for line in lines))[3:]
+
+
+def test_stock_verl_takes_the_unmarked_lines() -> None:
+    assert len(script(of_trees=True)) == len(script(of_trees=False)) + 2
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        assert compose("ppo_trainer", overrides=script(of_trees=False)).actor_rollout_ref.rollout.n == 16
+
+
+def test_the_marked_lines_make_it_a_job_on_trees(tmp_path: Path) -> None:
+    check_main_ppo(on_this_machine(script(of_trees=True), tmp_path))
+
+
+@pytest.mark.parametrize("table", ["Line by line", "More of it"])
+def test_keys_of_the_tables_exist(table: str) -> None:
+    section = PAGE.split(f"## {table}")[1].split("\n## ")[0]
+    spans = re.findall(r"`([^`]+=[^`]+)`", section)
+    overrides = [span for span in spans if not span.startswith(("...", "tree.")) and " " not in span]
+    # Values that only Megatron has compose a config of its own.
+    overrides = [span for span in overrides if "fused" not in span]
+    assert overrides
+    accept_model_type(overrides)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        while overrides:
+            once = {override.partition("=")[0]: override for override in overrides}
+            compose("ppo_trainer", overrides=list(once.values()))
+            overrides = [override for override in overrides if override not in once.values()]

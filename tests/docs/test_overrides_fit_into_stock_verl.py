@@ -1,0 +1,32 @@
+"""Overrides of verl that README.md and the documents name are keys of its config; tests/docs runs their commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+
+ROOT = Path(__file__).parents[2]
+OVERRIDE = re.compile(r"(?<![\w.])(\+?(?:trainer|actor_rollout_ref|critic)(?:\.\w+)+=\w+)")
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/configuration.md", "docs/faq.md", "docs/troubleshooting.md"])
+def test_overrides_fit_into_stock_verl(document: str) -> None:
+    overrides = sorted(set(OVERRIDE.findall((ROOT / document).read_text(encoding="utf-8"))))
+    accept_model_type(overrides)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=overrides)
+    assert config.trainer.v1.trainer_mode in ("tree_sync", "sync")
+
+
+def test_verls_keys_that_stand_for_those_of_others_exist() -> None:
+    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    keys = re.findall(r"`((?:actor_rollout_ref|algorithm|critic|data|reward|trainer)(?:\.\w+)+)[=`]", text)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer")
+    missing = object()
+    assert len(keys) > 5
+    assert not [key for key in keys if OmegaConf.select(config, key, default=missing) is missing]
