@@ -49,7 +49,7 @@ def test_bad_record_is_named(case: str, tmp_path: Path) -> None:
         ("rows.json", "{}", "expected a list of objects"),
         ("rows.json", "[]", "expected at least one row"),
         ("rows.parquet", "not parquet", "not a parquet file"),
-        ("rows.csv", "1,2", "expected .parquet, .jsonl, .json, .arrow, .traj, received .csv"),
+        ("rows.csv", "1,2", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .csv"),
     ],
 )
 def test_bad_file_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:

@@ -174,7 +174,10 @@ def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: 
     """Shares 0.9, 0.5 and 0.25: the median, whatever else a log holds."""
     steps = [(1, 2.0, 7.0, 10.0), (2, 1.0, 4.0, 10.0), (3, 0.5, 2.0, 1e1)]
     lines = [CONSOLE.format(step=n, gen=1e-3, old=old, update=update, total=total) for n, old, update, total in steps]
-    (tmp_path / "console.log").write_bytes("\n".join(["\x1b[36mé", *lines, lines[0][:40]]).encode() + b"\xff\xfe\n")
+    broken = CONSOLE.format(step=4, gen=1, old=1, update=1, total="1e999")
+    (tmp_path / "console.log").write_bytes(
+        "\n".join(["\x1b[36mé", *lines, lines[0][:40], broken]).encode() + b"\xff\xfe\n"
+    )
     records = [
         {"timing_s/old_log_prob": old, "timing_s/update_actor": update, "timing_s/step": total, "x": math.nan}
         for _, old, update, total in steps
@@ -185,6 +188,13 @@ def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: 
         verdict = read(tree_rl("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
         assert verdict["update_share"] == pytest.approx(0.5)
         assert verdict["update_share_from"].startswith("median of 3 steps in ")
+
+
+def test_a_share_of_nothing_tells_no_step(tree_rl: Run, rows: Path, config: Path) -> None:
+    for share in ("0", "1e-320"):
+        found = read(tree_rl("estimate", rows, "--model", config, "--update-share", share, "--gpu-price", 1, "--json"))
+        assert found["rows"]["step_seconds"] is found["trees"]["step_price"] is None
+        assert found["step_speed_up"] == pytest.approx(1)
 
 
 def test_wrong_shares_end_in_one_line(tree_rl: Run, rows: Path, tmp_path: Path) -> None:
@@ -302,7 +312,11 @@ def test_more_gpus_never_take_more_memory_or_time(tree_rl: Run, rows: Path, conf
         ((), "--model"),
         (("--model", "absent.json"), "absent.json: no such file"),
         (("--gpus", "0"), "--gpus"),
+        (("--gpus", "99999999999999999999"), "--gpus"),
         (("--gpu-price", "-1"), "--gpu-price"),
+        (("--gpu-price", "inf"), "--gpu-price"),
+        (("--gpu-price", "nan"), "--gpu-price"),
+        (("--timing", "."), "expected a file, received a folder"),
     ],
 )
 def test_wrong_estimates_end_in_one_line(

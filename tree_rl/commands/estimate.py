@@ -21,6 +21,7 @@ from tree_rl.commands.row_options import (
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.scale.gpus import Gpu
+from tree_rl.inspection.scale.options import MOST_GPUS
 from tree_rl.inspection.verdict.as_json import estimated
 from tree_rl.inspection.verdict.prediction import predict_memory, predict_update
 from tree_rl.inspection.verdict.text import format_estimate
@@ -29,7 +30,9 @@ from tree_rl.inspection.verdict.update_share import chosen_share
 ModelToTrain = Annotated[
     Path, typer.Option("--model", help="config.json of the model, its folder, or an id in the local cache.")
 ]
-Price = Annotated[float | None, typer.Option("--gpu-price", min=0.0, help="What a GPU costs an hour, in your money.")]
+Price = Annotated[
+    float | None, typer.Option("--gpu-price", min=0.0, max=1e6, help="What a GPU costs an hour, in your money.")
+]
 
 
 def estimate_file(
@@ -55,6 +58,6 @@ def estimate_file(
         memory = predict_memory(rows, model, gpu, gpus)
         update = predict_update(rows, model, memory, share, gpu_price)
         more = ("--model", model, "--max-tokens", memory.max_tokens, "--ranks", gpus) if memory.max_tokens else ()
-        again = ("--model", model, "--gpu", gpu.value, "--gpus", 2 * gpus)
+        again = ("--model", model, "--gpu", gpu.value, "--gpus", min(2 * gpus, MOST_GPUS))
         command = typed_command("plan" if more else "estimate", file, tokenizer, rows_per, group_by, *(more or again))
         say(estimated(memory, update, command) if as_json else f"{format_estimate(memory, update)}\nNext: {command}")

@@ -12,6 +12,7 @@ from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_recording
 from tree_rl.inspection.scale.gpus import Gpu
+from tree_rl.inspection.scale.options import MOST_GPUS
 
 WORDS = """
 Words: *rows* are the sequences that a trainer receives. A *group* is the rows of one prompt; only they share prefixes.
@@ -40,7 +41,9 @@ Model = Annotated[
 Groups = Annotated[int, typer.Option(help="Groups to list.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 GpuOption = Annotated[Gpu, typer.Option("--gpu", help="GPU of predictions. The h200 was measured.")]
-Gpus = Annotated[int, typer.Option(min=1, help="GPUs that share weights and optimizer state (FSDP2), 8 a node.")]
+Gpus = Annotated[
+    int, typer.Option(min=1, max=MOST_GPUS, help="GPUs that share weights and optimizer state (FSDP2), 8 a node.")
+]
 UpdateShareOption = Annotated[
     float | None,
     typer.Option(

@@ -5,12 +5,18 @@ from typing import Annotated
 
 import typer
 
+MOST_GPUS = 65_536
+"""Of a prediction, which lays rows out over all of them."""
+
 
 class ScaleOption:
     """Each needs `--ranks`, which needs `--model`."""
 
     Ranks = Annotated[
-        int | None, typer.Option("--ranks", min=1, help="GPUs: predict a training step, its slowest rank, what helps.")
+        int | None,
+        typer.Option(
+            "--ranks", min=1, max=MOST_GPUS, help="GPUs: predict a training step, its slowest rank, what helps."
+        ),
     ]
     Sharing = Annotated[int, typer.Option("--sp", min=1, help="GPUs that share tokens (Ulysses).")]
     Shards = Annotated[int | None, typer.Option(min=1, help="GPUs that hold one copy of the weights (fsdp_size).")]

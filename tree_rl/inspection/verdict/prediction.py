@@ -19,6 +19,8 @@ from tree_rl.training.memory.choice import ByteBudget, Chooser, quick_plan
 
 FILLED = 0.8
 """Share of a GPU's memory that `tree.max_tokens: auto` fills."""
+LEAST_SHARE = 1e-6
+"""Of a step, below which updates say nothing about its length."""
 GRANULARITY = 1024
 """Of the tokens that are advised."""
 
@@ -74,7 +76,7 @@ class UpdatePrediction:
     @property
     def step_seconds(self) -> tuple[float | None, float | None]:
         """A whole step without trees and with them; None where updates take no share of a step."""
-        if not self.share.share:
+        if self.share.share < LEAST_SHARE:
             return None, None
         flat = self.rows.total / self.share.share
         return flat, flat - self.rows.total + self.trees.total

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 
@@ -57,7 +58,7 @@ def _measured(path: Path) -> UpdateShare:
     shares = [
         sum(step.get(name, 0.0) for name in SHORTENED) / step["step"]
         for step in steps
-        if step.get("step", 0.0) > 0 and "update_actor" in step
+        if step.get("step", 0.0) > 0 and "update_actor" in step and all(map(isfinite, step.values()))
     ]
     if not shares:
         raise InputError(
