@@ -17,6 +17,9 @@ class Endpoint:
     stop_session: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     """Ends the session at its gateway. None for an address that no gateway of this process serves."""
 
+    ran_out_of_calls: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
+    """Whether the gateway refused a call beyond `max_calls`. None for an address that no gateway of this process serves."""
+
     @property
     def openai_url(self) -> str:
         """Base address with `/v1`, for OpenAI's clients."""

@@ -110,6 +110,7 @@ class Gateway:
             token=session.token,
             model=self._model,
             stop_session=session.stop,
+            ran_out_of_calls=lambda: session.is_exhausted,
         )
 
     async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:
