@@ -1,0 +1,56 @@
+"""Harnesses that walk: how each calls its shell and its sub-agents, and one walk of a harness in its sandbox."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "swe_tasks"))
+
+from generate import build_tasks
+from harness_clients import SHELLS
+from walking_model import Call, Walker, task_of
+
+from tree_rl.rollout.agents.agents_by_name import build
+from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.gateway.endpoint import Endpoint
+
+SECONDS = 400
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def _block(command: str) -> str:
+    return f"THOUGHT: next step.\n\n```mswea_bash_command\n{command}\n```"
+
+
+WALKERS: Mapping[str, Walker] = {
+    **{name: Walker(tool=shell.name, step=shell.call) for name, shell in SHELLS.items()},
+    "mini_swe": Walker(tool="mswea_bash_command", step=_block, last=_block(SUBMIT)),
+}
+
+
+def sub_agents(name: str, step: int, steps: int) -> Sequence[Call]:
+    """Two calls that start a sub-agent each, of so many steps."""
+    said = {"description": f"[step {step} of {name}]"}
+    tasks = [task_of(f"{name}-{letter}", steps) for letter in "ab"]
+    if name == "codex":
+        return [("spawn_agent", {"task_name": f"part_{place}", "message": task, "fork_turns": "none"}) for place, task in enumerate(tasks)]
+    tool, kind = {"claude_code": ("Agent", "general-purpose"), "opencode": ("task", "general"), "qwen_code": ("agent", "general-purpose")}[name]
+    return [(tool, {**said, "prompt": task, "subagent_type": kind}) for task in tasks]
+
+
+async def walk(
+    name: str, endpoint: Endpoint, steps: int, *, options: Mapping[str, Any] | None = None, readable: Sequence[str] = ()
+) -> FinishedTask:
+    """A harness walks in a sandbox of its own. Raises `ValueError` if it is not installed."""
+    sandbox = {"readable": list(readable)} if readable else {}
+    agent, environment = build(name, options or {}, "swe", sandbox)
+    return await run_task(
+        agent=agent,
+        environment=environment,
+        endpoint=endpoint,
+        task={"swe": build_tasks()[0].to_row()},
+        messages=[{"role": "user", "content": task_of(name, steps)}],
+        timeout_seconds=SECONDS,
+    )

@@ -1,0 +1,100 @@
+"""A model that walks as many steps as its task asks, and finds its way by what its prompt holds.
+
+So any number of conversations run at once, and a conversation goes on behind a summary. `[walk NAME 41]` in a task asks
+for 41 shell commands; the output of each names the step.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scripted_model import ScriptedModel, misspelt
+
+from tree_rl.rollout.gateway.backend import Generation
+
+TASK = re.compile(r"\[walk ([\w-]+) (\d+)\]")
+STEP = r"\[step (\d+) of {name}\]"
+SUMMARY = re.compile(
+    r"create a detailed summary of the conversation|anchored summary|context summarization agent|"
+    r"summarizes internal chat|context-aware state summary|CONTEXT CHECKPOINT COMPACTION",
+    re.IGNORECASE,
+)
+"""What harnesses ask for when they compact."""
+OPENING = 2000
+"""Characters at the start of a prompt that tell what it is for."""
+QUESTION, CALL = "<|im_start|>user", "<tool_call>"
+"""Of the dialect Hermes."""
+
+
+Call = tuple[str, Mapping[str, Any]]
+"""Name and arguments."""
+Turn = str | Call
+"""Text, or a call of a tool."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walker:
+    """How the model acts for a harness."""
+
+    tool: str
+    """Its prompts hold this."""
+    step: Callable[[str], Turn]
+    """Shell command -> the turn."""
+    last: Turn = "All steps are walked."
+    """The turn behind the last step."""
+    forks: Mapping[int, Sequence[Call]] = field(default_factory=dict)
+    """Step -> calls that are made in its place, in one turn: sub-agents."""
+    words: int = 3
+    """Of a step's output besides its name."""
+
+
+def task_of(name: str, steps: int) -> str:
+    """The task of an agent."""
+    return f"Walk all steps, one shell command each. [walk {name} {steps}]"
+
+
+@dataclass(kw_only=True, slots=True)
+class WalkingModel(ScriptedModel):
+    """Plays every agent whose name begins with a key of `walkers`; the longest such key counts."""
+
+    walkers: Mapping[str, Walker]
+    tool: str = ""
+    turns: Sequence[str] = ()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        """Take the next step."""
+        prompt = self.dialect.tokenizer.decode(list(prompt_ids))
+        self.prompts.append(len(prompt))
+        number = len(self.prompts)
+        ids = tuple(misspelt(self.dialect.tokenizer, self.turn(prompt), seed=number))[:max_tokens]
+        drawn = random.Random(number)
+        log_probs = tuple(-drawn.random() for _ in ids)
+        self.ledger[tuple(prompt_ids), ids, log_probs] += 1
+        return Generation(token_ids=ids, log_probs=log_probs, finish_reason="stop")
+
+    def turn(self, prompt: str) -> str:
+        """The turn behind a prompt, as the dialect writes it."""
+        task = TASK.search(prompt)
+        if task is None:
+            return self.dialect.writes("A title")
+        name, steps = task[1], int(task[2])
+        walked = max((int(step) for step in re.findall(STEP.format(name=name), prompt)), default=0)
+        if SUMMARY.search(prompt[prompt.rfind(QUESTION) :]) or SUMMARY.search(prompt[:OPENING]):
+            return self.dialect.writes(f"<summary>{task[0]} [step {walked} of {name}]</summary>")
+        walker = self.walkers[max((key for key in self.walkers if name.startswith(key)), key=len)]
+        if walker.tool not in prompt:
+            return self.dialect.writes("A title")
+        if walked >= steps:
+            return self._written(walker.last)
+        if calls := walker.forks.get(walked + 1):
+            first, *others = [self._written(call) for call in calls]
+            end = self.dialect.call_end
+            return "\n".join([first.removesuffix(end), *(one[one.index(CALL) :].removesuffix(end) for one in others)]) + end
+        return self._written(walker.step(f"echo '[step {walked + 1} of {name}]'; seq -s ' ' {walker.words}"))
+
+    def _written(self, turn: Turn) -> str:
+        return self.dialect.writes(turn) if isinstance(turn, str) else self.dialect.writes("", turn)
