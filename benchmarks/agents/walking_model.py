@@ -44,8 +44,8 @@ class Walker:
     """Shell command -> the turn."""
     last: Turn = "All steps are walked."
     """The turn behind the last step."""
-    forks: Mapping[int, Sequence[Call]] = field(default_factory=dict)
-    """Step -> calls that are made in its place, in one turn: sub-agents."""
+    forks: Mapping[int, Callable[[str], Sequence[Call]]] = field(default_factory=dict)
+    """Step -> prompt -> calls that are made in its place, in one turn: sub-agents."""
     words: int = 3
     """Of a step's output besides its name."""
 
@@ -90,8 +90,8 @@ class WalkingModel(ScriptedModel):
             return self.dialect.writes("A title")
         if walked >= steps:
             return self._written(walker.last)
-        if calls := walker.forks.get(walked + 1):
-            first, *others = [self._written(call) for call in calls]
+        if fork := walker.forks.get(walked + 1):
+            first, *others = [self._written(call) for call in fork(prompt)]
             end = self.dialect.call_end
             return "\n".join([first.removesuffix(end), *(one[one.index(CALL) :].removesuffix(end) for one in others)]) + end
         return self._written(walker.step(f"echo '[step {walked + 1} of {name}]'; seq -s ' ' {walker.words}"))
