@@ -65,6 +65,4 @@ class _Listener:
         await self._app(scope, hear, answer)
         if body:
             headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-            self._heard.append(
-                HeardRequest(path=scope["path"], headers=headers, body=json.loads(body), status=status)
-            )
+            self._heard.append(HeardRequest(path=scope["path"], headers=headers, body=json.loads(body), status=status))

@@ -1,9 +1,11 @@
 """Harnesses that walk: how each calls its shell and its sub-agents, and one walk of a harness in its sandbox."""
 
+import importlib.metadata
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "swe_tasks"))
 
 from generate import build_tasks
 from harness_clients import SHELLS
-from walking_model import Walker, task_of
+from heard_requests import HeardRequest
+from least_rows import least_rows
+from scripted_model import differences, overlap
+from walking_model import Walker, WalkingModel, task_of
 
-from tree_rl.rollout.agents.agents_by_name import build
+from tree_rl.rollout.agents import harnesses
+from tree_rl.rollout.agents.agents_by_name import AGENTS, build
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.gateway.calls.agent_names import MAIN
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import NAMESPACE_MARK
+from tree_rl.rollout.gateway.session import RecordedSession
+from tree_rl.rollout.transcript import rows_of_calls
 
 SECONDS = 400
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -62,16 +71,66 @@ def with_sub_agents(name: str, step: int, steps: int) -> dict[str, Walker]:
 
 
 async def walk(
-    name: str, endpoint: Endpoint, steps: int, *, options: Mapping[str, Any] | None = None, readable: Sequence[str] = ()
+    name: str,
+    endpoint: Endpoint,
+    steps: int,
+    *,
+    agent: str = "",
+    options: Mapping[str, Any] | None = None,
+    readable: Sequence[str] = (),
 ) -> FinishedTask:
-    """A harness walks in a sandbox of its own. Raises `ValueError` if it is not installed."""
+    """A harness walks in a sandbox of its own. Raises `ValueError` if it is not installed.
+
+    Args:
+        agent: its class, where it is not the usual one.
+    """
     sandbox = {"readable": list(readable)} if readable else {}
-    agent, environment = build(name, options or {}, "swe", sandbox)
+    acting, environment = build(agent or name, options or {}, "swe", sandbox)
     return await run_task(
-        agent=agent,
+        agent=acting,
         environment=environment,
         endpoint=endpoint,
         task={"swe": build_tasks()[0].to_row()},
         messages=[{"role": "user", "content": task_of(name, steps)}],
         timeout_seconds=SECONDS,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a walk left."""
+
+    calls: int
+    side_calls: int
+    """Summaries and titles that the gateway told apart."""
+    named_calls: int
+    """Calls of sub-agents that are recorded under names of their own."""
+    least_rows: int
+    """By the message lists of the requests."""
+    rows: int
+    por: float
+    """Prefix overlap ratio of the rows."""
+    differences: int
+    """Calls, tokens and log-probs recorded or trained otherwise than generated; see `scripted_model`."""
+
+
+def measure(model: WalkingModel, record: RecordedSession, heard: Sequence[HeardRequest]) -> Measured:
+    """Compare a record with what the model generated and what the clients sent."""
+    return Measured(
+        calls=len(record.calls),
+        side_calls=sum(call.side is not None for call in record.calls),
+        named_calls=sum(call.agent != MAIN for call in record.calls),
+        least_rows=least_rows(heard),
+        rows=len(rows_of_calls(record.calls)),
+        por=round(overlap(record), 3),
+        differences=differences(model, record),
+    )
+
+
+def version(name: str) -> str:
+    """What a harness says of itself."""
+    if name == "mini_swe":
+        return importlib.metadata.version("mini-swe-agent")
+    program = getattr(harnesses, AGENTS[name].rpartition(".")[2]).harness.program
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    return next((word for word in said.split() if word[0].isdigit()), "")

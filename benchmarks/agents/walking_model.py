@@ -15,6 +15,8 @@ from scripted_model import ScriptedModel, misspelt
 from tree_rl.rollout.gateway.backend import Generation
 
 TASK = re.compile(r"\[walk ([\w-]+) (\d+)\]")
+GO_ON = re.compile(r"\[go on to (\d+)\]")
+"""In a later question of the same conversation."""
 STEP = r"\[step (\d+) of {name}\]"
 SUMMARY = re.compile(
     r"create a detailed summary of the conversation|anchored summary|context summarization agent|"
@@ -26,6 +28,7 @@ OPENING = 2000
 """Characters at the start of a prompt that tell what it is for."""
 QUESTION, CALL = "<|im_start|>user", "<tool_call>"
 """Of the dialect Hermes."""
+LINE = "the model reads what a tool returned and then goes on with its work"
 
 
 Call = tuple[str, Mapping[str, Any]]
@@ -46,7 +49,7 @@ class Walker:
     """The turn behind the last step."""
     forks: Mapping[int, Callable[[str], Sequence[Call]]] = field(default_factory=dict)
     """Step -> prompt -> calls that are made in its place, in one turn: sub-agents."""
-    words: int = 3
+    lines: int = 0
     """Of a step's output besides its name."""
 
 
@@ -81,7 +84,8 @@ class WalkingModel(ScriptedModel):
         task = TASK.search(prompt)
         if task is None:
             return self.dialect.writes("A title")
-        name, steps = task[1], int(task[2])
+        name = task[1]
+        steps = max(int(number) for number in (task[2], *GO_ON.findall(prompt)))
         walked = max((int(step) for step in re.findall(STEP.format(name=name), prompt)), default=0)
         if SUMMARY.search(prompt[prompt.rfind(QUESTION) :]) or SUMMARY.search(prompt[:OPENING]):
             return self.dialect.writes(f"<summary>{task[0]} [step {walked} of {name}]</summary>")
@@ -93,8 +97,13 @@ class WalkingModel(ScriptedModel):
         if fork := walker.forks.get(walked + 1):
             first, *others = [self._written(call) for call in fork(prompt)]
             end = self.dialect.call_end
-            return "\n".join([first.removesuffix(end), *(one[one.index(CALL) :].removesuffix(end) for one in others)]) + end
-        return self._written(walker.step(f"echo '[step {walked + 1} of {name}]'; seq -s ' ' {walker.words}"))
+            return (
+                "\n".join([first.removesuffix(end), *(one[one.index(CALL) :].removesuffix(end) for one in others)])
+                + end
+            )
+        return self._written(
+            walker.step(f"echo '[step {walked + 1} of {name}]'; yes '{LINE}' | head -n {walker.lines}")
+        )
 
     def _written(self, turn: Turn) -> str:
         return self.dialect.writes(turn) if isinstance(turn, str) else self.dialect.writes("", turn)
