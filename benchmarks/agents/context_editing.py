@@ -9,9 +9,12 @@ independent ledger holds them. A harness that is not on the PATH is left out by 
 import argparse
 import asyncio
 import csv
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 from heard_requests import ListeningGateway
 from scripted_model import HERMES, Dialect

@@ -1,6 +1,6 @@
 """The least number of rows that a session's requests allow, from the message lists alone.
 
-A request is a path: tools, instructions, messages. What it asks for is an answer behind the path. An answer that a later
+A request is a path: tools, instructions, messages. It asks for an answer behind the path. An answer that a later
 request holds at this place goes on; every other one ends a branch. No gateway saves a branch that a client makes by
 sending another history. Independent of the gateway: it reads the bodies itself.
 """
