@@ -34,6 +34,7 @@ def asked(system: str, user: str) -> list[ChatMessage]:
             asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far, ..."),
             "summary",
         ),
+        (asked("You are Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff"), "summary"),
         (asked("You are the component that summarizes internal chat history", "x"), "summary"),
         (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
         (
