@@ -41,12 +41,13 @@ WALKERS: Mapping[str, Walker] = {
 }
 
 
-STARTS: Mapping[str, tuple[str, str]] = {
-    "claude_code": ("Agent", "general-purpose"),
-    "opencode": ("task", "general"),
-    "qwen_code": ("agent", "general-purpose"),
+STARTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "claude_code": ("Agent", {"subagent_type": "general-purpose"}),
+    "opencode": ("task", {"subagent_type": "general"}),
+    # In the foreground they walk one after the other.
+    "qwen_code": ("agent", {"subagent_type": "general-purpose", "run_in_background": True}),
 }
-"""Harness -> the tool that starts a sub-agent, and a kind of sub-agent."""
+"""Harness -> the tool that starts a sub-agent, and what kind it starts."""
 STARTED = re.compile(r'"agent_id":\s*"([\w-]+)"')
 """What Codex says of a sub-agent that it started."""
 
@@ -63,8 +64,8 @@ def with_sub_agents(name: str, step: int, steps: int) -> dict[str, Walker]:
             step + 1: lambda prompt: [(wait, {"targets": STARTED.findall(prompt)}), next_step],
         }
     else:
-        tool, kind = STARTS[name]
-        calls = [(tool, {"description": mark, "prompt": task, "subagent_type": kind}) for task in tasks]
+        tool, how = STARTS[name]
+        calls = [(tool, {"description": mark, "prompt": task, **how}) for task in tasks]
         forks = {step: lambda prompt: calls}
     walkers = {name: replace(WALKERS[name], forks=forks)}
     return walkers | {f"{name}-{letter}": WALKERS[name] for letter in "ab"}
