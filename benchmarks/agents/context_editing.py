@@ -1,198 +1,171 @@
-"""Every kind of context editing, by the real harness that does it: which rows it leaves, and that each is trained.
+"""Real harnesses that edit their context: rows that they leave, against the least that their requests allow.
 
-Usage: python benchmarks/agents/context_editing.py OUTPUT.csv [--cases NAME ...] [--readable FOLDER ...]
+Usage: python benchmarks/agents/context_editing.py OUTPUT.csv [--cases NAME ...]
 
-A scripted model lets a harness take steps; what a case sets makes it edit its context. `least_rows` is computed from
-the requests alone (request_log.py). `differences` counts calls, tokens and log-probs that the gateway recorded or would
-train otherwise than the model generated them: 0 means that every branch is trained as it was generated.
+Each case is one session in a sandbox. A scripted model walks through shell commands and misspells its tokens; an
+independent ledger holds them. A harness that is not on the PATH is left out by name.
 """
 
 import argparse
 import asyncio
 import csv
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "swe_tasks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generate import build_tasks
-from matrix import TASK, _version, installed
-from request_log import RequestLog, least_rows, logged
-from scripted_model import HERMES, Dialect, differences, overlap
-from walking_model import SUMMARY, SUMMARY_CHARACTERS, WalkingModel, task_of
+from heard_requests import ListeningGateway
+from scripted_model import HERMES, Dialect
+from walking_harnesses import WALKERS, Measured, measure, version, walk, with_sub_agents
+from walking_model import WalkingModel
 
-from tree_rl.rollout.agents.agents_by_name import build
-from tree_rl.rollout.agents.command_line import CommandLineOptions
-from tree_rl.rollout.agents.harnesses import HarnessAgent, HarnessOptions
-from tree_rl.rollout.agents.in_environment import run_task
-from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.transcript import rows_of_calls
 
-SECONDS = 500
-CLEARED = "tool_output_masked"
-SHORT = "--tools Bash --system-prompt 'You walk.'"
-"""Claude Code without its long prompt."""
-OPENCODE = {
-    "npm": "@ai-sdk/openai-compatible",
-    "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"},
-}
-
-
-def opencode_config(context: int, output: int, **compaction: Any) -> Mapping[str, str]:
-    """opencode's settings for a model with so many tokens of context and of answer."""
-    provider = {**OPENCODE, "models": {"policy": {"limit": {"context": context, "output": output}}}}
-    return {"OPENCODE_CONFIG_CONTENT": json.dumps({"provider": {"tree_rl": provider}, "compaction": compaction})}
+SHORT_CLAUDE = "--tools Bash --system-prompt 'You walk.'"
+PARALLEL_CLAUDE = "--tools Bash,Agent --system-prompt 'You walk.'"
+SHORT_QWEN = "--core-tools run_shell_command --system-prompt 'You walk.'"
+COMPACTING_CODEX = "-c model_context_window=30000 -c model_auto_compact_token_limit=24000"
+FORK_STEP, FORK_STEPS = 3, 4
+"""The step at which two sub-agents start, and how many steps each walks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A harness and what makes it edit its context."""
+    """A harness and what it does to its context."""
 
     kind: str
     harness: str
     steps: int
-    noise: int = 0
-    """Lines that each step prints."""
-    context: int = 500_000
-    """Tokens that the gateway takes; longer prompts get status 400."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    again: tuple[str, ...] = ()
-    """Arguments of each further start in the same sandbox; its task is two steps more."""
-    starts_agents: bool = False
+    lines: int = 3
+    """Of the output of a step: some seventy characters each."""
+    arguments: str = ""
+    agent: str = ""
+    """Its class, where it is not the usual one."""
+    context: int = 900_000
+    """Tokens of a call that the gateway takes; a longer one gets status 400."""
+    sub_agents: bool = False
 
 
 CASES: Mapping[str, Case] = {
-    "claude_compaction": Case(
-        kind="compaction", harness="claude_code", steps=12, noise=10, context=14_000, options={"arguments": SHORT}
+    "claude_code_compacts": Case(
+        kind="compaction, on status 400",
+        harness="claude_code",
+        steps=16,
+        lines=30,
+        arguments=SHORT_CLAUDE,
+        context=12_000,
     ),
-    "opencode_compaction": Case(
-        kind="compaction",
+    "opencode_compacts": Case(
+        kind="compaction, its own",
         harness="opencode",
         steps=12,
-        noise=25,
-        options={"variables": opencode_config(32_000, 4_000, auto=True)},
+        lines=30,
+        arguments="--title task",
+        agent="editing_harnesses.CompactingOpenCode",
     ),
-    "qwen_compaction": Case(kind="compaction", harness="qwen_code", steps=12, noise=25, context=60_000),
-    # It masks outputs that lie further back than 50,000 of its tokens, four characters each.
-    "gemini_cleared": Case(kind="cleared tool results", harness="gemini_cli", steps=14, noise=380, context=900_000),
-    "claude_clear": Case(kind="new session", harness="claude_code", steps=3, again=("",)),
-    "claude_continue": Case(kind="session continued", harness="claude_code", steps=3, again=("--continue",)),
-    "claude_agents": Case(kind="sub-agents", harness="claude_code", steps=6, starts_agents=True),
-    "codex_agents": Case(kind="sub-agents", harness="codex", steps=6, starts_agents=True),
-    "opencode_agents": Case(kind="sub-agents", harness="opencode", steps=6, starts_agents=True),
+    "qwen_code_compacts": Case(
+        kind="compaction, its own",
+        harness="qwen_code",
+        steps=16,
+        lines=30,
+        arguments=SHORT_QWEN,
+        agent="editing_harnesses.CompactingQwenCode",
+    ),
+    "codex_compacts": Case(kind="compaction, its own", harness="codex", steps=10, lines=30, arguments=COMPACTING_CODEX),
+    "claude_code_clears": Case(
+        kind="/clear, then a new task",
+        harness="claude_code",
+        steps=6,
+        arguments=SHORT_CLAUDE,
+        agent="editing_harnesses.ClearingClaudeCode",
+    ),
+    "opencode_prunes": Case(
+        kind="cleared tool results",
+        harness="opencode",
+        steps=20,
+        lines=200,
+        arguments="--title task",
+        agent="editing_harnesses.PruningOpenCode",
+    ),
+    **{
+        f"{name}_forks": Case(kind="two sub-agents", harness=name, steps=8, arguments=arguments, sub_agents=True)
+        for name, arguments in {
+            "claude_code": PARALLEL_CLAUDE,
+            "codex": "",
+            "opencode": "--title task",
+            "qwen_code": "",
+        }.items()
+    },
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What a case left."""
+    """A line of the table."""
 
     case: str
     kind: str
     harness: str
     version: str
-    calls: int
-    summaries: int
-    """Requests that asked for a summary."""
-    cleared: int
-    """Prompts with cleared tool results."""
-    refused: int
-    """Requests that were answered with status 400."""
-    rows: int
-    least_rows: int
-    por: float
-    """Prefix overlap ratio of the rows."""
-    longest_prompt: int
-    """Tokens."""
-    differences: int
     ended: str
+    refused: int
+    """Requests that the gateway refused."""
+    measured: Measured = field(repr=False)
+
+    def cells(self) -> dict[str, object]:
+        """Column -> value."""
+        cells = asdict(self)
+        return cells | cells.pop("measured")
 
 
-def started_again(agent: HarnessAgent, case: Case) -> HarnessAgent:
-    """The same harness, which runs several times in one sandbox."""
-    kind, given = type(agent), HarnessOptions(**case.options)
-
-    class Again(kind):  # type: ignore[misc, valid-type]
-        def _options(self, program: str, variables: Mapping[str, str]) -> CommandLineOptions:
-            first = super()._options(program, variables)
-            commands = [first.command]
-            for number, arguments in enumerate(case.again, 1):
-                self._given = replace(given, arguments=f"{given.arguments} {arguments}")
-                task = task_of(case.harness, case.steps + 2 * number)
-                commands.append(super()._options(program, variables).command.replace("{prompt}", f"'{task}'"))
-            self._given = given
-            return replace(first, command="; ".join(commands))
-
-    again = Again(given)
-    again.find_program()
-    return again
-
-
-async def play(name: str, case: Case, readable: list[str]) -> Line:
-    """One harness in one session."""
+async def play(name: str, case: Case) -> Line:
+    """One session. Raises `ValueError` if the harness is not installed."""
     dialect = Dialect.of("hermes", HERMES.read_text(), "<|im_end|>")
-    model = WalkingModel(dialect=dialect, noise=case.noise, starts_agents=case.starts_agents)
-    options = GatewayOptions(max_context_tokens=case.context, max_turn_tokens=min(20_000, case.context // 3))
-    task = next(task for task in build_tasks() if task.instance_id == TASK)
-    agent, environment = build(case.harness, case.options, "swe", {"readable": readable} if readable else {})
-    if case.again and isinstance(agent, HarnessAgent):
-        agent = started_again(agent, case)
-    messages = [{"role": "user", "content": task_of(case.harness, case.steps)}]
-    log = RequestLog()
-    async with Gateway(tokenizer=dialect.tokenizer, backend=model, options=options) as gateway:
+    walkers = {case.harness: WALKERS[case.harness]}
+    if case.sub_agents:
+        walkers = with_sub_agents(case.harness, FORK_STEP, FORK_STEPS)
+    walkers[case.harness] = replace(walkers[case.harness], lines=case.lines)
+    model = WalkingModel(dialect=dialect, walkers=walkers)
+    options = GatewayOptions(max_context_tokens=case.context, max_turn_tokens=4000)
+    async with ListeningGateway(tokenizer=dialect.tokenizer, backend=model, options=options) as gateway:
         session = gateway.open_session()
-        async with logged(gateway.endpoint(session), log) as endpoint:
-            done = await run_task(
-                agent=agent,
-                environment=environment,
-                endpoint=endpoint,
-                task={"swe": task.to_row()},
-                messages=messages,
-                timeout_seconds=SECONDS,
-            )
+        given = {"arguments": case.arguments}
+        done = await walk(case.harness, gateway.endpoint(session), case.steps, agent=case.agent, options=given)
         record = await gateway.close_session(session)
-    prompts = [dialect.tokenizer.decode(list(call.prompt_ids)) for call in record.calls]
+    if done.detail:
+        print(done.detail)
     return Line(
         case=name,
         kind=case.kind,
         harness=case.harness,
-        version=_version(case.harness),
-        calls=len(record.calls),
-        summaries=sum(SUMMARY.search(prompt[-SUMMARY_CHARACTERS:]) is not None for prompt in prompts),
-        cleared=sum(CLEARED in prompt for prompt in prompts),
-        refused=record.refused.get(400, 0),
-        rows=len(rows_of_calls(record.calls)),
-        least_rows=least_rows(log.paths),
-        por=round(overlap(record.calls), 3),
-        longest_prompt=max((len(call.prompt_ids) for call in record.calls), default=0),
-        differences=differences(model, record),
-        ended=f"{done.status} {' '.join(done.detail.split())[-150:]}".strip(),
+        version=version(case.harness),
+        ended=done.status,
+        refused=sum(record.refused.values()),
+        measured=measure(model, record, gateway.heard),
     )
 
 
 def main() -> None:
-    """Play the cases one after the other; print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Play the cases, one after the other, and write a line of the table after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--readable", nargs="*", default=[], help="folders that sandboxes show besides")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments = parser.parse_args()
-    here = set(installed(sys.executable, sorted({CASES[name].harness for name in arguments.cases})))
+    columns = [*(name for name in Line.__dataclass_fields__ if name != "measured"), *Measured.__dataclass_fields__]
     with arguments.output.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(Line.__dataclass_fields__))
+        table = csv.DictWriter(file, columns)
         table.writeheader()
         for name in arguments.cases:
-            if CASES[name].harness in here:
-                line = asyncio.run(play(name, CASES[name], arguments.readable))
-                table.writerow(asdict(line))
-                file.flush()
-                print(*asdict(line).values(), flush=True)
+            try:
+                line = asyncio.run(play(name, CASES[name]))
+            except ValueError as error:
+                print(f"{name}: {error}")
+                continue
+            table.writerow(line.cells())
+            file.flush()
+            print(*line.cells().values(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,123 +1,107 @@
-"""A model that lets harnesses walk: small steps through their shell, sub-agents on the way, summaries when asked.
+"""A model that walks as many steps as its task asks, and finds its way by what its prompt holds.
 
-It reads all it knows in the prompt, so it can serve any number of agents at once. Each turn carries a mark of its own.
+So any number of conversations run at once, and a conversation goes on behind a summary. `[walk NAME 41]` in a task asks
+for 41 shell commands; the output of each names the step.
 """
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness_clients import SHELLS
-from scripted_model import Dialect, log_probs_of, misspelt
+from scripted_model import ScriptedModel, log_probs_of, misspelt
 
 from tree_rl.rollout.gateway.backend import Generation
 
-TARGET = re.compile(r"[Ww]alk to step (\d+)")
+TASK = re.compile(r"\[walk ([\w-]+) (\d+)\]")
+GO_ON = re.compile(r"\[go on to (\d+)\]")
+"""In a later question of the same conversation."""
+STEP = r"\[step (\d+) of {name}\]"
 SUMMARY = re.compile(
-    r"summary of (?:the|our|this) conversation|continuing our conversation|state_snapshot|anchored summary"
+    r"create a detailed summary of the conversation|anchored summary|context summarization agent|"
+    r"summarizes internal chat|context-aware state summary|CONTEXT CHECKPOINT COMPACTION",
+    re.IGNORECASE,
 )
-"""How harnesses ask for a summary."""
-SUMMARY_CHARACTERS = 8_000
-"""Of a prompt's end, in which they do."""
-WALKER = re.compile(r"You are walker ([a-z_]+(?:\.\d+)?)!")
-SUB_STEPS = 5
-STARTS_AT = 3
-"""Step at which a harness with sub-agents starts two of them in one turn."""
+"""What harnesses ask for when they compact."""
+OPENING = 2000
+"""Characters at the start of a prompt that tell what it is for."""
+QUESTION, CALL = "<|im_start|>user", "<tool_call>"
+"""Of the dialect Hermes."""
+LINE = "the model reads what a tool returned and then goes on with its work"
 
 
-SUB_AGENTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "claude_code": ("Agent", "prompt", {"subagent_type": "general-purpose", "description": "a part"}),
-    "codex": ("multi_agent_v1__spawn_agent", "message", {}),
-    "opencode": ("task", "prompt", {"subagent_type": "general", "description": "a part"}),
-}
-"""Harness -> its tool for sub-agents, the argument with their task, further arguments."""
-WAIT, AGENT_ID = "multi_agent_v1__wait_agent", re.compile(r"agent_id\W+([0-9a-f-]{36})")
-"""Codex's sub-agents run beside it; one call waits for one of them."""
+Call = tuple[str, Mapping[str, Any]]
+"""Name and arguments."""
+Turn = str | Call
+"""Text, or a call of a tool."""
 
 
-def task_of(walker: str, steps: int) -> str:
-    """What a harness is told."""
-    return f"You are walker {walker}! Walk to step {steps}."
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walker:
+    """How the model acts for a harness."""
+
+    tool: str
+    """Its prompts hold this."""
+    step: Callable[[str], Turn]
+    """Shell command -> the turn."""
+    last: Turn = "All steps are walked."
+    """The turn behind the last step."""
+    forks: Mapping[int, Callable[[str], Sequence[Call]]] = field(default_factory=dict)
+    """Step -> prompt -> calls that are made in its place, in one turn: sub-agents."""
+    lines: int = 0
+    """Of a step's output besides its name."""
+
+
+def task_of(name: str, steps: int) -> str:
+    """The task of an agent."""
+    return f"Walk all steps, one shell command each. [walk {name} {steps}]"
 
 
 @dataclass(kw_only=True, slots=True)
-class WalkingModel:
-    """Reads in each prompt who asks, how far it is and how far it should go, and takes the next step."""
+class WalkingModel(ScriptedModel):
+    """Plays every agent whose name begins with a key of `walkers`; the longest such key counts."""
 
-    dialect: Dialect
-    repair: str = ""
-    """Shell command of the last step."""
-    noise: int = 0
-    """Lines of 100 characters that each step prints besides."""
-    starts_agents: bool = True
-    ledger: Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]] = field(default_factory=Counter)
-    written: int = 0
+    walkers: Mapping[str, Walker]
+    tool: str = ""
+    turns: Sequence[str] = ()
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
-        """Take a step."""
+        """Take the next step."""
         prompt = self.dialect.tokenizer.decode(list(prompt_ids))
-        self.written += 1
-        text = self.turn(prompt, f"mark-{self.written:06d}")
-        ids = tuple(misspelt(self.dialect.tokenizer, text, seed=self.written))[:max_tokens]
+        self.prompts.append(len(prompt))
+        number = len(self.prompts)
+        ids = tuple(misspelt(self.dialect.tokenizer, self.turn(prompt), seed=number))[:max_tokens]
         log_probs = log_probs_of(prompt_ids, ids)
         self.ledger[tuple(prompt_ids), ids, log_probs] += 1
         return Generation(token_ids=ids, log_probs=log_probs, finish_reason="stop")
 
-    def turn(self, prompt: str, mark: str) -> str:
-        """What the walker of a prompt says next; a title to anybody else."""
-        found = WALKER.search(prompt)
-        if found is None:
-            return self.dialect.writes(f"A title {mark}")
-        walker = found[1]
-        agent = walker.split(".")[0]
-        done = max((int(step) for step in re.findall(rf"step-{re.escape(walker)}-(\d+)\b", prompt)), default=0)
-        is_sub = "." in walker
-        steps = SUB_STEPS if is_sub else max(map(int, TARGET.findall(prompt)))
-        if SUMMARY.search(prompt[-SUMMARY_CHARACTERS:]):
-            said = f"You are walker {walker}! Walk to step {steps}. step-{walker}-{done} is behind us. {mark}"
-            return self.dialect.writes(f"<summary>\n{said}\n</summary>")
-        if agent == "mini_swe":
-            return self._mini_turn(walker, done + 1, steps, mark)
-        shell = SHELLS[agent]
-        if f'"{shell.name}"' not in prompt:
-            return self.dialect.writes(f"A title {mark}")
-        if done >= steps:
-            return self.dialect.writes(f"All steps are taken. {mark}")
-        starts = self.starts_agents and not is_sub and done == STARTS_AT and agent in SUB_AGENTS
-        if starts and f"step-{agent}-{done}-sub" not in prompt:
-            return self._starts(agent, done, mark)
-        ids = list(dict.fromkeys(AGENT_ID.findall(prompt))) if agent == "codex" and not is_sub else []
-        waited = len(set(re.findall(r"waited for (\d)", prompt)))
-        if waited < len(ids):
-            wait = {"targets": [ids[waited]], "timeout_ms": 60_000}
-            return self.dialect.writes(f"waited for {waited} {mark}", (WAIT, wait))
-        return self.dialect.writes("", shell.call(self._command(walker, done + 1, steps, mark)))
+    def turn(self, prompt: str) -> str:
+        """The turn behind a prompt, as the dialect writes it."""
+        task = TASK.search(prompt)
+        if task is None:
+            return self.dialect.writes("A title")
+        name = task[1]
+        steps = max(int(number) for number in (task[2], *GO_ON.findall(prompt)))
+        walked = max((int(step) for step in re.findall(STEP.format(name=name), prompt)), default=0)
+        if SUMMARY.search(prompt[prompt.rfind(QUESTION) :]) or SUMMARY.search(prompt[:OPENING]):
+            return self.dialect.writes(f"<summary>{task[0]} [step {walked} of {name}]</summary>")
+        walker = self.walkers[max((key for key in self.walkers if name.startswith(key)), key=len)]
+        if walker.tool not in prompt:
+            return self.dialect.writes("A title")
+        if walked >= steps:
+            return self._written(walker.last)
+        if fork := walker.forks.get(walked + 1):
+            first, *others = [self._written(call) for call in fork(prompt)]
+            end = self.dialect.call_end
+            return (
+                "\n".join([first.removesuffix(end), *(one[one.index(CALL) :].removesuffix(end) for one in others)])
+                + end
+            )
+        return self._written(
+            walker.step(f"echo '[step {walked + 1} of {name}]'; yes '{LINE}' | head -n {walker.lines}")
+        )
 
-    def _starts(self, agent: str, done: int, mark: str) -> str:
-        """One turn with two calls: both sub-agents run at once."""
-        name, argument, more = SUB_AGENTS[agent]
-        end = self.dialect.call_end
-        calls: list[str] = []
-        for number in (1, 2):
-            told = f"You are walker {agent}.{number}! Take steps, then answer. step-{agent}-{done}-sub {mark}"
-            call = {**more, argument: told}
-            text = self.dialect.writes("", (name, call)).removesuffix(end).rstrip("\n")
-            # The turn's thought comes once.
-            calls.append(text[text.index("<tool_call>") :] if calls else text)
-        return "\n".join(calls) + end
-
-    def _command(self, walker: str, step: int, steps: int, mark: str) -> str:
-        command = f"echo step-{walker}-{step} {mark}"
-        if self.noise:
-            command = f"seq -f 'line %094g' 1 {self.noise}; {command}"
-        return f"{self.repair}\n{command}" if step == steps and "." not in walker else command
-
-    def _mini_turn(self, walker: str, step: int, steps: int, mark: str) -> str:
-        command = self._command(walker, step, steps, mark)
-        if step > steps:
-            command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-        return self.dialect.writes(f"THOUGHT: {mark}.\n\n```mswea_bash_command\n{command}\n```")
+    def _written(self, turn: Turn) -> str:
+        return self.dialect.writes(turn) if isinstance(turn, str) else self.dialect.writes("", turn)

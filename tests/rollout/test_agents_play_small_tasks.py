@@ -143,7 +143,11 @@ def test_mini_swe_agent_stops_at_its_limits(chatml: PreTrainedTokenizerFast) -> 
         play(backend, [(MiniSweAgent(), task)], max_calls=3)[0],
         play(backend, [(MiniSweAgent(), task)], max_context_tokens=4200)[0],
     )
-    assert [session.result for session in (turns, calls, context)] == [("limit", 0.0)] * 3
+    assert [session.result for session in (turns, calls, context)] == [
+        ("limit", 0.0),
+        ("out_of_calls", 0.0),
+        ("limit", 0.0),
+    ]
     assert (len(turns.record.calls), len(calls.record.calls)) == (2, 3) and len(context.record.calls) > 3
     babble = play(ScriptedModel(chatml, lambda prompt: "no action"), [(MiniSweAgent(), task)])[0]
     assert babble.result == ("agent_failed", 0.0) and "several answers in a row" in babble.done.detail

@@ -112,7 +112,7 @@ def test_one_that_fails_when_its_calls_are_used_up_ends_by_the_limit(
     work = [(agent_of(program), all_tasks()["lru_cache"])]
     here = {"environment": lambda: SweEnvironment(SandboxOptions(readable=(str(program),)))}
     (used_up,) = play(ScriptedModel(chatml, lambda prompt: "true"), work, max_calls=3, **here)
-    assert used_up.result == ("limit", 0.0) and len(used_up.record.calls) == 3
+    assert used_up.result == ("out_of_calls", 0.0) and len(used_up.record.calls) == 3
     assert "HTTP Error 403" in used_up.done.detail
     # As many calls, and a failure of its own.
     script = ScriptedModel(chatml, lambda prompt: "exec false" if prompt.count("assistant") < 3 else "kill $PPID")

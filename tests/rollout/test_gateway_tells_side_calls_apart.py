@@ -34,6 +34,7 @@ def asked(system: str, user: str) -> list[ChatMessage]:
             asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far, ..."),
             "summary",
         ),
+        (asked("You are Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff"), "summary"),
         (asked("You are the component that summarizes internal chat history", "x"), "summary"),
         (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
         (
@@ -91,9 +92,8 @@ def test_bad_side_calls_are_refused_by_name(given: dict[str, Any], message: str)
         ({"x-claude-code-agent-id": "explore/1"}, "explore-1"),
         ({"x-session-id": "ses_1"}, "main"),
         ({"x-session-id": "ses_2", "x-parent-session-id": "ses_1"}, "ses_2"),
-        ({"thread-id": "01a2-7"}, "main"),
-        ({"thread-id": "01a2-8", "x-codex-parent-thread-id": "01a2-7"}, "01a2-8"),
-        ({"x-codex-parent-thread-id": "01a2-7"}, "main"),
+        ({"thread-id": "01a2"}, "main"),
+        ({"thread-id": "01a3", "x-codex-parent-thread-id": "01a2", "x-openai-subagent": "collab_spawn"}, "01a3"),
     ],
 )
 def test_sub_agents_are_named_by_their_harnesses_headers(headers: dict[str, str], name: str) -> None:

@@ -42,10 +42,20 @@ def harness(name: str) -> Any:
     return found.harness
 
 
-async def play(acting: AgentInEnvironment) -> FinishedTask:
+ASKS_THRICE = """
+import json, os, urllib.request
+for _ in range(3):
+    body = json.dumps({"messages": [{"role": "user", "content": "again"}]}).encode()
+    headers = {"x-api-key": os.environ["OPENAI_API_KEY"]}
+    asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    urllib.request.urlopen(asked).read()
+"""
+
+
+async def play(acting: AgentInEnvironment, **gateway_options: int) -> FinishedTask:
     tokenizer = build_tokenizer()
     task = all_tasks()["lru_cache"]
-    async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer) as gateway:
+    async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer, **gateway_options) as gateway:
         return await run_task(
             agent=acting._agent,
             environment=acting._environment,
@@ -101,6 +111,21 @@ def test_a_harness_that_fails_says_so_in_the_log(
     (line,) = [record.getMessage() for record in caplog.records if "agent claude_code" in record.getMessage()]
     assert line.startswith("agent claude_code: session agent_failed: its program ended with status 7; its last lines:")
     assert line.endswith("30\n    no \\x1b[1mlicence") and "\n    12\n" in line and "\n    11\n" not in line
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_program_that_is_refused_further_calls_is_out_of_calls(
+    status: int, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it makes of the refusal."""
+    monkeypatch.setitem(ENVIRONMENTS, "swe", f"{__name__}.Unjudged")
+    program(open_folder / "asks.py", ASKS_THRICE)
+    options = {"command": f"python3 {open_folder}/asks.py {{prompt}} || exit {status}"}
+    acting = AgentInEnvironment(agent="command_line", options=options, sandbox={"readable": [str(open_folder)]})
+    assert asyncio.run(play(acting, max_calls=3)).status == "completed"
+    done = asyncio.run(play(acting, max_calls=2))
+    assert (done.status, done.reward) == ("out_of_calls", 1.0)
+    assert "HTTP Error 403" in done.outcome.answer + done.detail
 
 
 def test_a_program_is_shown_with_its_libraries(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_limits_end_it_and_what_it_did_is_scored(tiny: SimpleNamespace) -> None:
     turns, record, _ = play(tiny, script, ReActOptions(max_turns=2))
     assert (turns.status, turns.reward, turns.outcome.turns, len(record.calls)) == ("limit", 1.0, 2, 2)
     calls, record, _ = play(tiny, script, ReActOptions(), max_calls=3)
-    assert (calls.status, calls.reward, len(record.calls)) == ("limit", 1.0, 3)
+    assert (calls.status, calls.reward, len(record.calls)) == ("out_of_calls", 1.0, 3)
     context, _, _ = play(tiny, script, ReActOptions(), max_context_tokens=900)
     assert (context.status, context.reward) == ("limit", 1.0)
 

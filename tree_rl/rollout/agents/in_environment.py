@@ -23,8 +23,10 @@ logger = logging.getLogger(__name__)
 
 AGENT_END_S = 10.0
 """Time that an agent has to end once it is cancelled and the model and its tools refuse it."""
-Status = Literal["completed", "limit", "timed_out", "agent_failed", "sandbox_died", "environment_failed"]
-SCORED: tuple[Status, ...] = ("completed", "limit", "timed_out", "agent_failed", "sandbox_died")
+Status = Literal[
+    "completed", "limit", "out_of_calls", "timed_out", "agent_failed", "sandbox_died", "environment_failed"
+]
+SCORED: tuple[Status, ...] = ("completed", "limit", "out_of_calls", "timed_out", "agent_failed", "sandbox_died")
 """Ends of sessions with a reward. A sandbox that dies after the start gives 0.0: its agent may have killed it."""
 MISJUDGED = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 """What `score` raises over what an agent left, on purpose or not. No reward would hide the session."""
@@ -40,9 +42,10 @@ class FinishedTask:
     """How work on a task ended."""
 
     status: Status
-    """completed: the agent ended by itself. limit: a limit of turns, calls or context ended it. timed_out: it took too
-    long. agent_failed: it raised or crashed. sandbox_died: the sandbox had started and stopped answering.
-    environment_failed: the environment did not start, or its machine failed."""
+    """completed: the agent ended by itself. limit: its own limit of turns, or the context's, ended it. out_of_calls: it
+    ended, however, after the gateway had refused a call beyond `max_calls`. timed_out: it took too long. agent_failed:
+    it raised or crashed. sandbox_died: the sandbox had started and stopped answering. environment_failed: the
+    environment did not start, or its machine failed."""
     reward: float | None
     """None if nobody can score the session."""
     outcome: Outcome
@@ -75,6 +78,9 @@ async def run_task(
         await environment.reset(task)
         is_reset = True
         worked = await _work(agent, environment, endpoint, messages, timeout_seconds)
+        # Most programs crash over the refusal, and some end as if they were done.
+        if worked.status != "timed_out" and endpoint.ran_out_of_calls is not None and endpoint.ran_out_of_calls():
+            worked = replace(worked, status="out_of_calls")
         reward = await _score(environment, worked)
     except SandboxDied as error:
         worked = replace(worked, status="sandbox_died", detail=str(error))
@@ -125,8 +131,6 @@ async def _work(
         return _Worked(status="completed" if outcome.is_complete else "limit", outcome=outcome, detail="")
     if isinstance(error, SandboxDied | SandboxError):
         raise error
-    if isinstance(error, AgentError) and endpoint.reached_limit():
-        return _Worked(status="limit", outcome=NOTHING_DONE, detail=str(error))
     if isinstance(error, AgentError):
         return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=str(error))
     # The model may have led it there. A session that it can end without a reward is one that it can hide.

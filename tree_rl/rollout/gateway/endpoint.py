@@ -17,8 +17,8 @@ class Endpoint:
     stop_session: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     """Ends the session at its gateway. None for an address that no gateway of this process serves."""
 
-    reached_limit: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
-    """Whether the gateway has refused a call because the session had made its `max_calls`."""
+    ran_out_of_calls: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
+    """Whether the gateway refused a call beyond `max_calls`. None as above."""
 
     @property
     def openai_url(self) -> str:

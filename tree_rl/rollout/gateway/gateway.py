@@ -110,7 +110,7 @@ class Gateway:
             token=session.token,
             model=self._model,
             stop_session=session.stop,
-            reached_limit=lambda: session.reached_limit,
+            ran_out_of_calls=lambda: session.is_exhausted,
         )
 
     async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:

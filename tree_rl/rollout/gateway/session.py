@@ -68,7 +68,8 @@ class Session:
         self.id = secrets.token_hex(8)
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
-        self.reached_limit = False
+        self.is_exhausted = False
+        """Whether a call was refused because the session had made its `max_calls`."""
         self._left_out: Counter[str] = Counter()
         self._constrained = 0
         self._renderer = renderer
@@ -98,7 +99,7 @@ class Session:
         self._refuse_if_over()
         request = with_json(request, self._options.json_output)
         if self._admitted + request.count > self._options.max_calls:
-            self.reached_limit = True
+            self.is_exhausted = True
             raise RequestError(
                 f"this session has made its {self._options.max_calls} model calls (max_calls)",
                 status=403,

@@ -73,8 +73,9 @@ KNOWN_SIDE_CALLS = (
     # Claude Code, Qwen Code; opencode
     SideCall(name="title", system=r"Generate a concise, sentence-case title|succinct title and git branch name"),
     SideCall(name="title", system=r"You are a title generator\. You output ONLY a thread title"),
-    # Claude Code; opencode; Qwen Code and Gemini CLI; OpenHands; aider
+    # Claude Code; Codex; opencode; Qwen Code and Gemini CLI; OpenHands; aider
     SideCall(name="summary", user=r"Your task is to create a detailed summary of the conversation so far"),
+    SideCall(name="summary", user=r"You are performing a CONTEXT CHECKPOINT COMPACTION"),
     SideCall(name="summary", user=r"(Create a new|Update the) anchored summary"),
     SideCall(name="summary", system=r"You are a context summarization agent|component that summarizes internal chat"),
     SideCall(name="summary", system=r"^\s*\*Briefly\* summarize this partial conversation about programming"),
