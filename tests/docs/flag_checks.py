@@ -24,8 +24,12 @@ OPTIONS_OF_TORCHRUN = {"--nproc-per-node": 1, "--standalone": 0}
 
 
 def starts_a_python_program(words: Sequence[str]) -> bool:
-    """Whether argparse reads the command's arguments."""
-    return words[0] == "torchrun" or (words[0] == "python" and (words[1].endswith("py") or "/" in words[1]))
+    """Whether the command starts a program of this repository that reads its arguments itself."""
+    if words[0] not in ("python", "torchrun"):
+        return False
+    if words[1] == "-m":
+        return words[2].startswith("tree_rl.") and words[2] != "tree_rl.verl_plugin.sft"
+    return any((ROOT / word).exists() for word in words[1:] if "/" in word)
 
 
 def python_program(command: Command) -> dict[str, object]:
