@@ -1,6 +1,6 @@
 """Check the installation, inspect rows, plan a run, time updates, compile kernels.
 
-`inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
+`inspect`, `plan` and `view` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
 
 import sys
@@ -12,6 +12,7 @@ from tree_rl.commands.doctor import check_installation
 from tree_rl.commands.inspect import inspect_file
 from tree_rl.commands.plan import plan_file
 from tree_rl.commands.precompile import precompile_kernels
+from tree_rl.commands.view import view_file
 from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake
 
 CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
@@ -21,6 +22,7 @@ app = typer.Typer(help="Train LLM agents on prefix trees instead of rows.", no_a
 
 app.command("inspect")(inspect_file)
 app.command("plan")(plan_file)
+app.command("view")(view_file)
 app.command("doctor")(check_installation)
 app.command("precompile")(precompile_kernels)
 app.command("bench")(bench_update)
