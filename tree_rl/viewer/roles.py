@@ -3,6 +3,7 @@
 Legend: L tokens of a row.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,7 @@ class RoleReader:
         """int8 [L], index into `ROLES` of each token of a row; a turn's header belongs to its role."""
         roles = np.zeros(len(token_ids), dtype=np.int8)
         starts = np.flatnonzero(np.isin(token_ids, [*self._headers.tolist(), *self._marks]))
-        ends = np.append(starts[1:], len(token_ids))
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        for start, end in pairwise([*starts.tolist(), len(token_ids)]):
             roles[start:end] = self._role(token_ids[start : min(end, start + HEADER_TOKENS)])
         if trained is not None:
             roles[trained] = ROLES.index("model")

@@ -3,7 +3,7 @@
 const ROLE_COLOURS = { given: "#8d95a1", system: "#7b6fc4", user: "#3987c9", tool: "#d9912b", assistant: "#8cc5a2", model: "#1f9a62" };
 const PALETTE = ["#3987c9", "#d9912b", "#1f9a62", "#c4517c", "#7b6fc4", "#a9842f", "#34a3a8", "#b4573c", "#6f8f2f", "#9a5fb0"];
 const RAMP = { light: ["#dbe9f6", "#0b4f94"], dark: ["#27405c", "#a6d3ff"] };
-const CHANGE = { light: ["#b2182b", "#eceef0", "#1c62a8"], dark: ["#ff7b6b", "#3a4048", "#6db3ff"] };
+const CHANGE = { light: ["#b2182b", "#e8dcc0", "#1c62a8"], dark: ["#ff7b6b", "#5d5542", "#6db3ff"] };
 const CURVE = { rows: "#b9793a", distinct: "#3987c9" };
 
 function isDark() {
@@ -30,10 +30,12 @@ function scaleOf(measure, track, roles) {
   let low = Infinity, high = -Infinity;
   for (const value of values) (low = Math.min(low, value)), (high = Math.max(high, value));
   if (measure.kind === "change") {
-    const most = Math.max(Math.abs(low), Math.abs(high)) || 1, hues = CHANGE[theme];
+    const sizes = Float64Array.from(values, Math.abs).sort();
+    // Few extremes would leave all others without colour.
+    const most = sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes.at(-1) || 1, hues = CHANGE[theme];
     const [down, up] = [d3.interpolateLab(hues[1], hues[0]), d3.interpolateLab(hues[1], hues[2])];
-    const colour = cached((value) => (value < 0 ? down(-value / most) : up(value / most)), most / 64);
-    return { of: pick(track, colour, none), legend, ramp: [hues, figure(-most), figure(most)] };
+    const colour = cached((value) => (value < 0 ? down(Math.min(1, -value / most)) : up(Math.min(1, value / most))), most / 64);
+    return { of: pick(track, colour, none), legend, ramp: [hues, `≤ ${figure(-most)}`, `≥ ${figure(most)}`] };
   }
   const hues = RAMP[theme], between = d3.interpolateLab(...hues), width = high - low || 1;
   const colour = cached((value) => between(high === low ? 1 : (value - low) / width), width / 64);

@@ -1,6 +1,6 @@
 /* Draws a layout and the curve below it on canvases: 5,000 segments are rectangles there, not nodes. */
 
-const MARGIN = 1, AXIS = 20, LABEL = 11, THINNEST = 0.75;
+const MARGIN = 1, AXIS = 20, LABEL = 11, THINNEST = 0.75, COARSE = 3;
 
 /* Fits a canvas to its box and the screen's pixels; returns its context and size in CSS pixels. */
 function sized(canvas) {
@@ -29,6 +29,8 @@ function drawTree(canvas, state) {
     const left = places.x(depth[s]), right = places.x(layout.end[s]);
     const top = places.y(layout.top[s]), tall = layout.lanes[s] * ky;
     if (right < 0 || left > width || top > height || top + tall < AXIS) continue;
+    // Of lanes that share a row of pixels, one is drawn.
+    if (tall < 1 && Math.floor(top + tall) === Math.floor(top)) continue;
     const gap = Math.min(MARGIN, tall / 6);
     context.globalAlpha = state.onPath && !state.onPath.has(s) ? 0.3 : 1;
     drawRuns(context, layout, s, state, left, kx, top + gap, tall - gap, width);
@@ -37,7 +39,7 @@ function drawTree(canvas, state) {
       context.fillRect(right - 1, top, 1, tall);
     }
     if (layout.collapsed.has(s)) drawCollapsed(context, state, right, top, tall);
-    else if (layout.rowsEnding[s] && layout.children[s].length && tall > 4 && right - left > 3) drawNotch(context, state, right, top, tall);
+    else if (layout.rowsEnding[s] && layout.children[s].length && tall > 4 && right - left > 8) drawNotch(context, state, right, top, tall);
     if (label) drawLabel(context, state, s, left, right, top, tall, width, kx);
     if (state.matches.has(s)) outline(context, state.mark, left, right, top, tall, 2);
   }
@@ -51,9 +53,10 @@ function drawTree(canvas, state) {
   drawAxis(context, state, view, width, kx);
 }
 
-/* Runs thinner than a pixel join their neighbour. */
+/* Runs thinner than a pixel join the next one; in boxes as thin, those thinner than three. */
 function drawRuns(context, layout, segment, state, left, kx, top, tall, width) {
   let from = left, colour = null;
+  const least = tall < COARSE ? COARSE : THINNEST;
   const fill = (to) => {
     if (colour === null || to < 0 || from > width) return;
     if (context.fillStyle !== colour) context.fillStyle = colour;
@@ -62,9 +65,11 @@ function drawRuns(context, layout, segment, state, left, kx, top, tall, width) {
   layout.eachRun(state.measure, segment, (offset, length, run) => {
     const begin = left + offset * kx, next = state.scale.of(run);
     if (next === colour) return;
-    if (colour !== null && begin - from < THINNEST) return;
-    fill(begin);
-    [from, colour] = [colour === null ? left : begin, next];
+    if (colour !== null && begin - from >= least) {
+      fill(begin);
+      from = begin;
+    }
+    colour = next;
   });
   fill(left + layout.group.segments.length[segment] * kx);
 }

@@ -2,18 +2,30 @@
 
 const byId = (id) => document.getElementById(id);
 
+/* A turn's header, which its colour tells already. */
+const HEADER = /<\|im_start\|>\w+\s|<\|[a-z_]+\|>/g;
+
+/* Pixels of a token or a lane, whichever grows later, at the closest zoom. */
+const CLOSEST = 40;
+
 class Viewer {
   constructor(data) {
     this.data = data;
     this.tree = byId("tree");
     this.state = { measure: "role", selected: -1, row: -1, matches: new Set(), wholePath: false };
     this.transform = d3.zoomIdentity;
-    this.zoom = d3.zoom().scaleExtent([1, 1e5]).filter((event) => !event.button && event.type !== "dblclick");
+    this.zoom = d3.zoom().filter((event) => this.mayZoom(event));
     this.zoom.on("zoom", ({ transform }) => ((this.transform = transform), this.draw()));
     d3.select(this.tree).call(this.zoom).on("dblclick.zoom", null);
     byId("source").textContent = visible(data.source);
     this.listen();
     this.chooseGroup(0);
+  }
+
+  /* One finger on the whole tree scrolls the page past it. */
+  mayZoom(event) {
+    const scrolls = event.type.startsWith("touch") && event.touches.length < 2 && this.transform.k === 1;
+    return !event.button && event.type !== "dblclick" && !scrolls;
   }
 
   chooseGroup(index) {
@@ -52,7 +64,8 @@ class Viewer {
     this.zoomed = segment;
     this.transform = d3.zoomIdentity;
     const { width, height } = this.tree.getBoundingClientRect();
-    this.zoom.extent([[0, AXIS], [width, height]]).translateExtent([[0, AXIS], [width, height]]);
+    const closest = Math.max((CLOSEST * (to.x1 - to.x0)) / width, (CLOSEST * (to.y1 - to.y0)) / height, 1);
+    this.zoom.scaleExtent([1, closest]).extent([[0, AXIS], [width, height]]).translateExtent([[0, AXIS], [width, height]]);
     // Also draws.
     d3.select(this.tree).call(this.zoom.transform, d3.zoomIdentity);
   }
@@ -89,7 +102,7 @@ class Viewer {
       const text = group.text[run];
       words += text.slice(Math.floor((text.length * Math.max(tokens - offset, 0)) / length)).slice(0, signs);
     });
-    return visible(words.slice(0, signs)).replace(/\s+/g, " ");
+    return visible(words.replace(HEADER, "").slice(0, signs)).replace(/\s+/g, " ");
   }
 
   select(segment, { show = true } = {}) {
@@ -169,7 +182,7 @@ class Viewer {
       this.found = this.words.flatMap((words, segment) => (words.includes(wanted) ? [segment] : []));
       state.matches = new Set(this.found);
     }
-    byId("found").textContent = wanted ? count(this.found.length, "match").replace("matchs", "matches") : "";
+    byId("found").textContent = wanted ? `${whole.format(this.found.length)} found` : "";
     this.draw();
   }
 
@@ -230,7 +243,7 @@ class Viewer {
   }
 
   hover(event) {
-    const tip = byId("tip"), segment = event.pointerType === "touch" ? -1 : this.hit(event);
+    const tip = byId("tip"), segment = this.hit(event);
     tip.hidden = segment < 0;
     if (segment < 0) return;
     const { left, top, width } = this.tree.getBoundingClientRect();
@@ -244,7 +257,7 @@ class Viewer {
   listen() {
     const { tree } = this;
     document.addEventListener("keydown", (event) => this.press(event));
-    tree.addEventListener("click", (event) => this.select(this.hit(event), { show: false }));
+    tree.addEventListener("click", (event) => (this.select(this.hit(event), { show: false }), this.hover(event)));
     tree.addEventListener("dblclick", (event) => this.hit(event) >= 0 && this.fit(this.hit(event)));
     tree.addEventListener("pointermove", (event) => this.hover(event));
     tree.addEventListener("pointerleave", () => (byId("tip").hidden = true));
