@@ -201,5 +201,3 @@ def _texts(forest: Forest, roles: Track, decode: Callable[[list[int]], str]) -> 
     ends = np.append(roles.start[1:], forest.num_unique).tolist()
     bounds = zip(roles.start.tolist(), ends, strict=True)
     return [decode(forest.input_ids[start:end].tolist()) for start, end in bounds]
-
-
