@@ -173,6 +173,23 @@ def test_colours_on_the_canvas_are_those_of_the_legend(browser: Page, show: Open
     assert all(drawn == meant for drawn, meant in told)
 
 
+def test_a_long_run_keeps_its_colour_behind_runs_below_a_pixel(browser: Page, show: Open) -> None:
+    trained = np.arange(9_000) % 4_500 >= 2
+    row = Row(name="row 0", group="g", token_ids=np.arange(9_000), trained=trained)
+    show([RecordedRow(row=row)], RoleReader(None))
+    told = browser.evaluate(
+        """(() => {
+            viewer.drawNow();
+            const { width, height } = viewer.tree, context = viewer.tree.getContext("2d");
+            return [0.05, 0.3, 0.55, 0.95].map((share) => {
+                const [r, g, b] = context.getImageData(Math.floor(share * width), height / 2, 1, 1).data;
+                return d3.rgb(r, g, b).formatHex();
+            });
+        })()"""
+    )
+    assert told == [browser.evaluate("ROLE_COLOURS.model")] * 4
+
+
 @pytest.mark.parametrize("width", [390, 1280, 2560])
 def test_nothing_stands_wider_than_the_screen(browser: Page, show: Open, roles: RoleReader, width: int) -> None:
     show(written_rows(roles, "hello " * 400), roles, width=width, height=800)
@@ -186,7 +203,7 @@ def test_nothing_stands_wider_than_the_screen(browser: Page, show: Open, roles: 
 def test_five_thousand_segments_are_all_drawn_and_found(browser: Page, show: Open) -> None:
     rng = random.Random(0)
     rows = [[rng.randrange(99) for _ in range(300)]]
-    while len(rows) < 3_400:
+    while len(rows) < 4_000:
         base = rng.choice(rows) if rng.random() < 0.6 else rows[0]
         rows.append(base[: rng.randrange(50, len(base) + 1)] + [rng.randrange(99) for _ in range(rng.randrange(9, 99))])
     recorded = [
@@ -199,7 +216,8 @@ def test_five_thousand_segments_are_all_drawn_and_found(browser: Page, show: Ope
     assert browser.evaluate(
         """(() => {
             const { layout } = viewer.state, { segments } = layout.group;
-            return segments.depth.every((depth, s) => layout.at(depth + segments.length[s] / 2, layout.top[s] + 0.5) === s);
+            const middle = (s) => layout.at(segments.depth[s] + segments.length[s] / 2, layout.top[s] + 0.5);
+            return segments.depth.every((_, s) => middle(s) === s);
         })()"""
     )
     assert not browser.happened("Runtime.exceptionThrown")

@@ -3,7 +3,7 @@
 const byId = (id) => document.getElementById(id);
 
 /* A turn's header, which its colour tells already. */
-const HEADER = /<\|im_start\|>\w+\s|<\|[a-z_]+\|>/g;
+const HEADER = /<\|im_start\|>\w+\s|<\|[a-z_]+\|>|<\/?tool_response>\s*/g;
 
 /* Pixels of a token or a lane, whichever grows later, at the closest zoom. */
 const CLOSEST = 40;
@@ -97,10 +97,11 @@ class Viewer {
     const { layout } = this.state, { group } = layout;
     if (!group.text) return "";
     let words = "";
+    const most = signs + 40;
     layout.eachRun("role", segment, (offset, length, run) => {
-      if (words.length >= signs || offset + length <= tokens) return;
+      if (words.length >= most || offset + length <= tokens) return;
       const text = group.text[run];
-      words += text.slice(Math.floor((text.length * Math.max(tokens - offset, 0)) / length)).slice(0, signs);
+      words += text.slice(Math.floor((text.length * Math.max(tokens - offset, 0)) / length)).slice(0, most);
     });
     return visible(words.replace(HEADER, "").slice(0, signs)).replace(/\s+/g, " ");
   }
