@@ -200,17 +200,25 @@ def test_nothing_stands_wider_than_the_screen(browser: Page, show: Open, roles: 
     assert browser.evaluate(f"{named}.every((one) => one.ariaLabel || one.labels?.length || one.textContent.trim())")
 
 
-def test_five_thousand_segments_are_all_drawn_and_found(browser: Page, show: Open) -> None:
+def many_rows() -> list[RecordedRow]:
+    """4,000 rows that leave one another at any depth: more than 5,000 segments, with values at every token."""
     rng = random.Random(0)
     rows = [[rng.randrange(99) for _ in range(300)]]
     while len(rows) < 4_000:
         base = rng.choice(rows) if rng.random() < 0.6 else rows[0]
         rows.append(base[: rng.randrange(50, len(base) + 1)] + [rng.randrange(99) for _ in range(rng.randrange(9, 99))])
-    recorded = [
-        RecordedRow(row=Row(name=f"row {number}", group="g", token_ids=np.array(row), trained=None))
+    return [
+        RecordedRow(
+            row=Row(name=f"row {number}", group="g", token_ids=np.array(row), trained=None),
+            advantage=np.full(len(row), rng.random() - 0.5),
+            log_prob_change=np.array([rng.random() - 0.5 for _ in row]),
+        )
         for number, row in enumerate(rows)
     ]
-    show(recorded, RoleReader(None))
+
+
+def test_five_thousand_segments_are_all_found(browser: Page, show: Open) -> None:
+    show(many_rows(), RoleReader(None))
     assert browser.evaluate("viewer.state.layout.size") >= 5_000
     browser.evaluate("viewer.colourBy('paths'), viewer.drawNow()")
     assert browser.evaluate(
@@ -221,3 +229,36 @@ def test_five_thousand_segments_are_all_drawn_and_found(browser: Page, show: Ope
         })()"""
     )
     assert not browser.happened("Runtime.exceptionThrown")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["role", "advantage", "log_prob_change", "partition"])
+def test_zoom_into_five_thousand_segments(browser: Page, show: Open, key: str) -> None:
+    """Prints frame times (docs/viewer.md); machines differ, so none is asserted."""
+    show(many_rows(), RoleReader(None), max_tokens=16_384)
+    told = browser.evaluate(
+        f"""(async () => {{
+            viewer.colourBy("{key}");
+            const box = viewer.tree.getBoundingClientRect(), gaps = [], costs = [], scales = [];
+            let last = await new Promise(requestAnimationFrame);
+            for (let step = 0; step < 240; step++) {{
+                viewer.tree.dispatchEvent(new WheelEvent("wheel", {{ bubbles: true, cancelable: true,
+                    deltaY: step < 120 ? -20 : 20, clientX: box.left + 400, clientY: box.top + 200 }}));
+                const now = await new Promise(requestAnimationFrame);
+                gaps.push(now - last);
+                last = now;
+                const before = performance.now();
+                viewer.drawNow();
+                costs.push(performance.now() - before);
+                scales.push(viewer.transform.k);
+            }}
+            const at = (times, share) => times.sort((a, b) => a - b)[Math.floor(share * (times.length - 1))];
+            return [viewer.state.layout.size, Math.max(...scales),
+                ...[gaps, costs].flatMap((times) => [at(times, 0.5), at(times, 0.95)])];
+        }})()"""
+    )
+    assert told[0] >= 5_000 and told[1] > 10
+    print(
+        f"\n{key}: {told[0]:,} segments, up to {told[1]:.0f}x; frames {told[2]:.1f} ms, 95 % below {told[3]:.1f} ms; "
+        f"drawing {told[4]:.1f} ms, 95 % below {told[5]:.1f} ms"
+    )
