@@ -186,3 +186,28 @@ def test_roles_follow_the_chat_template(qwen_tokenizer: Path) -> None:
     row = RecordedRow(row=Row(name="row 0", group="g", token_ids=ids, trained=np.arange(len(ids)) == len(ids) - 1))
     group = view_data([row], reader, source="s")["groups"][0]
     assert "".join(group["text"]) == text
+
+
+def test_a_dump_of_training_shows_its_weights(tmp_path: Path) -> None:
+    # The plugin imports verl: only this test pays for it.
+    from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
+
+    rows = [
+        FinishedRow(
+            uid="p",
+            session=session,
+            index=0,
+            step=4,
+            prompt_ids=(1, 2),
+            response_ids=(3, 4 + session),
+            response_mask=(1, 1),
+            reward=float(session),
+            weight_version=version,
+        )
+        for session, version in enumerate([2, 3, None])
+    ]
+    append_tree(tmp_path / "run/trees", "train", rows)
+    group = page_of(tmp_path / "run")["groups"][0]
+    told = [along(group, "weight_version")[row_path(group, row)[-1]] for row in range(3)]
+    assert (group["name"], told) == ("train step 4 · p", [2, 3, None])
+    assert along(group, "weight_version")[:2] == [None, None]
