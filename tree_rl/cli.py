@@ -1,6 +1,6 @@
 """Check the installation, inspect rows, plan a run, time updates, compile kernels, write recipes.
 
-`inspect` and `plan` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
+`inspect`, `plan` and `view` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
 
 import sys
@@ -30,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("inspect", epilog=WORDS)(inspect_file)
 app.command("estimate", epilog=WORDS)(estimate_file)
 app.command("plan", epilog=WORDS)(plan_file)
-app.command("view")(view_file)
+app.command("view", epilog=WORDS)(view_file)
 app.command("report")(report_run)
 app.command("top")(watch_run)
 app.command("doctor")(check_installation)

@@ -13,6 +13,7 @@ WITHOUT = {
     "tree_rl.tree": VERL_SIDE + TORCH_SIDE,
     "tree_rl.rollout": VERL_SIDE + TORCH_SIDE,
     "tree_rl.inspection.row_file": VERL_SIDE + TORCH_SIDE,
+    "tree_rl.viewer.page": VERL_SIDE + TORCH_SIDE,
     "tree_rl.cli": VERL_SIDE + TORCH_SIDE,
     "tree_kernels": (*VERL_SIDE, "transformers", "tree_rl"),
     "tree_rl.models": VERL_SIDE,

@@ -1,23 +1,65 @@
-"""One self-contained page: data, script, style and D3's parts in one file, nothing from elsewhere."""
+"""One self-contained HTML file: the data, our script and d3-zoom. Text of rows never becomes markup."""
 
+import base64
+import gzip
+import html
 import json
-from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
+from tree_rl.inspection.report import rows_by_group
+from tree_rl.viewer.recorded_rows import RecordedRow
+from tree_rl.viewer.roles import ROLES, RoleReader
+from tree_rl.viewer.tree_data import MEASURES, group_data
+
 STATIC = files("tree_rl.viewer") / "static"
+LIBRARY = ("dispatch", "selection", "timer", "color", "interpolate", "ease", "transition", "drag", "zoom")
+"""d3's modules in the order in which they need each other."""
+SCRIPTS = ("text.js", "layout.js", "colours.js", "drawing.js", "panels.js", "viewer.js")
 
 
-def build_page(data: Mapping[str, Any]) -> str:
-    """The page as HTML.
+def view_data(
+    rows: list[RecordedRow], roles: RoleReader, *, source: str, max_tokens: int | None = None
+) -> dict[str, Any]:
+    """What the page shows: groups sorted by POR, highest first, and what it can colour by.
 
     Args:
-        data: title, groups and figures, as `view.js` reads them. Its texts may hold anything.
+        rows: those of all groups, at least one.
+        roles: reads roles and text.
+        source: where the rows are from.
+        max_tokens: budget of a forward; None plans no partitions.
     """
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    page = (STATIC / "page.html").read_text(encoding="utf-8")
-    parts = {name: (STATIC / name).read_text(encoding="utf-8") for name in ("view.css", "d3-parts.min.js", "view.js")}
-    for name, part in {**parts, "data": text}.items():
-        before, after = page.split(f"/*{name}*/")
-        page = before + part + after
-    return page
+    members = rows_by_group(recorded.group for recorded in rows)
+    groups = [group_data([rows[index] for index in chosen], roles, max_tokens) for chosen in members.values()]
+    return {
+        "source": source,
+        "roles": ROLES,
+        "measures": [asdict(measure) for measure in MEASURES],
+        "groups": sorted(groups, key=lambda group: -group["por"]),
+    }
+
+
+def write_page(data: dict[str, Any]) -> bytes:
+    """The page as UTF-8; equal data give equal bytes.
+
+    The data travel as base64 of gzip: no text of a row can end a script or be read as markup.
+    """
+    packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode("ascii"), compresslevel=6, mtime=0)
+    library = [_static(f"d3/d3-{name}.min.js") for name in LIBRARY]
+    parts = {
+        "style": _static("viewer.css"),
+        "library": "\n".join(library),
+        "script": "\n".join(_static(name) for name in SCRIPTS),
+        "data": base64.b64encode(packed).decode("ascii"),
+        # Last: a file may be named like one of the places above.
+        "title": html.escape(data["source"]),
+    }
+    page = _static("page.html")
+    for name, part in parts.items():
+        page = page.replace("{{" + name + "}}", part, 1)
+    return page.encode("utf-8", "backslashreplace")
+
+
+def _static(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")

@@ -1,30 +1,57 @@
-"""Serves one page to this machine."""
+"""Serves one page to browsers of this machine."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.reading import reason
 
-def serve_page(page: bytes, port: int) -> ThreadingHTTPServer:
-    """A server of `page` on 127.0.0.1 that has not begun to serve. Raises `OSError` if the port is taken."""
+ADDRESS = "127.0.0.1"
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            # A page of another site must not read it through a name that leads here.
-            host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
-            if host not in ("127.0.0.1", "localhost"):
-                self.send_error(403)
-                return
-            if self.path.split("?")[0] != "/":
-                self.send_error(404)
-                return
+
+class PageServer(ThreadingHTTPServer):
+    """Answers `/` with the page, everything else with 404, on a port of 127.0.0.1; port 0 takes a free one.
+
+    Raises:
+        InputError: the port cannot be taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, page: bytes, port: int) -> None:
+        self.page = page
+        try:
+            super().__init__((ADDRESS, port), PageHandler)
+        except OSError as error:
+            raise InputError(
+                f"--port {port}: expected a free port: {reason(error)}; name another, or 0 for any"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds the page."""
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: PageServer
+
+    def do_GET(self) -> None:
+        """Send the page. Another host's name would let a web site read it through a name of its own (DNS rebinding)."""
+        known = {f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")}
+        if self.headers.get("Host") not in known:
+            self.send_error(403)
+        elif self.path != "/":
+            self.send_error(404)
+        else:
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(page)))
-            self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; "
-                             "script-src 'unsafe-inline'; img-src data:")  # fmt: skip
+            self.send_header("Content-Length", str(len(self.server.page)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Cross-Origin-Resource-Policy", "same-origin")
             self.end_headers()
-            self.wfile.write(page)
+            self.wfile.write(self.server.page)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal shows the address only."""

@@ -108,6 +108,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                 response_ids=tuple(row.response_ids),
                 response_mask=tuple(row.response_mask),
                 reward=row.reward_score,
+                weight_version=row.extra_fields.get("max_global_steps"),
                 **origin(row.extra_fields),
             )
             for index, row in enumerate(outputs)

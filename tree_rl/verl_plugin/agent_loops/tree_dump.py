@@ -1,4 +1,4 @@
-"""Finished rows in files, one JSON line each, for `tree-rl inspect`."""
+"""Finished rows in files, one JSON line each, for `tree-rl inspect` and `tree-rl view`."""
 
 import json
 import os
@@ -34,6 +34,8 @@ class FinishedRow:
     """Kinds of side calls among them."""
     response_weights: tuple[float, ...] | None = None
     """What each response token counts; None if every trained token counts 1."""
+    weight_version: int | None = None
+    """Newest weights that answered in it, as trainer steps; None if the rollout engine does not say."""
 
     @property
     def key(self) -> str:

@@ -1,0 +1,213 @@
+"""The page's data against dictionaries of prefixes that are made from the rows alone."""
+
+import base64
+import gzip
+import itertools
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.row_file import read_row_file
+from tree_rl.viewer.page import view_data, write_page
+from tree_rl.viewer.recorded_rows import RecordedRow, read_recorded_rows
+from tree_rl.viewer.roles import ROLES, RoleReader
+
+Write = Callable[..., Path]
+
+
+def data_of(page: bytes) -> dict[str, Any]:
+    """What a page carries."""
+    found = re.search(rb'<script id="data"[^>]*>([^<]*)</script>', page)
+    assert found is not None
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+def page_of(path: Path, **options: Any) -> dict[str, Any]:
+    rows = read_recorded_rows(path, read_row_file)
+    return data_of(write_page(view_data(rows, RoleReader(None), source=path.name, **options)))
+
+
+def branching_records(seed: int, count: int) -> list[dict[str, Any]]:
+    """Rows that leave one another at any depth, some equal, some prefixes of others."""
+    rng = random.Random(seed)
+    rows = [[7] + [rng.randrange(5) for _ in range(20)]]
+    while len(rows) < count:
+        base = rng.choice(rows)
+        rows.append(base[: rng.randrange(1, len(base) + 1)] + [rng.randrange(5) for _ in range(rng.randrange(9))])
+    return [{"uid": rng.choice("ab"), "input_ids": row, "loss_mask": [t % 2 for t in row]} for row in rows]
+
+
+def along(group: dict[str, Any], key: str) -> list[Any]:
+    """A track as one value per unique token."""
+    track = group["tracks"][key]
+    bounds = itertools.pairwise([*track["start"], group["unique"]])
+    return [value for value, (a, b) in zip(track["value"], bounds, strict=True) for _ in range(a, b)]
+
+
+def row_path(group: dict[str, Any], row: int) -> list[int]:
+    """Unique tokens of a row, from its last segment to the root."""
+    segments, segment, found = group["segments"], group["paths"]["end"][row], []
+    while segment >= 0:
+        start, length = segments["start"][segment], segments["length"][segment]
+        found = [*range(start, start + length), *found]
+        segment = segments["parent"][segment]
+    return found
+
+
+def ids_of(group: dict[str, Any]) -> list[int]:
+    return np.frombuffer(base64.b64decode(group["ids"]), dtype="<i4").tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_path_gives_its_rows_ids_and_no_prefix_stands_twice(seed: int, rows_file: Write) -> None:
+    records = branching_records(seed, 40)
+    for group in page_of(rows_file(records))["groups"]:
+        rows = [record["input_ids"] for record in records if record["uid"] == group["name"]]
+        prefixes = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+        ids, segments = ids_of(group), group["segments"]
+        assert (group["unique"], group["flat"]) == (len(prefixes), sum(map(len, rows)))
+        assert sum(segments["length"]) == len(ids) == len(prefixes)
+        for number, row in enumerate(rows):
+            path = row_path(group, number)
+            assert [ids[token] for token in path] == row
+            assert group["paths"]["tokens"][number] == len(row)
+        through = {prefix: sum(tuple(row[: len(prefix)]) == prefix for row in rows) for prefix in prefixes}
+        for number, row in enumerate(rows):
+            paths = along(group, "paths")
+            assert [paths[token] for token in row_path(group, number)] == [
+                through[tuple(row[: end + 1])] for end in range(len(row))
+            ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_active_counts_are_those_of_rows_and_prefixes_and_their_areas_the_bound(seed: int, rows_file: Write) -> None:
+    records = branching_records(seed, 30)
+    for group in page_of(rows_file(records))["groups"]:
+        rows = [record["input_ids"] for record in records if record["uid"] == group["name"]]
+        active, deepest = group["active"], max(map(len, rows))
+        steps = itertools.pairwise([*active["at"], deepest])
+        told = [pair for pair, (a, b) in zip(zip(active["rows"], active["distinct"], strict=True), steps, strict=False)
+                for _ in range(a, b)]  # fmt: skip
+        long = [[row for row in rows if len(row) > depth] for depth in range(deepest)]
+        assert told == [(len(all_), len({tuple(row[: depth + 1]) for row in all_})) for depth, all_ in enumerate(long)]
+        assert (sum(a for a, _ in told), sum(b for _, b in told)) == (group["flat"], group["unique"])
+
+
+def test_groups_stand_by_overlap_highest_first(rows_file: Write) -> None:
+    records = [{"uid": "low", "input_ids": [n, 1, 2, 3]} for n in range(3)]
+    records += [{"uid": "high", "input_ids": [1, 2, 3, n]} for n in range(3)]
+    assert [group["name"] for group in page_of(rows_file(records))["groups"]] == ["high", "low"]
+
+
+def valued_records() -> list[dict[str, Any]]:
+    """Two samples that share the prompt and their first answer token, with all that a trainer knows of them."""
+    common = {"uid": "u", "prompt_ids": [1, 2], "response_mask": [1, 1, 0]}
+    left = {"reward": 1, "advantages": [0.5, 1.5, 9], "rollout_log_probs": [-1, -2, 0], "old_log_probs": [-1.5, -1, 0]}
+    right = {"reward": 0, "advantages": [-0.1, -1, 9], "rollout_log_probs": [-1, -4, 0], "old_log_probs": [-1, -1, 0]}
+    return [
+        {**common, **left, "response_ids": [3, 4, 5], "weight_versions": [7, 7, 7]},
+        {**common, **right, "response_ids": [3, 6, 5], "weight_versions": [8, 8, 8]},
+    ]
+
+
+def test_values_are_the_means_of_the_rows_that_train_the_token(rows_file: Write) -> None:
+    group = page_of(rows_file(valued_records()), max_tokens=3)["groups"][0]
+    assert [ids_of(group)[token] for token in row_path(group, 0)] == [1, 2, 3, 4, 5]
+    of = {key: [along(group, key)[token] for token in row_path(group, 0)] for key in group["tracks"]}
+    assert of["reward"] == [0.5, 0.5, 0.5, 1, 1]
+    assert of["advantage"] == pytest.approx([None, None, 0.2, 1.5, None])
+    assert of["log_prob_change"] == pytest.approx([None, None, -0.25, 1, None])
+    assert of["weight_version"] == [None, None, 8, 7, None]
+    assert [ROLES[role] for role in of["role"]] == ["given", "given", "model", "model", "given"]
+    sizes = [along(group, "partition").count(part) for part in set(along(group, "partition"))]
+    assert max(sizes) <= 3 and sum(sizes) == group["unique"]
+    assert group["paths"]["reward"] == [1, 0]
+    assert [cause for cause in group["segments"]["cause"] if cause] == ["sampling"]
+
+
+def test_a_file_without_values_says_what_is_missing(rows_file: Write) -> None:
+    data = page_of(rows_file([{"input_ids": [1, 2]}]))
+    lacking = [measure for measure in data["measures"] if measure["key"] not in data["groups"][0]["tracks"]]
+    assert {measure["key"] for measure in lacking} == {
+        *("reward", "advantage", "log_prob_change", "weight_version", "partition")
+    }
+    assert all(measure["missing"] for measure in lacking)
+
+
+def test_padding_takes_its_values_with_it(rows_file: Write) -> None:
+    padded = {"input_ids": [0, 0, 5, 6, 7, 0], "attention_mask": [0, 0, 1, 1, 1, 0], "advantages": [9, 9, 1, 2, 3, 9]}
+    group = page_of(rows_file([padded]))["groups"][0]
+    assert (ids_of(group), along(group, "advantage")) == ([5, 6, 7], [1, 2, 3])
+
+
+def test_a_run_folder_gives_its_tree_dumps_by_step(rows_file: Write) -> None:
+    for step in (1, 2):
+        record = {"uid": "p", "prompt_ids": [1, 2], "response_ids": [3], "response_mask": [1], "reward": step / 2}
+        path = rows_file([record, record], f"run/trees/train-step{step:06d}-9.jsonl")
+    shutil.copy(path, path.with_name("train-step000003-9.replaced"))
+    (path.parents[1] / "metrics.jsonl").write_text('{"loss": 1}\n')
+    groups = page_of(path.parents[1])["groups"]
+    assert [(group["name"], group["rows"]) for group in groups] == [("train step 1 · p", 2), ("train step 2 · p", 2)]
+
+
+def test_many_values_become_means_that_keep_the_sum(monkeypatch: pytest.MonkeyPatch, rows_file: Write) -> None:
+    monkeypatch.setattr("tree_rl.viewer.tracks.MOST_RUNS", 50)
+    rng = random.Random(3)
+    values = [rng.random() for _ in range(1000)]
+    group = page_of(rows_file([{"prompt_ids": [1], "response_ids": list(range(1000)), "advantages": values}]))[
+        "groups"
+    ][0]
+    told = along(group, "advantage")
+    assert len(group["tracks"]["advantage"]["start"]) <= 55
+    assert told[0] is None and sum(told[1:]) == pytest.approx(sum(values), rel=1e-3)
+
+
+def test_roles_follow_the_chat_template(qwen_tokenizer: Path) -> None:
+    reader = RoleReader(qwen_tokenizer)
+    turns = [
+        ("system", "be kind"),
+        ("user", "hi"),
+        ("assistant", "yes"),
+        ("user", "<tool_response>\n3</tool_response>"),
+    ]
+    text = "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns)
+    ids = reader.tokenizer.encode(text).ids
+    roles = reader.roles_of(ids, None)
+    told = [ROLES[role] for role, _ in itertools.groupby(roles.tolist())]
+    assert told == ["system", "user", "assistant", "tool"]
+    row = RecordedRow(row=Row(name="row 0", group="g", token_ids=ids, trained=np.arange(len(ids)) == len(ids) - 1))
+    group = view_data([row], reader, source="s")["groups"][0]
+    assert "".join(group["text"]) == text
+
+
+def test_a_dump_of_training_shows_its_weights(tmp_path: Path) -> None:
+    # The plugin imports verl: only this test pays for it.
+    from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
+
+    rows = [
+        FinishedRow(
+            uid="p",
+            session=session,
+            index=0,
+            step=4,
+            prompt_ids=(1, 2),
+            response_ids=(3, 4 + session),
+            response_mask=(1, 1),
+            reward=float(session),
+            weight_version=version,
+        )
+        for session, version in enumerate([2, 3, None])
+    ]
+    append_tree(tmp_path / "run/trees", "train", rows)
+    group = page_of(tmp_path / "run")["groups"][0]
+    told = [along(group, "weight_version")[row_path(group, row)[-1]] for row in range(3)]
+    assert (group["name"], told) == ("train step 4 · p", [2, 3, None])
+    assert along(group, "weight_version")[:2] == [None, None]

@@ -1,0 +1,78 @@
+"""`tree-rl view` as a user types it."""
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_page_holds_the_tree import data_of
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+COMMAND = [sys.executable, "-c", "from tree_rl.cli import main; main()", "view"]
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Run:
+    """Runs the command in an empty folder."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+
+    return run
+
+
+@pytest.mark.slow
+def test_real_trajectories_become_one_file(view: Run, qwen_tokenizer: Path, tmp_path: Path) -> None:
+    rows = EXAMPLES / "tau_bench_airline/trajectories.json"
+    told = view(rows, "--tokenizer", qwen_tokenizer, "--rows", "call", "--html", "airline.html")
+    assert told.returncode == 0, told.stderr
+    data = data_of((tmp_path / "airline.html").read_bytes())
+    groups = data["groups"]
+    # The figures of examples/tau_bench_airline/README.md.
+    sums = [sum(group[key] for group in groups) for key in ("rows", "flat", "unique")]
+    assert sums == [2_454, 7_590_988, 603_967]
+    assert (60, 221_779, 18_482) in [(group["rows"], group["flat"], group["unique"]) for group in groups]
+    assert [group["por"] for group in groups] == sorted((group["por"] for group in groups), reverse=True)
+    assert {data["roles"][role] for group in groups for role in group["tracks"]["role"]["value"]} == {
+        *("system", "user", "tool", "assistant", "model")
+    }
+
+
+def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file: Callable[..., Path]) -> None:
+    path = rows_file([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}])
+    assert view(path, "--html", "page.html").returncode == 0
+    with subprocess.Popen([*COMMAND, str(path), "--no-browser"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().split()[0]
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                served = answer.read()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+    assert served == (path.parent / "page.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("", [], "expected at least one row"),
+        ('{"input_ids": [1], "reward": {"a": 1}}\n', [], "column reward: expected a number"),
+        ('{"input_ids": [1], "advantages": [1, 2]}\n', [], "column advantages: expected 1 numbers"),
+        ('{"input_ids": [1]}\n', ["--html", "."], "expected a file to write"),
+        ('{"input_ids": [1]}\n', ["--port", "70000"], "--port"),
+        ('{"input_ids": [1]}\n', ["--max-tokens", "0"], "--max-tokens"),
+    ],
+)
+def test_mistakes_end_in_one_line(view: Run, tmp_path: Path, text: str, options: list[str], said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    told = view(path, *options)
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert said in told.stderr

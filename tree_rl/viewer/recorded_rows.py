@@ -1,0 +1,140 @@
+"""Rows of a file with what it says about them: rewards, advantages, log-probs, weight versions.
+
+Legend: L tokens of a row, R of its response.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.columns import ColumnFile, read_columns
+from tree_rl.inspection.files.shown import shown, shown_path
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.row_file import data_files
+from tree_rl.inspection.token_rows import ATTENTION, PROMPT_AND_RESPONSE
+
+REWARDS = ("reward", "score", "rewards", "token_level_scores", "rm_scores", "reward_score")
+ADVANTAGES = ("advantages", "advantage")
+NEW_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs")
+"""Newest weights first: the update's, the trainer's before it, the rollout engine's."""
+VERSIONS = ("weight_versions", "weight_version", "policy_version", "model_version")
+VALUES = (*REWARDS, *ADVANTAGES, *NEW_LOG_PROBS, *VERSIONS)
+RESPONSES = tuple(response for _, response in PROMPT_AND_RESPONSE)
+ROW_NUMBER = re.compile(r"row (\d+)")
+DUMP = re.compile(r"(train|val)-step(\d{6,})-\d+\.jsonl")
+"""Files of `rollout.custom.tree_dump_dir`."""
+
+ReadRows = Callable[[Path], list[Row]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordedRow:
+    """One row and its values; None where the file does not say, NaN at tokens that have none."""
+
+    row: Row
+    reward: float | None = None
+    """Of the whole path."""
+    advantage: np.ndarray | None = None
+    """float64 [L]."""
+    log_prob_change: np.ndarray | None = None
+    """float64 [L], newer minus older log-probability."""
+    weight_version: np.ndarray | None = None
+    """float64 [L], weights that sampled the token."""
+
+    @property
+    def group(self) -> str:
+        """Rows merge inside it only."""
+        return self.row.group
+
+
+def read_recorded_rows(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
+    """Rows of a file, a folder, a pattern, or a run's folder with tree dumps, of which it takes the dumps alone.
+
+    Args:
+        path: what to read.
+        read_rows: reads the rows of one file.
+
+    Raises:
+        InputError: as `read_rows`; a value that is no number, or a list that is as long as neither row nor response.
+    """
+    files = data_files(path)
+    dumps = [file for file in files if DUMP.fullmatch(file.name)]
+    return list(chain.from_iterable(_read_file(file, read_rows) for file in dumps or files))
+
+
+def _read_file(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
+    rows = read_rows(path)
+    file = read_columns(path, {*VALUES, *RESPONSES, ATTENTION})
+    columns = {name: file.values(name) for name in file.columns}
+    dump = DUMP.fullmatch(path.name)
+    recorded = []
+    try:
+        for row in rows:
+            number = ROW_NUMBER.match(row.name)
+            cells = {name: column[int(number[1])] for name, column in columns.items()} if number else {}
+            recorded.append(_recorded(row if dump is None else _of_step(row, dump), cells, file))
+    except RowFileError as error:
+        raise RowFileError(f"{shown_path(path)}: {error}") from error
+    return recorded
+
+
+def _of_step(row: Row, dump: re.Match[str]) -> Row:
+    """Prompts of several steps share no prefix in training."""
+    group = f"{dump[1]} step {int(dump[2])} · {row.group}"
+    return Row(name=row.name, group=group, token_ids=row.token_ids, trained=row.trained)
+
+
+def _recorded(row: Row, cells: dict[str, Any], file: ColumnFile) -> RecordedRow:
+    def of(names: tuple[str, ...]) -> list[np.ndarray]:
+        present = [name for name in names if cells.get(name) is not None]
+        return [_per_token(cells[name], name, row, cells) for name in present]
+
+    log_probs, advantages, versions = of(NEW_LOG_PROBS), of(ADVANTAGES), of(VERSIONS)
+    rewards = [name for name in REWARDS if cells.get(name) is not None]
+    return RecordedRow(
+        row=row,
+        reward=float(_numbers(cells[rewards[0]], rewards[0], row).sum()) if rewards else None,
+        advantage=_at_trained(advantages[0], row) if advantages else None,
+        log_prob_change=_at_trained(log_probs[0] - log_probs[1], row) if len(log_probs) > 1 else None,
+        weight_version=_at_trained(versions[0], row) if versions else None,
+    )
+
+
+def _numbers(cell: Any, name: str, row: Row) -> np.ndarray:
+    try:
+        return np.atleast_1d(np.asarray(cell, dtype=np.float64)).ravel()
+    except (TypeError, ValueError) as error:
+        raise RowFileError(
+            f"{row.name}, column {name}: expected a number or a list of them, received {shown(cell)}; correct or drop "
+            "the column"
+        ) from error
+
+
+def _per_token(cell: Any, name: str, row: Row, cells: dict[str, Any]) -> np.ndarray:
+    """[L], one number at every token, or the file's numbers at theirs."""
+    values, tokens = _numbers(cell, name, row), len(row.token_ids)
+    if np.ndim(cell) == 0:
+        return np.full(tokens, values[0])
+    seen = cells.get(ATTENTION)
+    if seen is not None and len(values) <= len(seen):
+        values = values[np.asarray(seen[len(seen) - len(values) :], dtype=bool)]
+    response = next((cells[column] for column in RESPONSES if cells.get(column) is not None), None)
+    answered = -1 if response is None else len(response)
+    if response is not None and seen is not None:
+        answered = int(np.count_nonzero(seen[len(seen) - len(response) :]))
+    if len(values) not in (tokens, answered):
+        raise RowFileError(
+            f"{row.name}, column {name}: expected {tokens} numbers (row) or {max(answered, 0)} (response), received "
+            f"{len(values)}; correct or drop the column"
+        )
+    return np.concatenate([np.full(tokens - len(values), np.nan), values])
+
+
+def _at_trained(values: np.ndarray, row: Row) -> np.ndarray:
+    return values if row.trained is None else np.where(row.trained, values, np.nan)
