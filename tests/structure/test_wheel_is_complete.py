@@ -90,6 +90,9 @@ def test_commands_run_from_an_empty_folder(installed: Path, tmp_path: Path) -> N
     inspected = call(installed, tmp_path, "inspect", "rows.jsonl")
     assert inspected.returncode == 0, inspected.stderr
     assert "0.333" in inspected.stdout
+    viewed = call(installed, tmp_path, "view", "rows.jsonl", "--html", "page.html")
+    assert viewed.returncode == 0, viewed.stderr
+    assert "<canvas" in (tmp_path / "page.html").read_text()
     again = call(installed, tmp_path, "recipes", "here")
     assert again.returncode == 2
     assert "recipes here: expected a new or empty folder" in again.stderr
@@ -130,6 +133,7 @@ def test_a_clean_environment_trains(wheel: Path, tmp_path: Path) -> None:
         "tree-rl doctor --no-ray",
         "cd here && STEPS=1 bash recipes/grpo/run_qwen3_fsdp2.sh",
         "tree-rl inspect rows.jsonl",
+        "tree-rl view rows.jsonl --html page.html && test -s page.html",
     ):
         done = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
