@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from generate import build_tasks, to_row
 from harness_clients import OPTIONS, SHELLS, TEXTS
 from scripted_model import HERMES, Dialect, ScriptedModel, differences, overlap
-from sdk_client import CLIENTS
+from sdk_client import ANSWER_TOOLS, CLIENTS
 
 from tree_rl.rollout.agents.agents_by_name import build
 from tree_rl.rollout.agents.in_environment import run_task
@@ -116,6 +116,10 @@ async def play_library(name: str, endpoint: Any, python: str, stream: str) -> Pl
 
 def script_of(client: str, dialect: Dialect) -> tuple[str, list[str]]:
     """What the prompts of a client hold, and the model's turns."""
+    if client in ANSWER_TOOLS:
+        name, calls_first = ANSWER_TOOLS[client]
+        first = [dialect.writes("", ("shell", {"command": "ls"}))] if calls_first else []
+        return name, [*first, dialect.writes("", (name, {"answer": "Two names."}))]
     if client in CLIENTS:
         call = dialect.writes("", ("shell", {"command": "ls"}))
         return "shell", [call, dialect.writes("Two names.")]

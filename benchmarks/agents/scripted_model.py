@@ -113,7 +113,7 @@ class ScriptedModel:
         self.prompts.append(len(prompt))
         text = self.dialect.writes("A title")
         if self.tool in prompt:
-            text = self.turns[min(self.played, len(self.turns) - 1)]
+            text = behind(prompt, self.turns[min(self.played, len(self.turns) - 1)])
             self.played += 1
         ids = tuple(misspelt(tokenizer, text, seed=len(self.prompts)))[:max_tokens]
         log_probs = log_probs_of(prompt_ids, ids)
@@ -145,6 +145,15 @@ def misspelt(tokenizer: PreTrainedTokenizerFast, text: str, seed: int) -> list[i
         split = token not in added and drawn.random() < 0.5
         pieces += tokenizer.convert_tokens_to_ids(letters) if split else [token]
     return pieces
+
+
+def behind(prompt: str, turn: str) -> str:
+    """What a turn adds to a prompt that begins its call, as a forced `tool_choice` does under Hermes' template."""
+    call = turn[max(0, turn.find("<tool_call>")) :]
+    for begun in ('{"name":', '"arguments":'):
+        if prompt.endswith(begun) and begun in call:
+            return call.split(begun, 1)[1]
+    return turn
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ Usage: PYTHON sdk_client.py CLIENT whole|streamed, with the gateway's variables.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -21,7 +22,11 @@ KEY = os.environ.get("OPENAI_API_KEY", "")
 
 
 def shell(command: str) -> str:
-    """Run a shell command."""
+    """Run a shell command.
+
+    Args:
+        command: what to run.
+    """
     return LISTING
 
 
@@ -174,6 +179,96 @@ def pydantic_ai(streamed: bool) -> str:
     return asyncio.run(run())
 
 
+def tool_runner(streamed: bool) -> str:
+    """Anthropic's own loop, which asks for a server-held thread first."""
+    import anthropic
+
+    runner: Any = anthropic.Anthropic().beta.messages.tool_runner(
+        model=MODEL,
+        max_tokens=500,
+        tools=[anthropic.beta_tool(shell)],
+        messages=[{"role": "user", "content": ASKED}],
+        stream=streamed,
+    )
+    messages = [turn.get_final_message() if streamed else turn for turn in runner]
+    return "".join(block.text for block in messages[-1].content if block.type == "text")
+
+
+def smolagents_tools(streamed: bool) -> str:
+    """smolagents' ToolCallingAgent: every turn must call a tool, and the last one answers."""
+    import smolagents
+
+    model = smolagents.OpenAIModel(MODEL, api_key=KEY)
+    tools = [smolagents.tool(shell)]
+    agent = smolagents.ToolCallingAgent(tools, model, stream_outputs=streamed, verbosity_level=0)
+    return str(agent.run(ASKED))
+
+
+def instructor_model(streamed: bool) -> str:
+    """instructor: an answer is the arguments of a call that is forced."""
+    import instructor
+    import openai
+    from pydantic import BaseModel, create_model
+
+    client = instructor.from_openai(openai.OpenAI())
+    made: type[BaseModel] = create_model("Answer", answer=(str, ...))
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": ASKED}]}
+    if streamed:
+        *_, last = client.chat.completions.create_partial(response_model=made, **asked)
+        return str(last.model_dump()["answer"])
+    return str(client.chat.completions.create(response_model=made, **asked).model_dump()["answer"])
+
+
+def langchain_structured(streamed: bool) -> str:
+    """LangChain's `with_structured_output` by a forced call."""
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel, Field, create_model
+
+    made: type[BaseModel] = create_model("Answer", answer=(str, Field(description="what is asked for")))
+    model = ChatOpenAI(model=MODEL, streaming=streamed).with_structured_output(made, method="function_calling")
+    return str(dict(model.invoke(ASKED))["answer"])
+
+
+def autogen(streamed: bool) -> str:
+    """AutoGen's AssistantAgent."""
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    able: Any = {"vision": False, "function_calling": True, "json_output": False, "structured_output": False}
+    client = OpenAIChatCompletionClient(model=MODEL, model_info={**able, "family": "unknown"})
+    agent = AssistantAgent("main", client, tools=[shell], reflect_on_tool_use=True, model_client_stream=streamed)
+    return str(asyncio.run(agent.run(task=ASKED)).messages[-1].to_text())
+
+
+def agno(streamed: bool) -> str:
+    """Agno's Agent over a server that is like OpenAI's."""
+    from agno.agent import Agent
+    from agno.models.openai.like import OpenAILike
+
+    address = os.environ["OPENAI_BASE_URL"]
+    agent = Agent(model=OpenAILike(id=MODEL, base_url=address, api_key=KEY), tools=[shell], telemetry=False)
+    if not streamed:
+        return str(agent.run(ASKED).content)
+    return "".join(one.content or "" for one in agent.run(ASKED, stream=True) if one.event == "RunContent")
+
+
+def llama_index(streamed: bool) -> str:
+    """LlamaIndex's FunctionAgent."""
+    from llama_index.core.agent.workflow import FunctionAgent
+    from llama_index.llms.openai_like import OpenAILike
+
+    address = os.environ["OPENAI_BASE_URL"]
+    able: Any = {"is_chat_model": True, "is_function_calling_model": True}
+    agent = FunctionAgent(
+        tools=[shell], llm=OpenAILike(model=MODEL, api_base=address, api_key=KEY, **able), streaming=streamed
+    )
+
+    async def run() -> str:
+        return str(await agent.run(ASKED))
+
+    return asyncio.run(run())
+
+
 CLIENTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "openai chat": ("openai", openai_chat),
     "openai responses": ("openai", openai_responses),
@@ -183,14 +278,29 @@ CLIENTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "openai-agents": ("openai-agents", openai_agents),
     "langgraph": ("langgraph", langchain),
     "pydantic-ai": ("pydantic-ai-slim", pydantic_ai),
+    "anthropic tool_runner": ("anthropic", tool_runner),
+    "smolagents tools": ("smolagents", smolagents_tools),
+    "instructor": ("instructor", instructor_model),
+    "langchain structured": ("langchain-openai", langchain_structured),
+    "autogen": ("autogen-agentchat", autogen),
+    "agno": ("agno", agno),
+    "llama-index": ("llama-index-core", llama_index),
 }
 """Name -> package, agent."""
+ANSWER_TOOLS: dict[str, tuple[str, bool]] = {
+    "smolagents tools": ("final_answer", True),
+    "instructor": ("Answer", False),
+    "langchain structured": ("Answer", False),
+}
+"""Clients whose model answers by a call: its tool, and whether it calls the shell before."""
 
 
 def main() -> None:
     """Print the package's version and the agent's answer as JSON."""
     package, play = CLIENTS[sys.argv[1]]
-    print(json.dumps({"version": version(package), "answer": play(sys.argv[2] == "streamed")}))
+    with contextlib.redirect_stdout(sys.stderr):  # some libraries print what they do
+        answer = play(sys.argv[2] == "streamed")
+    print(json.dumps({"version": version(package), "answer": answer}))
 
 
 if __name__ == "__main__":

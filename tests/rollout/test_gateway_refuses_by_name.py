@@ -130,7 +130,7 @@ def test_bad_anthropic_requests_are_refused_by_field(tiny: SimpleNamespace, body
 def test_a_large_body_is_refused_and_its_client_reads_the_answer(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tree_rl.rollout.gateway.server.MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("tree_rl.rollout.gateway.protocols.request_body.MAX_BODY_BYTES", 1 << 20)
     body = json.dumps({"messages": [{"role": "user", "content": "x" * (10 << 20)}]}).encode()
     answer = post(tiny, CHAT, body)
     assert answer.status_code == 413 and "at most 1048576 bytes" in answer.json()["error"]["message"]

@@ -103,7 +103,7 @@ def test_sixty_four_faulty_sessions_lose_nothing_and_leave_nothing(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 5.0)
-    monkeypatch.setattr("tree_rl.rollout.gateway.server.MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("tree_rl.rollout.gateway.protocols.request_body.MAX_BODY_BYTES", 1 << 20)
 
     async def run() -> tuple[list[Client], list[Any], FaultyModel]:
         backend = FaultyModel(tiny.model, tiny.tokenizer)

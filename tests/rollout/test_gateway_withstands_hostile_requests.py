@@ -184,7 +184,7 @@ async def send(endpoint: Endpoint, kind: str, *, dribbles: Sequence[bytes] = ())
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of patience become tenths."""
     monkeypatch.setattr("tree_rl.rollout.gateway.connections.HEAD_TIMEOUT_S", 0.4)
-    monkeypatch.setattr("tree_rl.rollout.gateway.server.BODY_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("tree_rl.rollout.gateway.protocols.request_body.BODY_TIMEOUT_S", 0.4)
     monkeypatch.setattr("tree_rl.rollout.gateway.gateway.KEEP_ALIVE_S", 1)
 
 

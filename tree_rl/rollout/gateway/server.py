@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -21,6 +21,7 @@ from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai
 from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_for
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
+from tree_rl.rollout.gateway.protocols.request_body import read_body
 from tree_rl.rollout.gateway.session import Session, session_over, token_digest
 
 AnyRequest = TypeVar("AnyRequest", bound=ChatRequest)
@@ -28,12 +29,19 @@ PREFIXES = ("/s/{session}/a/{agent}", "/s/{session}", "/a/{agent}")
 VERSIONS = ("/v1", "")
 """Some clients are given an address with the version, some without."""
 GEMINI_VERSIONS = ("/v1beta", *VERSIONS)
+PATHS = (openai_chat.PATH, openai_responses.PATH, anthropic_messages.PATH, "/models")
+NOT_SERVED = {
+    "/chat/completions": "the client was given an address with something behind it",
+    "/completions": "a bare prompt has no chat template: send messages",
+    "/embeddings": "the model is trained to write, and embeds nothing",
+    "/batches": "the gateway answers one request at a time",
+    "/conversations": "the gateway holds no conversation: send previous_response_id or every item",
+    "/api/": "this is no Ollama: give its client an address of OpenAI's kind",
+}
+"""What clients ask for besides -> why there is none."""
+SHOWN_PATH = 200
+NO_HEADERS: Mapping[str, str] = {}
 AGENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-MAX_BODY_BYTES = 8 << 20
-"""Larger requests are refused with status 413."""
-DRAINED_BYTES = 64 << 20
-"""A body over the limit is read up to here and thrown away: a client that is still writing would not see the error."""
-BODY_TIMEOUT_S = 60.0
 LARGE_BODY_BYTES = 1 << 16
 """Larger bodies are read in a thread. Two thousand empty messages take so many bytes, and 10 ms."""
 MANY_WRITTEN_TOKENS = 20_000
@@ -212,7 +220,7 @@ def _is_long(asked: ChatRequest, completion: Completion) -> bool:
 
 
 async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyRequest:
-    body = await _body(request)
+    body = await read_body(request)
 
     def answer() -> AnyRequest | RequestError:
         try:
@@ -226,26 +234,6 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
     if isinstance(asked, RequestError):
         raise asked
     return asked
-
-
-async def _body(request: Request) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= MAX_BODY_BYTES:
-                    chunks.append(chunk)
-                elif size > MAX_BODY_BYTES + DRAINED_BYTES:
-                    break
-    except TimeoutError as error:
-        raise RequestError(
-            f"the body took longer than {BODY_TIMEOUT_S:.0f} s", status=HTTPStatus.REQUEST_TIMEOUT
-        ) from error
-    if size > MAX_BODY_BYTES:
-        raise RequestError(f"expected a body of at most {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
-    return b"".join(chunks)
 
 
 def _result(task: asyncio.Task[Completion]) -> Completion:
@@ -275,12 +263,14 @@ def _protocol(request: Request) -> ChatProtocol[Any]:
     return gemini if gemini.speaks_gemini(request) else openai_chat
 
 
-async def _refusal(request: Request, error: RequestError | BackendError) -> Response:
+async def _refusal(
+    request: Request, error: RequestError | BackendError, more: Mapping[str, str] = NO_HEADERS
+) -> Response:
     session: Session | None = getattr(request.state, "session", None)
     if session is not None:
         session.refused[error.status] += 1
     retry_after = error.retry_after if isinstance(error, BackendError) else None
-    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
+    headers = dict(more) if retry_after is None else {**more, "retry-after": f"{retry_after:g}"}
     if error.status == HTTPStatus.REQUEST_TIMEOUT:
         headers["connection"] = "close"
     return JSONResponse(_protocol(request).error_body(error), status_code=error.status, headers=headers)
@@ -291,9 +281,13 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    return await _refusal(
-        request, RequestError(f"{request.method} {request.scope['path']}: {error}", status=error.status_code)
-    )
+    asked = f"{request.method} {request.scope['path'][:SHOWN_PATH]}"
+    refused = RequestError(f"{asked}: {error}", status=error.status_code)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        served = ", ".join(f"/v1{path}" for path in PATHS)
+        note = next((f"; {note}" for path, note in NOT_SERVED.items() if path in asked), "")
+        refused = RequestError(f"{asked}: expected {served} or /v1beta/models/MODEL:METHOD{note}", status=404)
+    return await _refusal(request, refused, error.headers or NO_HEADERS)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:

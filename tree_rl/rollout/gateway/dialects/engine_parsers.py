@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 ENGINES = ("vllm", "sglang")
+ANY_TOOL: Tools = ({"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}},)
 Extract = Callable[[str, Tools], tuple[str, list[tuple[str, str]]]]
 """Visible text and tools -> the text around the calls, and name and JSON arguments of each."""
 
@@ -83,6 +84,11 @@ def _vllm(name: str, tokenizer: "PreTrainedTokenizerFast") -> Extract:
             return text, []
         return found.content or "", [(call.function.name, call.function.arguments) for call in found.tool_calls]
 
+    try:
+        extract("", ANY_TOOL)
+    except RuntimeError as error:
+        # Its name for Harmony reads no text, and others miss their control tokens in the tokenizer.
+        raise ValueError(f"dialect='vllm:{name}': this parser cannot read this model's turns ({error})") from error
     return extract
 
 

@@ -72,7 +72,11 @@ def token_count(num_tokens: int) -> dict[str, Any]:
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
     """The body of an error."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    body: dict[str, Any] = {"type": kind, "message": str(error)}
+    if isinstance(error, RequestError) and error.field == "thread":
+        # The SDK's tool runner reads this, and goes on with whole conversations.
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": body}
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:

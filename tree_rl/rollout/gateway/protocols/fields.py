@@ -135,7 +135,8 @@ def check_stop_texts(field: str, texts: Sequence[Any]) -> None:
 def read_json(body: bytes) -> Any:
     """Decode a request's body. Raises `RequestError` if it is not JSON in UTF-8, or none that can be answered."""
     try:
-        return decode_json(body.decode("utf-8"))
+        # Some Windows clients begin with a byte order mark.
+        return decode_json(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8, received byte {body[error.start]:#04x} at {error.start}") from error
     except JsonError as error:

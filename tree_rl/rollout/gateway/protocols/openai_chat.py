@@ -18,7 +18,7 @@ PATH = "/chat/completions"
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
-UNSEEN_PARTS = {"image_url": "image", "input_audio": "sound", "file": "file"}
+UNSEEN_PARTS = {"image_url": "image", "input_audio": "sound", "video_url": "video", "file": "file"}
 """Types of parts that no text model reads -> what they are."""
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -60,7 +60,7 @@ _CONSTRAINT_NAMES = (
 _NO_ENGINE = _refused("not supported by this gateway; leave it out")
 
 CHAT_FIELDS: Mapping[str, FieldTreatment] = {
-    "messages": _honoured("images, sound and files become a line that says so"),
+    "messages": _honoured("images, sound, videos and files become a line that says so"),
     "model": _honoured("comes back in the answer; every name is the same model"),
     "max_completion_tokens": _honoured("the gateway's own limits hold, too"),
     "max_tokens": _honoured("the older name"),

@@ -1,0 +1,99 @@
+"""The tool parsers of vLLM, chosen as a dialect, read the turns that our own dialects read, and as these do."""
+
+from typing import Any
+
+import pytest
+
+from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
+
+pytestmark = pytest.mark.vllm
+
+PARSERS = {
+    "hermes": ("hermes",),
+    "qwen3_coder": ("qwen3_coder", "qwen3_xml"),
+    "glm4": ("glm45", "glm47"),
+    "kimi_k2": ("kimi_k2",),
+    "deepseek_v3": ("deepseek_v3",),
+    "deepseek_v3_1": ("deepseek_v31",),
+    "mistral": ("mistral",),
+    "llama3": ("llama3_json",),
+}
+"""How calls are written -> the parsers that read them."""
+CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "one": [("shell", {"command": "ls -la"})],
+    "two": [("shell", {"command": "ls"}), ("read", {"path": "a.py", "lines": 3})],
+    "no arguments": [("shell", {})],
+    "types": [("edit", {"count": 5, "deep": {"a": [1, None, "x"]}, "exact": True, "share": 0.5, "text": "5"})],
+    "lines": [("write", {"text": "def f():\n    return 'a \"b\"'\n", "path": "ü/中.py"})],
+}
+
+
+DIFFERENT = {
+    "mistral_list": ("mistral", "the whole list as the name and arguments of one call"),
+}
+"""How calls are written -> the parser that reads them otherwise, and how. Our own dialect reads them."""
+
+
+def tokenizer() -> Any:
+    """With the control tokens that parsers look up."""
+    from dialect_writers import MARKUP
+    from gateway_harness import build_tokenizer
+
+    made = build_tokenizer()
+    marks = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>")
+    deep = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>")
+    made.add_tokens([*MARKUP, *marks, *deep, "</arg_key>", "</arg_value>"])
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("form", "parser"), [(form, parser) for form, names in PARSERS.items() for parser in names])
+def test_vllm_reads_what_we_read(form: str, parser: str, case: str) -> None:
+    from dialect_writers import WRITERS, tools_for
+
+    name, write = WRITERS[form]
+    calls = CASES[case]
+    made = tokenizer()
+    engine = dialect_named(f"vllm:{parser}", template=made.chat_template, tokenizer=made)
+    turn = write(calls)
+    ours = DIALECTS[name]().read(turn, tools=tools_for(calls), is_reasoning_open=False)
+    theirs = engine.read(turn, tools=tools_for(calls), is_reasoning_open=False)
+    assert [(call.name, call.arguments) for call in ours.calls] == calls
+    assert [(call.name, call.arguments) for call in theirs.calls] == calls
+    assert theirs.content.strip() == ours.content.strip() == ""
+
+
+@pytest.mark.parametrize("form", DIFFERENT)
+def test_what_vllm_reads_otherwise_is_named(form: str) -> None:
+    from dialect_writers import WRITERS, tools_for
+
+    name, write = WRITERS[form]
+    calls = CASES["one"]
+    made = tokenizer()
+    engine = dialect_named(f"vllm:{DIFFERENT[form][0]}", template=made.chat_template, tokenizer=made)
+    ours = DIALECTS[name]().read(write(calls), tools=tools_for(calls), is_reasoning_open=False)
+    theirs = engine.read(write(calls), tools=tools_for(calls), is_reasoning_open=False)
+    assert [(call.name, call.arguments) for call in ours.calls] == calls
+    assert [(call.name, call.arguments) for call in theirs.calls] != calls
+
+
+@pytest.mark.parametrize("form", PARSERS)
+def test_a_cut_turn_never_raises(form: str) -> None:
+    from dialect_writers import WRITERS, tools_for
+
+    calls = CASES["two"]
+    made = tokenizer()
+    engine = dialect_named(f"vllm:{PARSERS[form][0]}", template=made.chat_template, tokenizer=made)
+    turn = WRITERS[form][1](calls)
+    for end in range(0, len(turn), 5):
+        # Some parsers hand over what there is of a call, even half a name; ours wait for its end.
+        read = engine.read(turn[:end], tools=tools_for(calls), is_reasoning_open=False)
+        assert len(read.calls) <= 2
+
+
+def test_parsers_that_read_no_text_are_refused_at_the_start() -> None:
+    made = tokenizer()
+    with pytest.raises(ValueError, match=r"dialect='vllm:openai': this parser cannot read this model's turns"):
+        dialect_named("vllm:openai", template=made.chat_template, tokenizer=made)
+    with pytest.raises(ValueError, match=r"dialect='vllm:nothing': this vLLM has no such tool parser"):
+        dialect_named("vllm:nothing", template=made.chat_template, tokenizer=made)

@@ -1,0 +1,75 @@
+"""Reads the body of a request: how large it may be, how long it may take, and how it may be compressed."""
+
+import asyncio
+import zlib
+from http import HTTPStatus
+
+from starlette.requests import Request
+
+from tree_rl.rollout.gateway.long_work import beside_the_loop
+from tree_rl.rollout.gateway.protocols.fields import RequestError
+
+MAX_BODY_BYTES = 8 << 20
+"""Larger requests are refused with status 413, compressed ones by what they unfold to."""
+DRAINED_BYTES = 64 << 20
+"""A body over the limit is read up to here and thrown away: a client that is still writing would not see the error."""
+BODY_TIMEOUT_S = 60.0
+ENCODINGS = ("gzip", "x-gzip", "deflate")
+EITHER_HEADER = zlib.MAX_WBITS | 32
+"""Tells zlib to find out itself whether data are gzip's or its own."""
+
+
+async def read_body(request: Request) -> bytes:
+    """The bytes that the client meant.
+
+    Raises:
+        RequestError: too large, too slow, or in an encoding that the gateway does not unfold.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    body = await _received(request)
+    if encoding in ("identity", ""):
+        return body
+    if encoding not in ENCODINGS:
+        raise RequestError(
+            f"content-encoding: expected {', '.join(ENCODINGS)} or none, received {encoding[:40]!r}",
+            status=415,
+        )
+    # A few kilobytes unfold to the limit.
+    return await beside_the_loop(lambda: _unfolded(body, encoding), is_long=True)
+
+
+def _unfolded(body: bytes, encoding: str) -> bytes:
+    unfold = zlib.decompressobj(EITHER_HEADER)
+    try:
+        plain = unfold.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise RequestError(f"content-encoding: expected data of {encoding}, received others ({error})") from None
+    if len(plain) > MAX_BODY_BYTES:
+        raise _too_large()
+    if not unfold.eof or unfold.unused_data:
+        raise RequestError(f"content-encoding: expected one whole stream of {encoding}")
+    return plain
+
+
+async def _received(request: Request) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= MAX_BODY_BYTES:
+                    chunks.append(chunk)
+                elif size > MAX_BODY_BYTES + DRAINED_BYTES:
+                    break
+    except TimeoutError as error:
+        raise RequestError(
+            f"the body took longer than {BODY_TIMEOUT_S:.0f} s", status=HTTPStatus.REQUEST_TIMEOUT
+        ) from error
+    if size > MAX_BODY_BYTES:
+        raise _too_large()
+    return b"".join(chunks)
+
+
+def _too_large() -> RequestError:
+    return RequestError(f"expected a body of at most {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
