@@ -53,7 +53,7 @@ class Cell:
     calls: int
     rows: int
     por: float
-    """Prefix overlap ratio of the rows."""
+    """Potential overlap ratio of the rows."""
     longest_prompt: int
     """Tokens."""
     longest_prompt_characters: int

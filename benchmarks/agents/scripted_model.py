@@ -188,7 +188,7 @@ def differences(model: Ledger, record: RecordedSession) -> int:
 
 
 def overlap(calls: Sequence[ModelCall]) -> float:
-    """Prefix overlap ratio of the rows of calls: 1 - tokens of their tree / tokens of the rows alone."""
+    """Potential overlap ratio of the rows of calls: 1 - tokens of their tree / tokens of the rows alone."""
     prefixes, rows = Prefixes(), rows_of_calls(calls) if calls else []
     for row in rows:
         prefixes.of(row.token_ids)

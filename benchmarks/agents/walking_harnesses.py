@@ -110,7 +110,7 @@ class Measured:
     """By the message lists of the requests."""
     rows: int
     por: float
-    """Prefix overlap ratio of the rows."""
+    """Potential overlap ratio of the rows."""
     differences: int
     """Calls, tokens and log-probs recorded or trained otherwise than generated; see `scripted_model`."""
 

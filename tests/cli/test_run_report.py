@@ -57,7 +57,7 @@ def test_a_report_says_what_the_log_says(tree_rl: Run, tmp_path: Path) -> None:
     said = {line[:60].strip(): line[60:].strip() for line in out.splitlines()}
     text = " ".join(out.split())
     assert "mean reward, first and last 5 steps 0.300, 0.600" in text, said
-    assert "predicted speed-up of updates, by tokens at most 5.00 times" in text
+    assert "token bound of updates (most that trees can give) 5.00 times" in text
     assert "really left out 4.00 times" in text
     assert "rollouts 60%, actor's update 30%" in text
     page = (tmp_path / "page.html").read_text()

@@ -27,9 +27,9 @@ def _summary(run: RunLog) -> Iterator[tuple[str, str]]:
     if (por := run.mean("tree/por")) is not None:
         yield "POR (share of the rows' tokens that repeat a prefix)", f"{por:.3f}"
     if (bound := predicted_speed_up(run)) is not None:
-        yield "predicted speed-up of updates, by tokens at most", f"{bound:.2f} times"
+        yield "token bound of updates (most that trees can give)", f"{bound:.2f} times"
     if (reached := saved_speed_up(run)) is not None:
-        yield "the same for the tokens that updates really left out", f"{reached:.2f} times"
+        yield "the same, of the tokens that updates really left out", f"{reached:.2f} times"
     step = run.mean("timing_s/step")
     if step is not None:
         yield "seconds of a step", f"{step:.2f}"

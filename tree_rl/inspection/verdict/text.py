@@ -94,7 +94,7 @@ def _best(memory: MemoryPrediction) -> str:
 
 
 def _notes(memory: MemoryPrediction, update: UpdatePrediction) -> Iterator[str]:
-    yield "Figures are predictions. Updates on two H200s were at most 9.5 % off, on one H200 at most 14 %."
+    yield "Figures are predictions. One H200 was at most 14 % off, two 9.5 %; more were not measured."
     if memory.gpu is not memory.gpu.H200:
         yield f"Nothing was measured on {memory.gpu.value}: its rate is the H200's share of the peak in its data sheet."
     yield "Rollouts count as the rest of a step, which trees do not shorten."
