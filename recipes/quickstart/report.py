@@ -30,8 +30,9 @@ circle marks a branch.</p>
 marked.</p>
 <pre>{session}</pre>
 <h2>Next</h2>
-<p><code>tree-rl report {folder}</code> draws the whole run, <code>tree-rl view {folder}</code> shows its trees,
-<code>tree-rl inspect YOUR_ROWS</code> says what trees would save on your data.</p>
+<p><code>tree-rl report {folder}</code> draws the whole run,
+<code>tree-rl view {folder} --tokenizer {folder}/start/model --model {folder}/start/model/config.json</code> shows its
+trees, <code>tree-rl inspect YOUR_ROWS</code> says what trees would save on your data.</p>
 """
 
 
