@@ -9,7 +9,8 @@
 
 All arms run on one set of weights, sharded by verl's FSDP2 engine, in turns. Before anything is timed their gradients
 are held against those of stock verl's rows in float32. A step is old log-probs (PPO), forward, backward and AdamW;
-`tree_on_policy` takes old log-probs from the update's own forward. Rows of a `--out` add up.
+`tree_on_policy` takes old log-probs from the update's own forward. Rows of one `--out` add up; overlaps become a figure
+beside it.
 """
 
 import argparse
@@ -32,6 +33,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "benchmarks")]
 from whole_models import curves, device_time, gate, random_engine  # noqa: E402
 from whole_models.arms import ON_POLICY, PACKED, PPO, SFT, STOCK, TREE, Arm, arms_of, run_step  # noqa: E402
+from whole_models.figure import draw_sweep  # noqa: E402
 from whole_models.table import format_results  # noqa: E402
 
 from tree_rl.benchmark.against_verl import without_flash_attention_2 as without  # noqa: E402
@@ -313,10 +315,14 @@ def main() -> None:
                 rows.append(row | {"verl_log_probs": log_probs})
                 if rank == 0:
                     write_csv(args.out, [*read_csv(args.out), rows[-1] | origin])
-    if rank == 0 and args.curve_steps:
-        write_csv(args.out, [row | origin for row in rows])
-        draw_deviation([row | origin for row in rows], args.out.with_suffix(".png"))
     if rank == 0:
+        figure = args.out.with_suffix(".png")
+        if args.curve_steps:
+            rows = [row | origin for row in rows]
+            write_csv(args.out, rows)
+            draw_deviation(rows, figure)
+        else:
+            draw_sweep(read_csv(args.out), figure)
         print(format_results(rows), flush=True)
     torch.distributed.destroy_process_group()
 

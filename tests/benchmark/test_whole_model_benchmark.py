@@ -139,13 +139,14 @@ def test_losses_of_trees_and_rows_follow_each_other(build: partial[random_engine
 def test_two_ranks_measure_a_model_with_experts(tmp_path: Path) -> None:
     out = tmp_path / "whole_model.csv"
     sizes = ["--num-rows", "4", "--row-tokens", "64", "--flat-tokens", "256", "--max-tokens", "512", "--repeats", "1"]
-    chosen = ["tiny-a3b", "--gpus", "2", "--por", "0.6", "--partitions", "0.5", *sizes]
+    chosen = ["tiny-a3b", "--gpus", "2", "--por", "0.6", "0.3", "--partitions", "0.5", *sizes]
     all_arms = ["--arms", "tree", "tree_on_policy", "packed", "verl"]
     files = ["--out", str(out), "--scratch", str(tmp_path), "--commit", "abc"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, SCRIPT, *chosen, *all_arms, *files], check=True, timeout=600, env=environment)
     with out.open(newline="") as file:
-        (row,) = csv.DictReader(file)
+        row, second = csv.DictReader(file)
+    assert float(row["por"]) > float(second["por"]) and out.with_suffix(".png").stat().st_size > 10_000
     for name in ("tree", "tree_on_policy", "packed", "verl", "partitioned_0.5"):
         assert float(row[f"{name}_gradient_error"]) < 1e-5
         assert float(row[f"{name}_s"]) > 0 and float(row[f"{name}_imbalance"]) >= 1
