@@ -97,6 +97,8 @@ def test_steps_run_and_the_health_check_passes(root: ThrowAwayRoot) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stdout.splitlines()[0] == "10001"
     assert re.search(r"^plugin in a fresh process +ok", checked.stdout, re.MULTILINE)
+    written = root.run("cd /tmp && tree-rl recipes mine && ls mine/recipes mine/examples", user=user)
+    assert written.returncode == 0 and "swe_grpo" in written.stdout, written.stdout + written.stderr
     login = root.run("bash -lc 'command -v ray tree-rl'", user=user)
     assert login.stdout.splitlines() == ["/opt/venv/bin/ray", "/opt/venv/bin/tree-rl"]
 

@@ -1,5 +1,6 @@
 """Images are pinned, run without root, prove their health with the doctor, and copy only what is tracked."""
 
+import ast
 import json
 import re
 import shlex
@@ -67,6 +68,18 @@ def test_everything_copied_is_tracked(path: Path) -> None:
     copied = [name for found in read_dockerfile(path) if found.word == "COPY" for name in shlex.split(found.text)[:-1]]
     assert "tree_rl" in copied and "pyproject.toml" in copied
     assert not [name for name in copied if not any(file == name or file.startswith(f"{name}/") for file in tracked)]
+
+
+@each
+def test_what_the_package_ships_is_copied_before_it_is_installed(path: Path) -> None:
+    shipped = ast.literal_eval(re.search(r"^SHIPPED = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)[1])
+    instructions = read_dockerfile(path)
+    installs = next(i for i, found in enumerate(instructions) if found.word == "RUN" and " pip install " in found.text)
+    copied = [name for found in instructions[:installs] if found.word == "COPY" for name in shlex.split(found.text)[:-1]]
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for name in ("setup.py", *shipped):
+        assert any(name == one or name.startswith(f"{one}/") for one in copied), name
+        assert any(name == one or name.startswith(f"{one}/") for one in kept), name
 
 
 @each
