@@ -31,8 +31,12 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What failed on any of four ranks, by case."""
     out: Path = tmp_path_factory.mktemp("ranks")
     spawn(rank_main, 4, out, [(4, FOUR_SHARE), (2, TWO_SHARE)])
+    return failures_of_ranks(out, 4)
+
+
+def failures_of_ranks(out: Path, ranks: int) -> dict[str, str]:
     found: dict[str, str] = {}
-    for rank in range(4):
+    for rank in range(ranks):
         found |= json.loads((out / f"failures_{rank}.json").read_text())
     return found
 
@@ -41,6 +45,14 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_ranks_that_share_tokens_train_as_rows_alone(failures: dict[str, str], size: int) -> None:
     own = {name: text for name, text in failures.items() if name.startswith(f"{size}:")}
     assert not own, "\n".join(f"{name}\n{text}" for name, text in own.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_eight_ranks_share_the_tokens_of_one_forest(tmp_path: Path) -> None:
+    # One query head to a rank, each key-value head on four; some forests have fewer tokens than ranks.
+    spawn(rank_main, 8, tmp_path, [(8, FOUR_SHARE)])
+    assert not (failures := failures_of_ranks(tmp_path, 8)), failures
 
 
 def refused_main(rank: int, world: int, out: str, port: int) -> None:
