@@ -240,8 +240,9 @@ def columns(batch: Batch, size: ModelSize, times: dict[str, list[tuple[float, Up
         "flop_bound": bound,
         "token_bound": overlap.token_bound,
     }
+    spreads = {name: Spread.of([seconds for seconds, _ in found]) for name, found in times.items()}
     for name, found in times.items():
-        spread = Spread.of([seconds for seconds, _ in found])
+        spread = spreads[name]
         row |= {f"{name}_s": spread.median, f"{name}_s_low": spread.low, f"{name}_s_high": spread.high}
         for phase in (OLD_LOG_PROBS, UPDATE):
             row[f"{name}_{phase}_s"] = statistics.median(spent.phases.get(phase, 0.0) for _, spent in found)
@@ -249,8 +250,8 @@ def columns(batch: Batch, size: ModelSize, times: dict[str, list[tuple[float, Up
     for name in times:
         for rival in (PACKED, STOCK):
             if rival in times and name not in (PACKED, STOCK):
-                row[f"{name}_over_{rival}"] = row[f"{rival}_s"] / row[f"{name}_s"]
-                row[f"{name}_over_{rival}_of_bound"] = row[f"{name}_over_{rival}"] / bound
+                speed_up = spreads[rival].median / spreads[name].median
+                row |= {f"{name}_over_{rival}": speed_up, f"{name}_over_{rival}_of_bound": speed_up / bound}
     return row
 
 
