@@ -282,29 +282,23 @@ def verdict(rows: Sequence[Mapping[str, Any]], small: Sequence[Mapping[str, Any]
             share = float(row["seconds"]) / float(first["seconds"])
             line = f"{row['plan']}: {float(row['peak_gib']):.1f} GiB (whole: {float(first['peak_gib']):.1f})"
             lines.append(f"{line}, {share:.3f} of the whole run's time, {_reached(share <= MOST_TIME)}")
-    budgets = sorted(
-        (int(row["plan"].split()[0].partition(":")[2]), float(row["peak_gib"]), float(row["base_gib"]), row)
-        for row in ran
-        if row["plan"].startswith("budget:")
-    )[::-1]
-    if len(budgets) > 1:
-        lowest, rise = budgets[0][1], 0.0
-        for _, peak, _, _ in budgets[1:]:
-            rise, lowest = max(rise, _off(peak, lowest)), min(lowest, peak)
-        lines.append(f"{len(budgets)} budgets, largest rise of the peak {rise:.3f}, {_reached(rise <= MOST_RISE)}")
-    # Without weights and gradients, as predictions are; a CPU has no peak.
-    errors = [abs(_off(float(row["predicted_gib"]), peak - base)) for _, peak, base, row in budgets if peak > base]
-    if errors:
+    # A CPU has no peak.
+    budgets = [row for row in ran if row["plan"].startswith("budget:") and float(row["peak_gib"])]
+    budgets.sort(key=lambda row: -int(row["plan"].split()[0].partition(":")[2]))
+    peaks = [float(row["peak_gib"]) for row in budgets]
+    if budgets:
+        rise = max((peak / min(peaks[:index]) - 1 for index, peak in enumerate(peaks) if index), default=0.0)
+        line = f"{len(budgets)} budgets, largest rise of the peak {max(rise, 0.0):.3f}"
+        lines.append(f"{line}, {_reached(rise <= MOST_RISE)}")
+        # Predictions leave out weights and gradients.
+        pairs = [(float(row["predicted_gib"]), float(row["peak_gib"]) - float(row["base_gib"])) for row in budgets]
+        errors = [abs(predicted / measured - 1) for predicted, measured in pairs]
         lines.append(f"predicted over measured peak off by {max(errors):.3f}, {_reached(max(errors) <= MOST_ERROR)}")
     if small and ran:
         rate, wanted = (max(float(row["tflops"]) for row in one if not row["failed"]) for one in (ran, small))
         share = rate / wanted
         lines.append(f"{rate:.1f} TFLOP/s, {share:.3f} of the small case's, {_reached(share >= LEAST_RATE)}")
     return "\n".join(lines)
-
-
-def _off(value: float, over: float) -> float:
-    return value / over - 1 if over else 0.0
 
 
 def _reached(is_met: bool) -> str:

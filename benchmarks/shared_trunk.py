@@ -101,6 +101,7 @@ def measured(call: Callable[[], Measured], steps: int) -> dict[str, Any]:
         "seconds": statistics.median(seconds),
         "steps_s": " ".join(f"{value:.5f}" for value in seconds),
         "partitions": round(metrics["tree/partitions"].aggregate()),
+        "plan_s": metrics["tree/plan_seconds"].aggregate(),
         "out_of_memory": round(metrics["tree/out_of_memory"].aggregate()),
         "peak_gib": worst(max(run.times.peak_bytes for run in runs)) / 2**30,
         "gradient_norm": runs[-1].gradient_norm,

@@ -47,6 +47,10 @@ def test_the_table_of_predictions_is_that_of_the_measured_steps() -> None:
     for line, row in zip(lines, published, strict=True):
         for name in ("measured_s", "predicted_s", "error"):
             assert float(line[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-5)
+    assert cluster_check.verdicts(lines) == [
+        "1 GPUs: off by 14.1% at most, target 10%: missed",
+        "2 GPUs: off by 9.5% at most, target 10%: met",
+    ]
 
 
 def test_without_one_gpu_nothing_sets_the_rate() -> None:
