@@ -22,6 +22,8 @@ from tree_rl.inspection.text import format_table
 
 Row = Mapping[str, str]
 HEADER = ("model", "layers", "GPUs", "S", "tokens a rank", "measured s", "predicted s", "error")
+MOST_ERROR = 0.10
+"""Target."""
 
 
 def step_model(row: Row, cluster: Cluster) -> StepModel:
@@ -74,6 +76,18 @@ def check(rows: Sequence[Row], collectives: Sequence[Row]) -> list[Columns]:
     return lines
 
 
+def verdicts(lines: Sequence[Columns]) -> list[str]:
+    """The largest error of each number of GPUs against the target."""
+    errors: dict[str, list[float]] = {}
+    for line in lines:
+        errors.setdefault(str(line["gpus"]), []).append(abs(float(str(line["error"]))))
+    return [
+        f"{gpus} GPUs: off by {max(found):.1%} at most, target {MOST_ERROR:.0%}: "
+        f"{'met' if max(found) <= MOST_ERROR else 'missed'}"
+        for gpus, found in errors.items()
+    ]
+
+
 def median_seconds(row: Row) -> float:
     """Of a row's steps."""
     return statistics.median(map(float, row["steps_s"].split()))
@@ -97,6 +111,7 @@ def main() -> None:
         for line in lines
     ]
     print(format_table(HEADER, cells))
+    print("\n".join(verdicts(lines)))
     if args.out:
         write_csv(args.out, lines)
 

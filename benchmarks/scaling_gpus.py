@@ -6,175 +6,104 @@
     done
     python benchmarks/scaling_gpus.py --report scaling.csv
 
-A step is what the trainer asks of a worker: old log-probs, then forward, backward and optimizer. Every rank gets
-the same trees with other token ids (`equal`), or all trees are shared out as by the trainer (`balanced`) or in random
-order (`drawn`); the mean work per GPU is the same in all of them and on one GPU.
+A step is what the trainer asks of a worker: old log-probs, then forward, backward and optimizer of each mini-batch.
+Every rank gets the same trees with other token ids (`equal`), or all trees are shared out as by the trainer
+(`balanced`), as whole groups (`whole_groups`) or in random order (`drawn`); the mean work per GPU is the same in all of
+them and on one GPU.
 """
 
 import argparse
 import itertools
-import os
 import statistics
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 from torch.profiler import ProfilerActivity, profile
-from verl.trainer.config import CheckpointConfig
-from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from many_gpus.ranks import (
+    DEVICE,
+    build_engine,
+    full_name,
+    join_ranks,
+    saved_model,
+    size_of,
+    synchronized,
+    worst,
+)
+from many_gpus.shares import (
+    ARMS,
+    BALANCED,
+    DRAWN,
+    EQUAL,
+    RECORDED,
+    Share,
+    drawn_trees,
+    recorded_trees,
+    share_of,
+)
+from many_gpus.verdicts import scaling_report
 
 from tree_rl.benchmark.against_packed.profiled_update import covered_seconds, is_on_device, span_of
-from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, save_random_model
-from tree_rl.benchmark.against_verl.verl_updates import Side, update
-from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
+from tree_rl.benchmark.against_verl.engines import actor_loss
+from tree_rl.benchmark.against_verl.verl_updates import Side
+from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
+from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, UpdateTimes
+from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import read_csv, write_csv
-from tree_rl.inspection.report import rows_by_group
-from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.tree import Forest, ModelShape
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
-from tree_rl.tree.forest.jagged import Jagged
-from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
-from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
-GRPO, RECORDED = "grpo", "recorded"
-EQUAL, BALANCED, DRAWN = "equal", "balanced", "drawn"
-POR, TRAINED, ROWS = 0.5, 0.3, 8
-"""Of the synthetic GRPO trees: overlap, trained share, rows of a prompt."""
-TARGET = 0.92
+GRPO = "grpo"
+WARM_UPDATES = 5
+"""Updates before the cost model's predictions count."""
 KERNELS = 30
 """Lines of the profile."""
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What one rank trains."""
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Whole steps of one engine."""
 
-    batch: Batch
-    unique_tokens: int
-    imbalance: float
-    """Work of the busiest rank over the mean of all."""
-    operations: float
-    """Of its forward and backward, by the cost model."""
+    side: Side
+    errors: list[float | None] = field(default_factory=list)
+    """`tree/cost_error` behind each update so far; None where nothing was predicted yet."""
 
+    def step(self, cells: Sequence[Batch]) -> UpdateTimes:
+        """Old log-probs of all rows, then one optimizer step for each mini-batch."""
+        engine, batches = self.side.engine, [self._received(cell) for cell in cells]
+        clock = Stopwatch(torch.device(DEVICE))
+        with clock.phase(OLD_LOG_PROBS), engine.eval_mode(disable_auto_offload=True):
+            log_probs = [engine.infer_batch(data)["model_output"]["log_probs"] for data in batches]
+        for data, cell, old in zip(batches, cells, log_probs, strict=True):
+            with clock.phase(UPDATE), engine.train_mode(disable_auto_offload=True):
+                engine.train_batch(rows_to_update(data, cell, old), actor_loss())
+            self.errors.append(engine.step.calls.error)
+        return clock.stop()
 
-def build_engine(path: Path, *, attention: str, forward_prefetch: bool, sharing: int = 1) -> Any:
-    """The tree engine under verl's FSDP2, sharded over all ranks, `sharing` of which share tokens."""
-    tree = TreeConfig(mode="tree", attention=attention, self_check=False)
-    engine = TreeFSDPEngineWithLMHead(
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            use_remove_padding=True,
-            enable_gradient_checkpointing=True,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=TreeFSDPEngineConfig(
-            mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
-            use_torch_compile=False,
-            forward_prefetch=forward_prefetch,
-            ulysses_sequence_parallel_size=sharing,
-            tree=tree,
-        ),
-        optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=1000),
-        checkpoint_config=CheckpointConfig(),
-    )
-    engine.initialize()
-    return engine
+    def cost_error(self) -> float | None:
+        """Median of `tree/cost_error` behind the first updates."""
+        known = [error for error in self.errors[WARM_UPDATES:] if error is not None]
+        return statistics.median(known) if known else None
+
+    def _received(self, cell: Batch) -> Any:
+        return rows_as_received(cell, max_tokens=self.side.budget(cell))
 
 
-def drawn_trees(tokens: int, row_tokens: int, vocab: int) -> Batch:
-    """GRPO trees of about `tokens` unique tokens in all; the rows of one tree are shorter where it would have more."""
-    row_tokens = min(row_tokens, round(tokens / (ROWS * (1 - POR))))
-    prompts = max(1, round(tokens / (ROWS * row_tokens * (1 - POR))))
-    return agent_batch(
-        por=POR, num_rows=ROWS, row_tokens=row_tokens, num_groups=prompts, trained_share=TRAINED, vocab=vocab
-    )
-
-
-def recorded_trees(rows: list[Row], tokens: int, vocab: int) -> Batch:
-    """Whole trees of a recording in random order, of at most `tokens` unique tokens in all."""
-    groups = list(rows_by_group(row.group for row in rows).values())
-    chosen: list[int] = []
-    left = tokens
-    for index in np.random.default_rng(0).permutation(len(groups)):
-        size = Forest.from_rows([rows[row].token_ids for row in groups[index]]).num_unique
-        if size <= left:
-            left -= size
-            chosen += groups[index]
-    if not chosen or any(rows[row].trained is None for row in chosen):
-        raise SystemExit(f"--data: expected rows with a mask and a tree of at most {tokens} tokens; raise --tokens")
-    batch = recorded_batch([rows[row] for row in chosen], name=RECORDED)
-    return replace(batch, rows=tuple(row % vocab for row in batch.rows))
-
-
-def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape) -> Share:
-    """This rank's rows of `world` copies of the trees, each with other token ids."""
-    rows = [(row + 1009 * copy) % shape.vocab for copy in range(world) for row in one.rows]
-    names = [f"{copy} {group}" for copy in range(world) for group in one.groups]
-    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    group_of_row = np.array([number[name] for name in names])
-    overlaps = measure_groups(group_of_row, rows, shape.cost)
-    costs = np.array([overlap.cost for overlap in overlaps])
-    rank_of_row = np.zeros(len(rows), dtype=np.int64)
-    if arm == BALANCED:
-        paths = [overlap.paths for overlap in overlaps]
-        layout = lay_out_groups(group_of_row, paths, num_ranks=world, num_cells=1)
-        for member, slots in enumerate(layout.order.reshape(world, -1)):
-            rank_of_row[slots[slots < layout.num_rows]] = member
-        loads = layout.load_DC[:, 0]
-    else:
-        places = np.arange(len(costs)) if arm == EQUAL else np.random.default_rng(1).permutation(len(costs))
-        rank_of_group = places * world // len(costs)
-        rank_of_row = rank_of_group[group_of_row]
-        loads = np.bincount(rank_of_group, weights=costs, minlength=world)
-    mine = np.flatnonzero(rank_of_row == rank)
-    size = len(one.rows)
-    batch = Batch(
-        name=one.name,
-        rows=tuple(rows[index] for index in mine),
-        trained=tuple(one.trained[index % size] for index in mine),
-        groups=tuple(names[index] for index in mine),
-        advantage_B=one.advantage_B[mine % size],
-    )
-    forest = batch.forest()
-    return Share(
-        batch=batch,
-        unique_tokens=forest.num_unique,
-        imbalance=float(loads.max() / loads.mean()),
-        operations=shape.cost.forest(forest, Jagged.from_rows(batch.trained)),
-    )
-
-
-def synchronized() -> None:
-    """All ranks at the same point, their devices idle."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    torch.distributed.barrier()
-
-
-def worst(value: float) -> float:
-    """The largest of all ranks."""
-    tensor = torch.tensor([value], dtype=torch.float64, device=DEVICE)
-    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
-    return float(tensor)
-
-
-def timed_steps(side: Side, batch: Batch, steps: int) -> tuple[list[float], list[UpdateTimes]]:
+def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[list[float], list[UpdateTimes]]:
     """Seconds of each step on the slowest rank, and this rank's times; one more step before warms up."""
     seconds, times = [], []
     for index in range(steps + 1):
         synchronized()
-        spent = update(side, batch)
+        spent = updates.step(cells)
         slowest = worst(spent.seconds)
         if index:
             seconds.append(slowest)
@@ -209,47 +138,51 @@ def describe_step(step: Callable[[], object]) -> str:
 
 def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
     """All shapes and arms of one model on this number of GPUs; a CSV row after each."""
-    size = MODEL_SIZES[model].with_layers(args.layers if model == "8b" else None)
-    path = args.scratch / f"scaling_qwen3_{model}_{size.shape.layers}"
-    if rank == 0 and not (path / "config.json").exists():
-        save_random_model(size, path, torch.device(DEVICE), torch.bfloat16)
-        torch.cuda.empty_cache()
-    torch.distributed.barrier()
-    engine = build_engine(path, attention=args.attention, forward_prefetch=args.forward_prefetch, sharing=args.sp)
-    side = Side(engine=engine, max_tokens=args.max_tokens)
+    size = size_of(model, args.layers)
+    path = saved_model(model, size, args.scratch)
+    engine = build_engine(
+        path,
+        attention=args.attention,
+        forward_prefetch=args.forward_prefetch,
+        sharing=args.sp,
+        liger=args.liger,
+    )
+    updates = Updates(Side(engine=engine, max_tokens=args.max_tokens))
     about = {
-        "model": f"qwen3-{model}",
+        "model": full_name(model),
         "layers": size.shape.layers,
+        "layer_kernels": "liger" if args.liger else "transformers",
         "gpus": world,
         "sharing": args.sp,
+        "mini_batches": args.mini_batches,
         "max_tokens": args.max_tokens,
         "attention": engine.attention_implementation,
         "forward_prefetch": args.forward_prefetch,
         **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
     }
-    place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape}
+    place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape, "mini_batches": args.mini_batches}
     for shape, tokens in itertools.product(args.shapes, args.tokens):
         if shape == GRPO:
             one = drawn_trees(tokens, args.row_tokens, size.shape.vocab)
         else:
             one = recorded_trees(read_row_file(args.data, tokenizer=args.tokenizer), tokens, size.shape.vocab)
         for arm in args.arms if world > 1 else [EQUAL]:
-            row = measure_arm(side, share_of(one, arm, **place), args.steps)
+            row = measure_arm(updates, share_of(one, arm, **place), args.steps)
             if rank == 0:
                 row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
                 print(f"{model} {world} GPUs", row, flush=True)
                 write_csv(args.out, [*read_csv(args.out), row | about])
         if args.profile is not None and (shape, tokens) == (args.shapes[0], args.tokens[0]):
-            batch = share_of(one, EQUAL, **place).batch
-            text = describe_step(partial(update, side, batch))
+            cells = share_of(one, EQUAL, **place).cells
+            text = describe_step(partial(updates.step, cells))
             if rank == 0:
                 args.profile.mkdir(parents=True, exist_ok=True)
                 (args.profile / f"profile_{model}_{shape}_{world}gpu.txt").write_text(text)
 
 
-def measure_arm(side: Side, share: Share, steps: int) -> dict[str, object]:
+def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]:
     """Columns of the CSV: seconds of the slowest rank; phases are those of rank 0."""
-    seconds, times = timed_steps(side, share.batch, steps)
+    seconds, times = timed_steps(updates, share.cells, steps)
     tokens = torch.tensor([share.unique_tokens], device=DEVICE)
     torch.distributed.all_reduce(tokens)
     return {
@@ -261,46 +194,29 @@ def measure_arm(side: Side, share: Share, steps: int) -> dict[str, object]:
         "old_log_probs_s": statistics.median(spent.phases[OLD_LOG_PROBS] for spent in times),
         "update_s": statistics.median(spent.phases[UPDATE] for spent in times),
         "steps_s": " ".join(f"{value:.5f}" for value in seconds),
-        "cost_error": side.engine.step.calls.error,
-        "dummy_ops_rank0": side.engine.step.dummy_ops,
+        "updates": len(updates.errors),
+        "cost_error": updates.cost_error(),
+        "dummy_ops_rank0": updates.side.engine.step.dummy_ops,
         "peak_gib": worst(max(spent.peak_bytes for spent in times)) / 2**30,
     }
-
-
-def report(rows: Sequence[dict[str, str]]) -> str:
-    """t(1) / t(n) of medians over all runs; in brackets between the extremes of single steps."""
-    seconds: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        arm = row["arm"] + (" with forward_prefetch" if row["forward_prefetch"] == "True" else "")
-        key = (row["model"], row["layers"], row["shape"], arm, row["gpus"])
-        seconds.setdefault(key, []).extend(map(float, row["steps_s"].split()))
-    lines = []
-    for (model, layers, shape, arm, gpus), here in seconds.items():
-        alone = seconds.get((model, layers, shape, EQUAL, "1"))
-        line = f"{model} {layers} layers, {shape}, {arm}, {gpus} GPUs: {statistics.median(here):.4f} s"
-        line += f" ({min(here):.4f} to {max(here):.4f}, {len(here)} steps)"
-        if gpus != "1" and alone:
-            ratio = statistics.median(alone) / statistics.median(here)
-            line += f", t(1)/t(n) {ratio:.3f} ({min(alone) / max(here):.3f} to {max(alone) / min(here):.3f})"
-            line += "" if arm != EQUAL else f", target {TARGET}: {'met' if ratio >= TARGET else 'missed'}"
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure as one rank of torchrun, or report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, help="print the ratios of a CSV file and stop")
-    parser.add_argument("--model", nargs="+", choices=("tiny", "0.6b", "8b"), default=["0.6b"])
-    parser.add_argument("--layers", type=int, default=4, help="of 8b")
+    parser.add_argument("--model", nargs="+", choices=tuple(MODEL_SIZES), default=["0.6b"])
+    parser.add_argument("--layers", type=int, default=4, help="of models wider than 0.6b")
     parser.add_argument("--shapes", nargs="+", choices=(RECORDED, GRPO), default=[RECORDED, GRPO])
-    parser.add_argument("--arms", nargs="+", choices=(EQUAL, BALANCED, DRAWN), default=[EQUAL, BALANCED, DRAWN])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[EQUAL, BALANCED, DRAWN])
     parser.add_argument("--data", type=Path, help="recorded rows, as for tree-rl bench")
     parser.add_argument("--tokenizer", type=Path, help="for recorded messages")
     parser.add_argument("--tokens", type=int, nargs="+", default=[65_536], help="unique tokens per GPU and step")
     parser.add_argument("--row-tokens", type=int, default=8_192, help="of synthetic rows")
     parser.add_argument("--max-tokens", type=int, default=98_304, help="unique tokens of one forward")
     parser.add_argument("--sp", type=int, default=1, help="GPUs that share the tokens of a rank")
+    parser.add_argument("--mini-batches", type=int, default=1, help="optimizer steps of a step")
+    parser.add_argument("--liger", action="store_true", help="Liger's fused layers")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--forward-prefetch", action="store_true", help="verl's fsdp_config.forward_prefetch")
@@ -310,18 +226,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/scaling.csv"))
     args = parser.parse_args()
     if args.report is not None:
-        print(report(read_csv(args.report)))
+        print(scaling_report(read_csv(args.report)))
         return
     if RECORDED in args.shapes and args.data is None:
         parser.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if DEVICE == "cuda":
-        torch.cuda.set_device(rank)
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
-    else:
-        torch.distributed.init_process_group("gloo")
+    rank, world = join_ranks()
     for model in args.model:
         measure(args, model, rank, world)
+    if rank == 0:
+        print(scaling_report(read_csv(args.out)), flush=True)
     torch.distributed.destroy_process_group()
 
 

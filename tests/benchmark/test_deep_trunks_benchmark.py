@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tree_rl.benchmark.results import read_csv
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "deep_trunks.py"
 
 
@@ -44,3 +46,22 @@ def test_a_smaller_budget_runs_as_a_step_would_choose_and_computes_the_same(benc
 def test_unknown_plans_are_refused(benchmark: Any) -> None:
     with pytest.raises(ValueError, match="--plans halved"):
         benchmark.Plan.parse("halved", layers=2)
+
+
+def test_verdicts_follow_from_the_rows(benchmark: Any) -> None:
+    folder = SCRIPT.parents[1] / "docs" / "benchmarks"
+    small = read_csv(folder / "deep_trunks_8b_36_131072_2x8192.csv")
+    rows = read_csv(folder / "deep_trunks_8b_8_131072_2x8192.csv")
+    assert "offloaded: 55.4 GiB (whole: 93.5), 0.970 of the whole run's time, met" in benchmark.verdict(small)
+    text = benchmark.verdict(rows, small)
+    assert "5 budgets, largest rise of the peak 0.000, met" in text and "by 0.074, met" in text
+    assert "0.936 of the small case's, met" in text and "missed" not in text
+    slow = [row | {"tflops": float(row["tflops"]) * 0.9} for row in rows]
+    assert "0.842 of the small case's, missed" in benchmark.verdict(slow, small)
+    # The peak of the third of five budgets rises by 3 % over the second's, and so leaves its prediction.
+    wrong = [dict(row) for row in rows]
+    wrong[2]["peak_gib"] = f"{1.03 * float(rows[1]['peak_gib']):.4f}"
+    text = benchmark.verdict(wrong)
+    assert "largest rise of the peak 0.030, missed" in text and text.count("missed") == 2
+    failed = [{"plan": "whole", "failed": "OutOfMemoryError"}, *rows]
+    assert benchmark.verdict(failed).startswith("whole: OutOfMemoryError\n5 budgets")

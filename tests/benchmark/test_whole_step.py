@@ -157,3 +157,19 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> N
         assert sum(float(step[part]) for part in PARTS) == pytest.approx(float(step["step_s"]), rel=1e-3)
         assert all(float(step[part]) >= -0.01 for part in PARTS), step
     assert float(tree["amdahl_speed_up"]) > 1 and float(tree["speed_up"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("speed_up", "verdict"), [(2.26, "reached 0.90, target 0.9: met"), (2.2, "0.88, target 0.9: missed")]
+)
+def test_a_speed_up_is_held_against_amdahls_law(speed_up: float, verdict: str) -> None:
+    line = {
+        "arm": "tree_rl",
+        "por": 0.9,
+        "step_s": 30.0,
+        "rows": 219,
+        "gpu_idle_share": "",
+        **dict.fromkeys(PARTS, 1.0),
+    }
+    line |= {"speed_up": speed_up, "update_ratio": 10.0, "amdahl_speed_up": 2.5}
+    assert whole_step.describe(line).endswith(verdict)

@@ -1,4 +1,4 @@
-"""Two GPUs that share a forest's tokens over NCCL: as exact as one GPU, and one that runs out of memory rejoins."""
+"""GPUs that share a forest's tokens over NCCL: as exact as one GPU, and one that runs out of memory rejoins."""
 
 import json
 import os
@@ -65,18 +65,19 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+@pytest.fixture(scope="module", params=(2, 4), ids="{} GPUs".format)
+def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} CUDA devices")
     out = tmp_path_factory.mktemp("gpus")
-    spawn(rank_main, 2, out)
+    spawn(rank_main, request.param, out)
     found: dict[str, float] = json.loads((out / "errors_0.json").read_text())
     return found
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("max_tokens", BUDGETS)
-def test_two_gpus_train_as_one(errors: dict[str, float], max_tokens: int | None) -> None:
+def test_gpus_that_share_tokens_train_as_one(errors: dict[str, float], max_tokens: int | None) -> None:
     assert errors[f"shared_{max_tokens}"] <= 1.2 * errors[f"alone_{max_tokens}"]
     assert errors[f"shared_float32_{max_tokens}"] <= 1e-4
     assert errors[f"failed_float32_{max_tokens}"] <= 1e-4

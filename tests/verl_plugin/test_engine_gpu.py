@@ -1,7 +1,10 @@
 """On a GPU: float32 equals rows alone, and bf16 is no further from float32 than stock bf16 is."""
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +119,38 @@ def test_an_update_finds_its_old_log_probs_up_to_bfloat16_rounding(model_path: P
     assert sum(got["loss"]) == pytest.approx(sum(after_pass["loss"]), rel=2e-2, abs=1e-3)
 
 
-def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path) -> None:
+@contextmanager
+def at_most(num_bytes: float, how: str) -> Iterator[None]:
+    """So much memory for tensors: by a limit of this process, or because the rest of the device is taken."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    ballast = None
+    try:
+        if how == "limit":
+            torch.cuda.set_per_process_memory_fraction(num_bytes / total)
+        else:
+            taken = int(free + torch.cuda.memory_reserved() - num_bytes)
+            ballast = torch.empty(taken, dtype=torch.uint8, device="cuda")
+        yield
+    finally:
+        del ballast
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("how", ("limit", "full_device"))
+def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path, how: str) -> None:
     loss = actor_loss("vanilla", "token-mean")
     rows = [row for seed in range(12) for row in agent_rows(seed)]
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
     expected = run(
         build_engine(model_path, tree=TreeConfig(mode="tree")), ppo_batch(rows, calculate_entropy=True), loss
     )
     peak = torch.cuda.max_memory_allocated()
     engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    try:
-        torch.cuda.set_per_process_memory_fraction(0.85 * peak / total)
+    with at_most(0.85 * peak, how):
         got = run(engine, ppo_batch(rows, calculate_entropy=True), loss)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
     assert engine.step.out_of_memory == 1
     assert got["metrics"]["tree/out_of_memory"].aggregate() == 1
     assert gradient_error(got, expected) < 1e-5

@@ -1,0 +1,100 @@
+"""One rank of torchrun: its process group, its engine under verl's FSDP2, and figures of all ranks."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from verl.trainer.config import CheckpointConfig
+from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
+
+from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, save_random_model
+from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WIDE = 1024
+"""Models up to this hidden size are measured with all their layers."""
+
+
+def join_ranks() -> tuple[int, int]:
+    """Join torchrun's processes; returns rank and number of ranks."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
+    else:
+        torch.distributed.init_process_group("gloo")
+    return rank, world
+
+
+def size_of(model: str, layers: int | None) -> ModelSize:
+    """A model of the table; one wider than 0.6b with so many layers."""
+    size = MODEL_SIZES[model]
+    return size.with_layers(layers if size.shape.hidden > WIDE else None)
+
+
+def full_name(model: str) -> str:
+    """As the CSV has it: qwen3-8b for 8b."""
+    return model if "qwen" in model or model.startswith("tiny-") else f"qwen3-{model}"
+
+
+def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:
+    """Random weights on disk, made by rank 0 unless they are there; all ranks wait for them."""
+    path = scratch / f"scaling_{full_name(model)}_{size.shape.layers}"
+    if torch.distributed.get_rank() == 0 and not (path / "config.json").exists():
+        save_random_model(size, path, torch.device(DEVICE), torch.bfloat16)
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+    torch.distributed.barrier()
+    return path
+
+
+def build_engine(
+    path: Path,
+    *,
+    attention: str,
+    forward_prefetch: bool = False,
+    sharing: int = 1,
+    liger: bool = False,
+    max_tokens: int | None = None,
+) -> Any:
+    """The tree engine under verl's FSDP2, sharded over all ranks, `sharing` of which share tokens."""
+    tree = TreeConfig(mode="tree", attention=attention, max_tokens=max_tokens, self_check=False)
+    engine = TreeFSDPEngineWithLMHead(
+        model_config=HFModelConfig(
+            path=str(path),
+            load_tokenizer=False,
+            use_remove_padding=True,
+            enable_gradient_checkpointing=True,
+            use_liger=liger,
+            override_config={"attn_implementation": "sdpa"},
+        ),
+        engine_config=TreeFSDPEngineConfig(
+            mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
+            use_torch_compile=False,
+            forward_prefetch=forward_prefetch,
+            ulysses_sequence_parallel_size=sharing,
+            tree=tree,
+        ),
+        optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=1000),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def synchronized() -> None:
+    """All ranks at the same point, their devices idle."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    torch.distributed.barrier()
+
+
+def worst(value: float) -> float:
+    """The largest of all ranks."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=DEVICE)
+    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+    return float(tensor)

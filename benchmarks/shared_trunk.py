@@ -1,0 +1,176 @@
+"""One tree with a long trunk whose tokens GPUs share: forward and backward against one GPU with the full weights.
+
+for run in "1 1" "4 4"; do   # GPUs, how many share the tokens
+    set -- $run
+    torchrun --standalone --nproc-per-node $1 benchmarks/shared_trunk.py --sp $2 --trunk 131072 262144
+done
+python benchmarks/shared_trunk.py --report docs/benchmarks/shared_trunk.csv
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from many_gpus.ranks import (
+    DEVICE,
+    build_engine,
+    full_name,
+    join_ranks,
+    saved_model,
+    size_of,
+    synchronized,
+    worst,
+)
+from many_gpus.verdicts import trunk_report
+
+from tree_rl.benchmark.against_verl.engines import actor_loss
+from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
+from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.benchmark.phases import UPDATE, Stopwatch, UpdateTimes
+from tree_rl.benchmark.provenance import PACKAGES, provenance
+from tree_rl.benchmark.results import read_csv, write_csv
+
+WARM_SHARE = 64
+"""Kernels are compiled on a tree this many times smaller."""
+
+
+def trunk_batch(trunk: int, branches: int, branch_tokens: int, vocab: int) -> Batch:
+    """Trained answers to one long prompt."""
+    draw = np.random.default_rng(0)
+    prompt = draw.integers(1, vocab, trunk)
+    mask = np.arange(trunk + branch_tokens) >= trunk
+    advantage_B = draw.normal(size=branches)
+    return Batch(
+        name="trunk",
+        rows=tuple(np.concatenate([prompt, draw.integers(1, vocab, branch_tokens)]) for _ in range(branches)),
+        trained=(mask,) * branches,
+        groups=("trunk",) * branches,
+        advantage_B=(advantage_B - advantage_B.mean()).astype(np.float32),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One forward and backward."""
+
+    times: UpdateTimes
+    metrics: dict[str, Any]
+    """Of the engine."""
+    gradient_norm: float
+    """Of all parameters, shards of all ranks together."""
+
+
+def forward_backward(engine: Any, batch: Batch, vocab: int) -> Measured:
+    """One call without the optimizer."""
+    data = rows_as_received(batch, max_tokens=sum(map(len, batch.rows)))
+    old = [torch.full((len(row),), -float(np.log(vocab))) for row in batch.rows]
+    data = rows_to_update(data, batch, torch.nested.as_nested_tensor(old, layout=torch.jagged))
+    engine.optimizer_zero_grad()
+    synchronized()
+    clock = Stopwatch(torch.device(DEVICE))
+    # verl forgets the gradients where the mode ends.
+    with engine.train_mode(disable_auto_offload=True):
+        with clock.phase(UPDATE):
+            output = engine.forward_backward_batch(data, actor_loss())
+        times = clock.stop()
+        shards = (parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None)
+        squares = torch.stack([shard.to_local().float().square().sum() for shard in shards]).sum()
+    torch.distributed.all_reduce(squares)
+    return Measured(times=times, metrics=output["metrics"], gradient_norm=float(squares.sqrt()))
+
+
+def measured(call: Callable[[], Measured], steps: int) -> dict[str, Any]:
+    """Columns of the CSV: seconds of the slowest rank, memory of the fullest."""
+    runs = [call() for _ in range(steps)]
+    seconds = [worst(run.times.seconds) for run in runs]
+    metrics = runs[-1].metrics
+    return {
+        "failed": "",
+        "seconds": statistics.median(seconds),
+        "steps_s": " ".join(f"{value:.5f}" for value in seconds),
+        "partitions": round(metrics["tree/partitions"].aggregate()),
+        "plan_s": metrics["tree/plan_seconds"].aggregate(),
+        "out_of_memory": round(metrics["tree/out_of_memory"].aggregate()),
+        "peak_gib": worst(max(run.times.peak_bytes for run in runs)) / 2**30,
+        "gradient_norm": runs[-1].gradient_norm,
+    }
+
+
+def measure(args: argparse.Namespace, rank: int, world: int) -> None:
+    """All trunks on this number of GPUs; a CSV row after each."""
+    size = size_of(args.model, args.layers)
+    vocab = size.shape.vocab
+    path = saved_model(args.model, size, args.scratch)
+    engine = build_engine(path, attention=args.attention, sharing=args.sp, liger=args.liger, max_tokens=args.max_tokens)
+    about = {
+        "model": full_name(args.model),
+        "layers": size.shape.layers,
+        "layer_kernels": "liger" if args.liger else "transformers",
+        "gpus": world,
+        "sharing": args.sp,
+        "attention": engine.attention_implementation,
+        "tree_max_tokens": args.max_tokens,
+        **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
+    }
+    for trunk in args.trunk:
+        sizes = (trunk, args.branches, args.branch_tokens)
+        small = [max(2, tokens // WARM_SHARE) for tokens in (trunk, args.branch_tokens)]
+        batch = trunk_batch(*sizes, vocab)
+        row: dict[str, Any] = dict(zip(("trunk", "branches", "branch_tokens"), sizes, strict=True))
+        row["unique_tokens"] = batch.forest().num_unique
+        try:
+            forward_backward(engine, trunk_batch(small[0], args.branches, small[1], vocab), vocab)
+            row |= measured(partial(forward_backward, engine, batch, vocab), args.steps)
+        except torch.OutOfMemoryError as error:
+            if world > 1:
+                raise
+            row["failed"] = type(error).__name__
+        if rank == 0:
+            print(row, flush=True)
+            write_csv(args.out, [*read_csv(args.out), row | about])
+
+
+def main() -> None:
+    """Measure as one rank of torchrun, or report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="print speeds and memory of a CSV file and stop")
+    parser.add_argument("--model", choices=tuple(MODEL_SIZES), default="8b")
+    parser.add_argument("--layers", type=int, default=4, help="of models wider than 0.6b")
+    parser.add_argument("--trunk", type=int, nargs="+", default=[131_072], help="tokens of the shared prompt")
+    parser.add_argument("--branches", type=int, default=16)
+    parser.add_argument("--branch-tokens", type=int, default=8_192, help="tokens of an answer")
+    parser.add_argument("--sp", type=int, default=1, help="GPUs that share the tree's tokens: all, or 1 on one GPU")
+    parser.add_argument("--max-tokens", type=int, help="tree.max_tokens, for partitions; default: whole trees")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--liger", action="store_true", help="Liger's fused layers")
+    parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
+    parser.add_argument("--commit", default=None)
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/shared_trunk.csv"))
+    args = parser.parse_args()
+    if args.report is not None:
+        print(trunk_report(read_csv(args.report)))
+        return
+    rank, world = join_ranks()
+    if args.sp != world:
+        parser.error(f"--sp {args.sp}: expected the number of GPUs, {world}: one tree has no work for further ranks")
+    measure(args, rank, world)
+    if rank == 0:
+        print(trunk_report(read_csv(args.out)), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
