@@ -13,7 +13,7 @@ import torch.multiprocessing
 
 IMPORTED_ONCE = (
     *("pytest", "peft", "tree_rl.models", "tree_rl.training", "tree_rl.benchmark.against_verl.engines"),
-    *("tree_rl.verl_plugin.engine.engine", "verl.workers.utils.losses"),
+    *("tree_rl.tree.partition.solver", "tree_rl.verl_plugin.engine.engine", "verl.workers.utils.losses"),
 )
 """Importing them costs more than a test's ranks do. Modules of tests are not among them: the server finds none."""
 
