@@ -15,7 +15,7 @@ from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.fa4 import plan as fa4_plan_module
 from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
-from tree_kernels.tree_attention.fa4.plan import Fa4Plan
+from tree_kernels.tree_attention.fa4.plan import Fa4Plan, rows_worth_copying
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
@@ -105,7 +105,7 @@ def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: 
     assert plan.query_offsets.diff().tolist() == list(sizes) and plan.longest_query == max(sizes)
 
 
-@pytest.mark.parametrize("shared", [1, 70, 130])
+@pytest.mark.parametrize("shared", [1, 130])
 def test_rows_that_share_little_are_run_as_rows_over_copied_keys(shared: int, plans: list[Fa4Plan | LeafRows]) -> None:
     sizes = (600, 557, 601)
     check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes))), None)
@@ -117,11 +117,9 @@ def test_rows_that_share_little_are_run_as_rows_over_copied_keys(shared: int, pl
 
 
 @pytest.mark.parametrize(("shared", "sizes"), [(900, (600, 600)), (10, (400,) * 6)])
-def test_rows_that_share_more_or_are_short_keep_the_tree_kernels(
-    shared: int, sizes: tuple[int, ...], plans: list[Fa4Plan | LeafRows]
-) -> None:
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes))), None)
-    assert [type(plan) for plan in plans] == [Fa4Plan]
+def test_rows_that_share_more_or_are_short_keep_the_tree_kernels(shared: int, sizes: tuple[int, ...]) -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes)))
+    assert rows_worth_copying(layout, None) is None
 
 
 @pytest.mark.parametrize("shape", SHAPES)

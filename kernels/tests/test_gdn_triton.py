@@ -65,8 +65,7 @@ def check(parent: list[int], dtype: torch.dtype, **options: Any) -> None:
         ("chain", 35, torch.float32),
         ("comb", 40, torch.float16),
         ("random_trie", 40, torch.float32),
-        ("random_trie", 40, torch.float16),
-        ("forest", 40, torch.float32),
+        ("forest", 40, torch.float16),
     ],
 )
 def test_forests_in_small_tiles(shape: str, size: int, dtype: torch.dtype) -> None:

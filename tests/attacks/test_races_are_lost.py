@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(strictest_means() not in HIDING, reason="neither
 @pytest.mark.timeout(600)
 def test_nothing_is_scored_beside_a_live_process_and_nothing_outside_is_touched(user: str, open_folder: Path) -> None:
     try:
-        racing = worker(user, "races.py", ["8", "50"], open_folder / "made")
+        racing = worker(user, "races.py", ["4", "25"], open_folder / "made")
     except CannotBeAnotherUserError as error:
         pytest.skip(str(error))
     output, _ = racing.communicate(timeout=550)
     assert racing.returncode == 0
     assert json.loads(output) == {
-        "timeouts": {"tried": 8, "won": 0, "lost": 0, "alive": 0},
-        "writes": {"tried": 50, "won": 0},
+        "timeouts": {"tried": 4, "won": 0, "lost": 0, "alive": 0},
+        "writes": {"tried": 25, "won": 0},
         "faults": [],
     }

@@ -45,7 +45,7 @@ def test_a_killed_worker_is_named_and_a_busy_one_is_not(worker_class: Any, monke
         started = time.monotonic()
         watch.confirm()
         watch.check()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 45, "nobody waits for what it does"
 
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=r"rollout server 3 died .*trainer\.resume_mode=auto"):

@@ -82,10 +82,8 @@ def named(*prefixes: str) -> dict[str, Any]:
 
 @pytest.mark.ray
 def test_a_worker_without_the_plugin_ends_the_job_by_name(cluster: dict[str, Any]) -> None:
-    started = time.monotonic()
     with pytest.raises(PluginNotLiveError) as failure:
         require_plugin_everywhere()
-    assert time.monotonic() - started < 60
     message = str(failure.value)
     assert message.startswith("2 of 3 workers cannot train trees"), message
     address = ray.util.get_node_ip_address()

@@ -1,23 +1,21 @@
 """Gloo ranks that share a forest's tokens, in processes of their own: steps of tiny models against rows run alone."""
 
-import contextlib
 import json
-import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from peft import LoraConfig, get_peft_model
+from rank_processes import free_port, start_ranks
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoModelForCausalLM,
@@ -147,6 +145,12 @@ def row_loss(values_t: torch.Tensor, entropy_t: torch.Tensor, seed: int, *, is_c
     return (weight_t * values_t + 0.3 * values_t.square() + 0.1 * weight_t * entropy_t).sum()
 
 
+@cache
+def rows_alone(name: str, shapes: tuple[str, ...], is_coupled: bool) -> Any:
+    """What `alone` finds for a model of this name: budgets and sharding do not change it."""
+    return alone(build(name), shapes, is_coupled=is_coupled)
+
+
 def alone(model: Any, shapes: Sequence[str], *, is_coupled: bool) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Gradients of the sum of all rows' losses, each row through transformers' own model, and the rows' values."""
     total = torch.zeros(())
@@ -225,7 +229,7 @@ def assert_equal_gradients(got: dict[str, torch.Tensor], expected: dict[str, tor
 
 def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:
     """Run a case and compare it with its rows alone."""
-    expected, values = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+    expected, values = rows_alone(case.model, case.shapes, case.is_coupled)
     model = prepare(build(case.model), is_sharded=case.is_sharded)
     tree_step, result = step(case, model, group, share)
     first = sum(len(SHAPES.get(shape, [])) for shape in case.shapes[:group])
@@ -261,24 +265,6 @@ def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[
     dist.destroy_process_group()
 
 
-def free_port() -> int:
-    """A port below those that the system hands out itself: those may be taken again before the ranks listen."""
-    for port in range(20_000 + os.getpid() * 37 % 10_000, 32_000):
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port between 20000 and 32000")
-
-
-def spawn(main: Callable[..., None], world: int, *args: Any) -> None:
-    """Start one process per rank and wait; a rank's error is raised here.
-
-    Ranks are forked from a server that has imported the models, once for all tests.
-    """
-    # A fork of a process that has asked for GPUs could not use them.
-    method = "spawn" if torch.cuda.is_available() else "forkserver"
-    multiprocessing.set_forkserver_preload(["sharing_ranks"])
-    port = free_port()
-    torch.multiprocessing.start_processes(
-        main, args=(world, str(args[0]), port, *args[1:]), nprocs=world, start_method=method
-    )
+def spawn(main: Callable[..., None], world: int, out: Path, *args: Any) -> None:
+    """Start one process per rank and wait; a rank's error is raised here."""
+    start_ranks(main, world, str(out), free_port(), *args)

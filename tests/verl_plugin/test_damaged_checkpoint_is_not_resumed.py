@@ -66,6 +66,15 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+# An actor's and a critic's files are written and read alike: those of one kind share the damages.
+CASES = [
+    (name, damage)
+    for number, name in enumerate(FILES)
+    for turn, damage in enumerate(DAMAGES)
+    if not name.startswith("critic/") or (number + turn) % 4 == 0
+]
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return build_engines(tmp_path_factory.mktemp("models"))
@@ -116,8 +125,7 @@ def test_an_undamaged_run_goes_on_from_its_last_checkpoint_and_says_nothing(
     assert [record for record in caplog.records if record.name.startswith("tree_rl")] == []
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "damage"), CASES)
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
     root: Path, engines: Any, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -460,14 +468,20 @@ def test_older_checkpoints_load_with_a_warning(
 
 
 @pytest.mark.parametrize("age", [as_before_checksums, as_stock_verl])
-@pytest.mark.parametrize("damage", ["empty", "truncated", "changed", "missing", "garbage"])
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".pt")])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (name, damage)
+        for name, damage in CASES
+        if name.endswith(".pt") and damage in ("empty", "truncated", "changed", "missing", "garbage")
+    ],
+)
 def test_damage_of_older_checkpoints_shows_too(
     root: Path,
     engines: Any,
     age: Callable[[Path], None],
-    damage: str,
     name: str,
+    damage: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     age(root)

@@ -1,10 +1,7 @@
 """2 and 4 FSDP2 ranks on gloo with unequal trees: gradients of one rank that runs rows alone; failures say why."""
 
-import contextlib
 import json
-import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch.multiprocessing
 from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
 from hostile_rows import row, shapes, tokens
+from rank_processes import free_port, start_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
@@ -115,27 +113,9 @@ def failing_main(rank: int, world: int, model: str, out: str, port: int) -> None
     update(engine, ppo_batch(BRANCHES, calculate_entropy=True), loss)
 
 
-def free_port() -> int:
-    """A port below those that the system hands out itself: those may be taken again before the ranks listen."""
-    for port in range(20_000 + os.getpid() * 37 % 10_000, 32_000):
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port between 20000 and 32000")
-
-
 def spawn(main: Callable[..., None], world: int, out: Path) -> None:
-    """Start one process per rank and wait; a rank's error is raised here.
-
-    Ranks are forked from a server that has imported verl, once for all tests: importing costs more than they do.
-    """
-    # A fork of a process that has asked for GPUs could not use them.
-    method = "spawn" if torch.cuda.is_available() else "forkserver"
-    multiprocessing.set_forkserver_preload(["tree_rl.verl_plugin.engine.engine", "verl.workers.utils.losses"])
-    port = free_port()
-    torch.multiprocessing.start_processes(
-        main, args=(world, str(out / "model"), str(out), port), nprocs=world, start_method=method
-    )
+    """Start one process per rank and wait; a rank's error is raised here."""
+    start_ranks(main, world, str(out / "model"), str(out), free_port())
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,12 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def parts(out: Path) -> list[Any]:
+    """What the two ranks found, by case."""
+    return [torch.load(out / f"split_{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
 def engines(out: Path) -> dict[str, Any]:
     """One rank that runs whole groups, by path weighting."""
     return {weighting: build(out / "model", weighting) for weighting in WEIGHTINGS}
@@ -97,15 +103,15 @@ def engines(out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("weighting, loss, mode", CASES)
 def test_split_groups_train_as_whole_ones(
-    out: Path, engines: dict[str, Any], weighting: str, loss: str, mode: str
+    parts: list[Any], engines: dict[str, Any], weighting: str, loss: str, mode: str
 ) -> None:
     data = whole_batch()
     for column in PATH_WEIGHT_COLUMNS.values():
         del data[column]
     whole = run(engines[weighting], data, actor_loss(loss, mode))
-    parts = [torch.load(out / f"split_{rank}.pt", weights_only=False)[weighting, loss, mode] for rank in range(2)]
-    assert sum(value for _, value in parts) / 2 == pytest.approx(sum(whole["loss"]), rel=1e-4)
-    assert_equal_gradients(whole["gradients"], parts[0][0])
+    split = [part[weighting, loss, mode] for part in parts]
+    assert sum(value for _, value in split) / 2 == pytest.approx(sum(whole["loss"]), rel=1e-4)
+    assert_equal_gradients(whole["gradients"], split[0][0])
 
 
 @pytest.mark.parametrize("weighting", PATH_WEIGHT_COLUMNS)

@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from tree_rl.tree.balance import batch as balance
 from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
@@ -55,6 +56,8 @@ def _entry(column: Any, index: int) -> Any:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
+    """Also shortens the search for a layout: any layout serves the columns that follow it."""
+    monkeypatch.setattr(balance, "MOST_TRIALS", 300)
     local = LocalQueue()
     for module in (trainer_mixin, queue_rows, padding_utils):
         monkeypatch.setattr(module, "tq", local)

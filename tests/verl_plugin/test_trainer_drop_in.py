@@ -1,11 +1,6 @@
-"""One line added to a verl command turns a run into a tree run."""
-
-import subprocess
-import sys
+"""One line added to a verl command turns a run into a tree run; `test_hf_rollout_ray` runs one."""
 
 from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
-
-PRINT_CONFIG = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "--cfg", "job"]
 
 
 def test_only_our_model_types_are_touched() -> None:
@@ -14,15 +9,3 @@ def test_only_our_model_types_are_touched() -> None:
     received = list(line)
     accept_model_type(received)
     assert received == [line[0], f"++{line[1]}", *line[2:]]
-
-
-def test_stock_main_accepts_the_documented_line() -> None:
-    line = [
-        "actor_rollout_ref.model.model_type=tree_language_model",
-        "critic.model.model_type=tree_value_model",
-        "trainer.v1.trainer_mode=tree_sync",
-    ]
-    printed = subprocess.run([*PRINT_CONFIG, *line], check=True, capture_output=True, text=True).stdout
-    assert "model_type: tree_language_model" in printed
-    assert "model_type: tree_value_model" in printed
-    assert "trainer_mode: tree_sync" in printed
