@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from many_gpus.device_time import DeviceTime, profiled
 from many_gpus.ranks import (
     DEVICE,
     build_engine,
@@ -51,7 +51,6 @@ from many_gpus.shares import (
 )
 from many_gpus.verdicts import scaling_report
 
-from tree_rl.benchmark.against_packed.profiled_update import covered_seconds, is_on_device, span_of
 from tree_rl.benchmark.against_verl.engines import actor_loss
 from tree_rl.benchmark.against_verl.verl_updates import Side
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
@@ -113,24 +112,10 @@ def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[l
 
 def describe_step(step: Callable[[], object]) -> str:
     """Profile one step of this rank: what runs, how long it idles, and what of NCCL nothing else covers."""
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if DEVICE == "cuda" else [])
-    with profile(activities=activities) as profiler:
-        step()
-        synchronized()
-    on_device = [event for event in profiler.events() or () if is_on_device(event)]
-    spans: dict[str, list[tuple[float, float]]] = {"everything": [], "computing": [], "NCCL": []}
-    for event in on_device:
-        # Ranges that were named on the host are no kernels.
-        if event.is_user_annotation:
-            continue
-        span = span_of(event)
-        spans["everything"].append(span)
-        spans["NCCL" if "nccl" in event.name.lower() else "computing"].append(span)
-    seconds = {name: covered_seconds(found) for name, found in spans.items()}
-    length = max((end for _, end in spans["everything"]), default=0.0) - min(spans["everything"], default=(0.0,))[0]
+    profiler = profiled(step, host=True)
+    spent = DeviceTime.of(profiler.events() or ())
     head = (
-        f"device {length:.4f} s, idle {length - seconds['everything']:.4f} s; computing {seconds['computing']:.4f} s; "
-        f"NCCL {seconds['NCCL']:.4f} s, alone {seconds['everything'] - seconds['computing']:.4f} s\n"
+        f"device {spent.length:.4f} s, idle {spent.idle:.4f} s; NCCL {spent.nccl:.4f} s, alone {spent.exposed:.4f} s\n"
     )
     key = f"self_{DEVICE}_time_total" if DEVICE == "cpu" else "self_device_time_total"
     return head + str(profiler.key_averages().table(sort_by=key, row_limit=KERNELS, max_name_column_width=60))

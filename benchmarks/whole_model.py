@@ -31,7 +31,9 @@ import torch.distributed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "benchmarks")]
-from whole_models import curves, device_time, gate, random_engine  # noqa: E402
+from many_gpus.device_time import device_time  # noqa: E402
+from many_gpus.ranks import DEVICE, full_name, join_ranks, synchronized, worst  # noqa: E402
+from whole_models import curves, gate, random_engine  # noqa: E402
 from whole_models.arms import ON_POLICY, PACKED, PPO, SFT, STOCK, TREE, Arm, arms_of, run_step  # noqa: E402
 from whole_models.figure import draw_sweep  # noqa: E402
 from whole_models.table import format_results  # noqa: E402
@@ -55,7 +57,6 @@ from tree_rl.inspection.report import rows_by_group  # noqa: E402
 from tree_rl.inspection.row import Row  # noqa: E402
 from tree_rl.models.fused_layers import has_liger  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GATE_MEMORY = 0.6
 """Share of the GPUs' memory that weights, gradients and moments may take; activations need the rest."""
 
@@ -204,7 +205,7 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
     errors = gate.check_arms(engine, thinned, truth, **check)
     del truth
     about = {
-        "model": args.model if "qwen" in args.model else f"qwen3-{args.model}",
+        "model": full_name(args.model),
         "layers": size.shape.layers,
         "gpus": args.gpus,
         "offload": args.offload,
@@ -220,7 +221,7 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
         times = timed_steps(engine, arms, args, len(batch.rows))
         row = columns(batch, size, times) | {f"{name}_gradient_error": error for name, error in errors.items()}
         for arm in arms:
-            profiled = device_time.device_time(partial(run_step, engine, arm, args.loss, all_rows=len(batch.rows)))
+            profiled = device_time(partial(run_step, engine, arm, args.loss, all_rows=len(batch.rows)))
             row[f"{arm.name}_imbalance"] = arm.share.imbalance
             row[f"{arm.name}_exposed_s"], row[f"{arm.name}_idle_s"] = profiled.exposed, profiled.idle
         yield row | about
@@ -278,32 +279,13 @@ def uses_liger(args: argparse.Namespace) -> bool:
     return DEVICE == "cuda" and has_liger() and not args.no_liger
 
 
-def synchronized() -> None:
-    """All ranks at the same point, their devices idle."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    torch.distributed.barrier()
-
-
-def worst(value: float) -> float:
-    """The largest of all ranks."""
-    tensor = torch.tensor([value], dtype=torch.float64, device=DEVICE)
-    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
-    return float(tensor)
-
-
 def main() -> None:
     """Start one process a GPU; in each of them, measure."""
     args = parse()
     if "RANK" not in os.environ:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.gpus)]
         os.execv(sys.executable, [sys.executable, *launch, __file__, *sys.argv[1:]])
-    rank = int(os.environ["RANK"])
-    if DEVICE == "cuda":
-        torch.cuda.set_device(rank)
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
-    else:
-        torch.distributed.init_process_group("gloo")
+    rank, _ = join_ranks()
     size = MODEL_SIZES[args.model].with_layers(args.layers)
     require_memory(args, size)
     origin = provenance(commit=args.commit, packages=(*PACKAGES, "verl"))

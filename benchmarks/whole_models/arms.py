@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from many_gpus.ranks import DEVICE
 from tensordict import TensorDict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 from verl.workers.config import FSDPActorConfig
@@ -161,7 +162,7 @@ def rows_of(arm: Arm, kind: str, *, all_rows: int) -> TensorDict:
 def run_step(engine: RandomWeightsEngine, arm: Arm, kind: str, *, all_rows: int, moves: bool = True) -> UpdateTimes:
     """One timed step: old log-probs where the arm needs them, forward, backward and, if it `moves`, the optimizer."""
     data = rows_of(arm, kind, all_rows=all_rows)
-    clock = Stopwatch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    clock = Stopwatch(torch.device(DEVICE))
     with mode_of(engine, arm.mode):
         if kind == PPO:
             data = _with_old_log_probs(engine, arm, data, clock, all_rows)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed
+from many_gpus.ranks import DEVICE
 
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.results import Columns
@@ -51,8 +52,7 @@ def _step(engine: RandomWeightsEngine, arm: Arm, all_rows: int) -> float:
     data = rows_of(arm, SFT, all_rows=all_rows)
     with mode_of(engine, arm.mode), engine.train_mode(disable_auto_offload=True):
         output = engine.train_batch(data, loss_of(SFT))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    loss = torch.tensor([float(torch.tensor(output["loss"]).sum())], dtype=torch.float64, device=device)
+    loss = torch.tensor([float(torch.tensor(output["loss"]).sum())], dtype=torch.float64, device=DEVICE)
     # verl scales each rank's part by the number of ranks.
     torch.distributed.all_reduce(loss)
     return float(loss) / torch.distributed.get_world_size()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from many_gpus.ranks import DEVICE
 
 from tree_rl.benchmark.gradient_gate import FLOAT32_LIMIT, NOISE, GateError
 from tree_rl.models.routers.trace import KEYWORD, RouterTrace
@@ -88,11 +89,10 @@ def _routed_by_token(model: Any) -> Iterator[None]:
         return
     draw = torch.Generator().manual_seed(0)
     order_VLE = torch.rand(config.vocab_size, config.num_hidden_layers, config.num_experts, generator=draw)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    table_VLK = order_VLE.topk(config.num_experts_per_tok).indices.to(device, torch.int16)
+    table_VLK = order_VLE.topk(config.num_experts_per_tok).indices.to(DEVICE, torch.int16)
 
     def route(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**kwargs, KEYWORD: RouterTrace(table_VLK[kwargs["input_ids"][0].to(device)])}
+        return args, {**kwargs, KEYWORD: RouterTrace(table_VLK[kwargs["input_ids"][0].to(DEVICE)])}
 
     handle = model.register_forward_pre_hook(route, with_kwargs=True)
     try:

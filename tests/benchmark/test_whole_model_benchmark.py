@@ -5,7 +5,6 @@ Legend: D ranks.
 
 import csv
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ SCRIPT = ROOT / "benchmarks" / "whole_model.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
 import whole_model  # noqa: E402
+from many_gpus_runs import run_ranks  # noqa: E402
 from whole_models import arms, gate, random_engine  # noqa: E402
 
 from tree_rl.benchmark.against_verl.engines import join_process_group  # noqa: E402
@@ -85,6 +85,23 @@ def test_wrong_options_are_named(given_: list[str], message: str, capsys: pytest
     assert message in capsys.readouterr().err
 
 
+def test_one_process_is_started_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def execv(program: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(sys, "argv", ["whole_model.py", "32b", "--gpus", "8", "--por", "0.92"])
+    with pytest.raises(SystemExit):
+        whole_model.main()
+    (words,) = started
+    assert words[words.index("--nproc-per-node") + 1] == "8"
+    assert words[-5:] == [str(SCRIPT), "32b", "--gpus", "8", "--por", "0.92"][-5:] and str(SCRIPT) in words
+
+
 def test_a_state_takes_sixteen_bytes_a_parameter() -> None:
     # Qwen3-32B as published has 32.8 billion parameters, Qwen3-30B-A3B 30.5 billion.
     assert random_engine.state_bytes(MODEL_SIZES["32b"]) / 16 == pytest.approx(32.8e9, rel=0.01)
@@ -145,8 +162,8 @@ def test_two_ranks_measure_a_model_with_experts(tmp_path: Path) -> None:
     chosen = ["tiny-a3b", "--gpus", "2", "--por", "0.6", "0.3", "--partitions", "0.5", *sizes]
     all_arms = ["--arms", "tree", "tree_on_policy", "packed", "verl"]
     files = ["--out", str(out), "--scratch", str(tmp_path), "--commit", "abc"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, *chosen, *all_arms, *files], check=True, timeout=600, env=environment)
+    printed = run_ranks("whole_model.py", 2, *chosen, *all_arms, *files)
+    assert "partitioned_0.5" in printed
     with out.open(newline="") as file:
         row, second = csv.DictReader(file)
     assert float(row["por"]) > float(second["por"]) and out.with_suffix(".png").stat().st_size > 10_000
