@@ -1,6 +1,5 @@
 """From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -53,10 +52,6 @@ class MicroBatch:
     def num_partitions(self) -> int:
         """Forwards."""
         return 1 if self.plan is None else self.plan.num_partitions
-
-    def positions(self, picked: Sequence[int]) -> np.ndarray:
-        """int64, positions in the outputs of the given rows (indices into `rows`), one row after the other."""
-        return np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in picked])
 
 
 def plan_micro_batches(
