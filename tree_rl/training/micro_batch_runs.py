@@ -127,7 +127,6 @@ class PartitionedBatchRun:
         routers: CallRouters,
         *,
         known_F: torch.Tensor | None,
-        offload: bool,
     ) -> None:
         """Bind a micro-batch with a plan.
 
@@ -137,11 +136,10 @@ class PartitionedBatchRun:
             batch: the forest and its plan.
             routers: what they do.
             known_F: [f], log-probs of its rows under the present weights, where they are known.
-            offload: keep what waits for children in host memory.
         """
         assert batch.plan is not None
         self._context, self._call, self._batch, self._routers = context, call, batch, routers
-        self._known_F, self._offload = known_F, offload
+        self._known_F = known_F
         self._previews = call.trains and not call.is_separable and known_F is None
         forwards = inference_ops(batch.plan)
         preview = forwards if self._previews else ""
@@ -161,7 +159,7 @@ class PartitionedBatchRun:
             batch.plan,
             readout,
             routing=routing,
-            offload=self._offload or batch.measures.relays_on_host,
+            offload=batch.measures.relays_on_host,
             inputs=_offloaded_inputs(context, call, batch),
             tile_tokens=batch.measures.tile_tokens,
             ranks=context.ranks,
