@@ -14,7 +14,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.edges import EdgePlan, plan_edges
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, beside_log_probs
 from tree_rl.training.loss.path_weighting import weigh
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.loss.rows_loss import Metrics, RowsLoss
@@ -217,7 +217,7 @@ def _outputs(
     if VALUES in call.outputs:
         return tree_values(context.module, forest, inputs)
     edges = partial(_edges, context, call, members, forest, ranks=inputs.ranks)
-    return tree_log_probs(context.module, inputs, edges, extras=_extras(call))
+    return tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
 
 
 def _edges(
@@ -230,10 +230,6 @@ def _edges(
 ) -> EdgePlan:
     wanted_F = call.rows.wanted_F[call.rows.flat_positions(members)]
     return plan_edges(forest, wanted_F, call.rows.temperature_B[list(members)], context.device, ranks=ranks)
-
-
-def _extras(call: StepCall) -> tuple[str, ...]:
-    return tuple(name for name in call.outputs if name != LOG_PROBS)
 
 
 def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout:
