@@ -74,6 +74,6 @@ def test_best_fit_takes_the_fullest_bin_with_room():
     assert best_fit([], 10) == []
 
 
-def test_the_least_loaded_bin_is_next_and_earlier_load_decides_between_equals():
+def test_the_least_loaded_bin_is_next():
     assert least_loaded([4, 9, 4, 1], 2) == [[1], [0, 2, 3]]
-    assert least_loaded([4.0, 9.0], 3, earlier=[2.0, 0.0, 1.0]) == [[], [1], [0]]
+    assert least_loaded([4.0, 9.0], 3) == [[1], [0], []]

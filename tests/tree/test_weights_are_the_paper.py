@@ -53,17 +53,6 @@ def test_sep_avg_is_the_mean_of_independent_path_losses(rows, seed):
     np.testing.assert_allclose(total, tree_loss, rtol=1e-12, atol=1e-12)
 
 
-@given(rows=ROWS, data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_sep_avg_of_a_part_takes_the_rows_of_the_whole(rows, data):
-    forest = Forest.from_rows(rows)
-    part = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
-    whole = tree_mean_weights(forest)
-    rows_of_tree_B = forest.tree_rows[forest.tree_of_row][part]
-    weights = tree_mean_weights(forest.select_rows(part), rows_of_tree_B=rows_of_tree_B)
-    np.testing.assert_array_equal(weights, whole[part])
-
-
 @given(rows=ROWS, seed=st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
 def test_token_unique_weighs_every_trained_token_once(rows, seed):
@@ -91,10 +80,6 @@ def test_wrong_arguments_are_named():
     forest = Forest.from_rows([[1, 2], [1]])
     with pytest.raises(ValueError, match="one entry per row token"):
         once_per_token_weights(forest, Forest.from_rows([[1], [1, 2]]).row_index)
-    with pytest.raises(ValueError, match="rows_of_tree_B: expected 2 counts of at least 1"):
-        tree_mean_weights(forest, rows_of_tree_B=np.ones(3))
-    with pytest.raises(ValueError, match="rows_of_tree_B"):
-        tree_mean_weights(forest, rows_of_tree_B=np.array([2, 0]))
 
 
 def test_no_rows_have_no_weights():

@@ -14,7 +14,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.edges import EdgePlan, plan_edges
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, beside_log_probs
 from tree_rl.training.loss.path_weighting import weigh
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.loss.rows_loss import Metrics, RowsLoss
@@ -127,7 +127,6 @@ class PartitionedBatchRun:
         routers: CallRouters,
         *,
         known_F: torch.Tensor | None,
-        offload: bool,
     ) -> None:
         """Bind a micro-batch with a plan.
 
@@ -137,11 +136,10 @@ class PartitionedBatchRun:
             batch: the forest and its plan.
             routers: what they do.
             known_F: [f], log-probs of its rows under the present weights, where they are known.
-            offload: keep what waits for children in host memory.
         """
         assert batch.plan is not None
         self._context, self._call, self._batch, self._routers = context, call, batch, routers
-        self._known_F, self._offload = known_F, offload
+        self._known_F = known_F
         self._previews = call.trains and not call.is_separable and known_F is None
         forwards = inference_ops(batch.plan)
         preview = forwards if self._previews else ""
@@ -161,7 +159,7 @@ class PartitionedBatchRun:
             batch.plan,
             readout,
             routing=routing,
-            offload=self._offload or batch.measures.relays_on_host,
+            offload=batch.measures.relays_on_host,
             inputs=_offloaded_inputs(context, call, batch),
             tile_tokens=batch.measures.tile_tokens,
             ranks=context.ranks,
@@ -219,7 +217,7 @@ def _outputs(
     if VALUES in call.outputs:
         return tree_values(context.module, forest, inputs)
     edges = partial(_edges, context, call, members, forest, ranks=inputs.ranks)
-    return tree_log_probs(context.module, inputs, edges, extras=_extras(call))
+    return tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
 
 
 def _edges(
@@ -232,10 +230,6 @@ def _edges(
 ) -> EdgePlan:
     wanted_F = call.rows.wanted_F[call.rows.flat_positions(members)]
     return plan_edges(forest, wanted_F, call.rows.temperature_B[list(members)], context.device, ranks=ranks)
-
-
-def _extras(call: StepCall) -> tuple[str, ...]:
-    return tuple(name for name in call.outputs if name != LOG_PROBS)
 
 
 def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tree_rl.models.routers.merge_routes import route_keys
 from tree_rl.tree.forest import Jagged, RowError
+from tree_rl.tree.forest.jagged import positions_of_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +93,7 @@ class Rows:
 
     def flat_positions(self, rows: Sequence[int]) -> np.ndarray:
         """int64 flat positions of the given rows, one row after the other."""
-        pieces = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+        return positions_of_rows(self.offsets, rows)
 
     def merge_keys(self, *, by_group: bool) -> list[Any] | None:
         """Keys for `Forest.from_rows`: tokens merge only inside a group, where asked, and where routes agree."""

@@ -12,6 +12,7 @@ from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
 from tree_rl.training.micro_batch_runs import run_forest
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.forest.jagged import positions_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def run_self_check(
         is_alone = call.flat_rows is not None and context.leaks_when_packed
         compared = [len(members) - 1] if is_alone else list(range(len(members)))
         flat = _without_tree(context, asked, [members[row] for row in compared])
-    positions = np.concatenate([np.arange(*forest.row_index.offsets[row : row + 2]) for row in compared])
+    positions = positions_of_rows(forest.row_index.offsets, compared)
     wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions([members[row] for row in compared])])
     of_rows = flat.present()[name].float()
     error = (of_tree[torch.from_numpy(positions).to(of_tree.device)].float() - of_rows).abs().cpu()[wanted]

@@ -240,14 +240,8 @@ class TreeStep:
             return WholeBatchRun(self.context, call, batch, routers)
         is_coupled = call.trains and not call.is_separable
         known = self.known_log_probs.recall(call.rows, batch.rows) if is_coupled else None
-        return PartitionedBatchRun(
-            self.context,
-            call,
-            batch,
-            routers,
-            known_F=None if known is None else torch.cat(known),
-            offload=self.options.offload is True,
-        )
+        known_F = None if known is None else torch.cat(known)
+        return PartitionedBatchRun(self.context, call, batch, routers, known_F=known_F)
 
     def _check_once(self, attempt: _Attempt) -> None:
         """The self-check, before the first batch of a host that can run rows without a tree, or that shares tokens."""

@@ -40,18 +40,12 @@ def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = Non
     return bins
 
 
-def least_loaded(
-    sizes: Sequence[float] | np.ndarray, num_bins: int, *, earlier: Sequence[float] | np.ndarray | None = None
-) -> Bins:
-    """Largest first, each into the bin with the least load; some bins may stay empty.
-
-    Among bins of equal load the one with the least ``earlier`` load wins, then the first.
-    """
+def least_loaded(sizes: Sequence[float] | np.ndarray, num_bins: int) -> Bins:
+    """Largest first, each into the first bin with the least load; some bins may stay empty."""
     bins: Bins = [[] for _ in range(num_bins)]
-    before = [0.0] * num_bins if earlier is None else [float(load) for load in earlier]
     load = [0.0] * num_bins
     for index in largest_first(sizes):
-        chosen = min(range(num_bins), key=lambda number: (load[number], before[number]))
+        chosen = min(range(num_bins), key=load.__getitem__)
         bins[chosen].append(index)
         load[chosen] += sizes[index]
     return bins

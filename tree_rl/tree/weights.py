@@ -11,24 +11,9 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
 
-def tree_mean_weights(forest: Forest, *, rows_of_tree_B: np.ndarray | None = None) -> np.ndarray:
-    """w_k = 1 / K for the rows of each tree, so that a unique token weighs g_t / K: the boxed tree loss (`sep_avg`).
-
-    Args:
-        forest: the rows.
-        rows_of_tree_B: int [B], K of each row's tree, where its rows are only part of the tree, as on one of several
-            ranks. None counts the rows of the forest.
-
-    Returns:
-        float64 [B].
-
-    Raises:
-        ValueError: not one K of at least 1 per row.
-    """
-    rows_B = forest.tree_rows[forest.tree_of_row] if rows_of_tree_B is None else np.asarray(rows_of_tree_B)
-    if rows_B.shape != (forest.num_rows,) or (rows_B < 1).any():
-        raise ValueError(f"rows_of_tree_B: expected {forest.num_rows} counts of at least 1, received {rows_B.tolist()}")
-    return 1.0 / rows_B
+def tree_mean_weights(forest: Forest) -> np.ndarray:
+    """w_k = 1 / K for the rows of each tree, float64 [B]: a unique token weighs g_t / K, the boxed loss (`sep_avg`)."""
+    return 1.0 / forest.tree_rows[forest.tree_of_row]
 
 
 def once_per_token_weights(forest: Forest, trained: Jagged | None = None) -> Jagged:

@@ -55,11 +55,6 @@ class ChainPlan:
         return len(self.main_row)
 
     @property
-    def num_chains(self) -> int:
-        """Number L of chains."""
-        return len(self.chain_slot)
-
-    @property
     def num_slots(self) -> int:
         """Number S of slots, the initial state's included."""
         return len(self.source_start) - 1

@@ -14,6 +14,11 @@ Wanted = tuple[str, ...]
 """Names of the outputs that a call asks for: `values` alone for a critic, else `log_probs` and any of the others."""
 
 
+def beside_log_probs(names: Wanted) -> Wanted:
+    """What a head computes of edges on top of log-probs."""
+    return tuple(name for name in names if name != LOG_PROBS)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeOutputs:
     """Outputs by name, all of one length; None where a call did not ask. A new output is one more field here."""

@@ -9,6 +9,7 @@ import torch
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
 from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.tree.forest.jagged import positions_of_rows
 
 
 def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
@@ -24,7 +25,7 @@ def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
         losses, metrics = [], []
         for weight in np.unique(weight_B):
             picked = np.flatnonzero(weight_B == weight).tolist()
-            part = outputs.select(torch.from_numpy(micro_batch.positions(picked)))
+            part = outputs.select(torch.from_numpy(positions_of_rows(micro_batch.offsets, picked)))
             value, reported = loss(part, [members[row] for row in picked])
             losses.append(float(weight) * value)
             metrics.append(reported)

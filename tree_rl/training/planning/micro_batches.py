@@ -1,6 +1,5 @@
 """From rows to micro-batches: forests packed by unique tokens, groups whole, flat where a tree would not pay."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -54,10 +53,6 @@ class MicroBatch:
         """Forwards."""
         return 1 if self.plan is None else self.plan.num_partitions
 
-    def positions(self, picked: Sequence[int]) -> np.ndarray:
-        """int64, positions in the outputs of the given rows (indices into `rows`), one row after the other."""
-        return np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in picked])
-
 
 def plan_micro_batches(
     rows: Rows,
@@ -99,7 +94,7 @@ def plan_micro_batches(
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
-            large.append(_large_batch(part, group, wanted.select(group), budget.unique_tokens, plans, chooser))
+            large.append(_large_batch(part, group, wanted.select(group), budget.unique_tokens, config, plans, chooser))
     packed = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
     forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packed]
     flats = [_micro_batch(forest, np.array(rows_), as_forest=False) for rows_ in _flat_bins(forest, flat_rows, budget)]
@@ -135,7 +130,13 @@ def largest_forward(batches: list[MicroBatch]) -> int:
 
 
 def _large_batch(
-    part: Forest, group: np.ndarray, wanted: Jagged, max_tokens: int, plans: PlanMemory, chooser: Chooser | None
+    part: Forest,
+    group: np.ndarray,
+    wanted: Jagged,
+    max_tokens: int,
+    config: TreeOptions,
+    plans: PlanMemory,
+    chooser: Chooser | None,
 ) -> MicroBatch:
     """A group beyond the budget."""
     choice = None
@@ -152,7 +153,7 @@ def _large_batch(
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
         flat_tokens=part.num_flat,
         unique_tokens=part.num_unique,
-        measures=MemoryMeasures() if choice is None else choice.measures,
+        measures=MemoryMeasures(relays_on_host=config.offload is True) if choice is None else choice.measures,
         choice=choice,
     )
 

@@ -15,7 +15,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.edges import plan_edges
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
+from tree_rl.training.loss.outputs import VALUES, beside_log_probs
 from tree_rl.training.partitioned import training_ops
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
@@ -110,6 +110,5 @@ def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> t
             edges = plan_edges(
                 forest, np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32), context.device, ranks=ranks
             )
-            extras = tuple(name for name in call.outputs if name != LOG_PROBS)
-            outputs = tree_log_probs(context.module, inputs, edges, extras=extras)
+            outputs = tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
     return torch.stack([value.sum() * 0 for value in outputs.present().values()]).sum().float()

@@ -61,6 +61,12 @@ class Jagged:
         return Jagged(values=values, offsets=offsets_of([len(row) for row in picked]))
 
 
+def positions_of_rows(offsets: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """int64 positions of the given rows among the values, one row after the other."""
+    pieces = [np.arange(*offsets[row : row + 2]) for row in rows]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
 def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """int64 [B + 1], offsets of rows with the given lengths [B]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)

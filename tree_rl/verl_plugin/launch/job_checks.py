@@ -24,7 +24,6 @@ from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 from tree_rl.verl_plugin.options import as_tree_config
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
-MODEL_TYPES = ("tree_language_model", "tree_value_model", "language_model", "value_model")
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
 CHOICES = {
     "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),

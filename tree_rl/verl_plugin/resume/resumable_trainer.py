@@ -5,7 +5,6 @@ Only whole checkpoints count, step and place name a prompt, an update sorts its 
 
 import functools
 import json
-import logging
 import os
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
@@ -41,8 +40,6 @@ from tree_rl.verl_plugin.resume.choose_checkpoint import choose_checkpoint
 from tree_rl.verl_plugin.resume.liveness import Watch
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place, uid_of_row
 from tree_rl.verl_plugin.resume.update_ledger import record_update, restore_ledger, save_ledger
-
-logger = logging.getLogger(__name__)
 
 KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 REMOVE_KEY = "remove_previous_ckpt_in_save"
