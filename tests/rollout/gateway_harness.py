@@ -5,18 +5,21 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -56,8 +59,11 @@ def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast) -> "Qwen3ForCausalLM":
     """Two layers of width 64, random weights, float32."""
+    # Its module takes seconds to import, which a gateway in a process of its own need not wait for.
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -82,7 +88,7 @@ class TinyModel:
     """The model as a backend. A scripted turn is forced token by token; its log-probs are the model's own."""
 
     def __init__(
-        self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, script: Script | None = None
+        self, model: "Qwen3ForCausalLM", tokenizer: PreTrainedTokenizerFast, script: Script | None = None
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -147,7 +153,7 @@ class TinyModel:
         )
 
 
-def replayed_log_probs(model: Qwen3ForCausalLM, row: Row, temperature: float = 1.0) -> list[float]:
+def replayed_log_probs(model: "Qwen3ForCausalLM", row: Row, temperature: float = 1.0) -> list[float]:
     """Log-prob of every response token of a row, from one forward over the whole row."""
     ids = torch.tensor([row.token_ids])
     with torch.no_grad():
