@@ -42,6 +42,8 @@ from tree_rl.benchmark.phases import UPDATE, Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import read_csv, write_csv
 
+POSITIONS = 1 << 20
+"""Of the model: its longest row."""
 WARM_SHARE = 64
 """Kernels are compiled on a tree this many times smaller."""
 
@@ -110,7 +112,7 @@ def measured(call: Callable[[], Measured], steps: int) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace, rank: int, world: int) -> None:
     """All trunks on this number of GPUs; a CSV row after each."""
-    size = size_of(args.model, args.layers)
+    size = size_of(args.model, args.layers, positions=POSITIONS)
     vocab = size.shape.vocab
     path = saved_model(args.model, size, args.scratch)
     engine = build_engine(path, attention=args.attention, sharing=args.sp, liger=args.liger, max_tokens=args.max_tokens)

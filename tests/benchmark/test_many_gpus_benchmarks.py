@@ -1,5 +1,6 @@
 """Benchmarks of several GPUs: ranks get all work once, shared tokens change no gradient, verdicts follow from rows."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -98,6 +99,9 @@ def test_two_ranks_that_share_a_trunk_find_the_gradient_of_one(tmp_path: Path) -
     flags += ["--commit", "abc", "--scratch", tmp_path, "--out", out]
     run_ranks("shared_trunk.py", 1, *flags)
     printed = run_ranks("shared_trunk.py", 2, *flags, "--sp", 2)
+    # The engine refuses rows beyond the model's positions; the longest that is measured has 401,408 tokens.
+    (config,) = tmp_path.glob("scaling_*/config.json")
+    assert json.loads(config.read_text())["max_position_embeddings"] >= 401_408
     alone, shared = read_csv(out)
     assert [row["unique_tokens"] for row in (alone, shared)] == [str(193 + 3 * 65)] * 2
     assert float(shared["gradient_norm"]) == pytest.approx(float(alone["gradient_norm"]), rel=2e-5)
