@@ -4,6 +4,7 @@ Legend: S ranks, N tokens of the padded forest, n = N / S own tokens, H heads, h
 Source: Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +118,7 @@ class SequenceParallel:
             ValueError: H is no multiple of S.
         """
         self._check_heads(x_nHD.shape[1])
-        return _HeadsOfTokens.apply(x_nHD, self)
+        return _Exchange.apply(x_nHD, self, _to_heads, _to_tokens)
 
     def tokens_of_heads(self, x_NhD: torch.Tensor) -> torch.Tensor:
         """The inverse: from all tokens with own heads, [N, h, ...], to own tokens with all heads, [n, H, ...].
@@ -126,7 +127,7 @@ class SequenceParallel:
             ValueError: N is no multiple of S.
         """
         self._check_tokens(len(x_NhD))
-        return _TokensOfHeads.apply(x_NhD, self)
+        return _Exchange.apply(x_NhD, self, _to_tokens, _to_heads)
 
     def gather_tokens(self, x_n: torch.Tensor) -> torch.Tensor:
         """From own tokens [n, ...] to all tokens [N, ...]; every rank gives as many.
@@ -170,6 +171,9 @@ class SequenceParallel:
             raise ValueError(f"expected tokens padded to a multiple of {self.size} ranks, received {tokens}")
 
 
+_Way = Callable[[torch.Tensor, SequenceParallel], torch.Tensor]
+
+
 def _to_heads(x_nHD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
     own, heads, *rest = x_nHD.shape
     blocks = x_nHD.unflatten(1, (ranks.size, heads // ranks.size)).movedim(1, 0)
@@ -184,26 +188,17 @@ def _to_tokens(x_NhD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
     return received.movedim(0, 1).flatten(1, 2)
 
 
-class _HeadsOfTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_nHD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
-        ctx.ranks = ranks
-        return _to_heads(x_nHD, ranks)
+class _Exchange(torch.autograd.Function):
+    """`there`; the gradient takes the way `back`."""
 
     @staticmethod
-    def backward(ctx: Any, grad_NhD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _to_tokens(grad_NhD, ctx.ranks), None
-
-
-class _TokensOfHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_NhD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
-        ctx.ranks = ranks
-        return _to_tokens(x_NhD, ranks)
+    def forward(ctx: Any, x: torch.Tensor, ranks: SequenceParallel, there: _Way, back: _Way) -> torch.Tensor:
+        ctx.ranks, ctx.back = ranks, back
+        return there(x, ranks)
 
     @staticmethod
-    def backward(ctx: Any, grad_nHD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _to_heads(grad_nHD, ctx.ranks), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.back(grad, ctx.ranks), None, None, None
 
 
 class _GatherTokens(torch.autograd.Function):

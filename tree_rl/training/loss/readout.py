@@ -4,8 +4,9 @@ A slot is one number of each output, computed in exactly one partition: an edge 
 (DESIGN invariant 3). Legend: E slots, e slots of a partition, F flat tokens, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,34 +26,8 @@ Read = tuple[EdgeOutputs, torch.Tensor]
 keys hang from it where no slot is wanted."""
 
 
-class Readout(Protocol):
+class Readout(ABC):
     """Reads slots from a partition's forward and turns slots into what rows see."""
-
-    device: torch.device
-    """Where everything runs."""
-
-    @property
-    def values(self) -> EdgeOutputs:
-        """[E], values known so far, without graph."""
-
-    def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
-        """Run one partition forward."""
-
-    def store(self, partition: int, outputs: EdgeOutputs) -> None:
-        """Keep the values of a partition, without graph."""
-
-    def surrogate(self, partition: int, outputs: EdgeOutputs, gradients: EdgeOutputs) -> torch.Tensor:
-        """Scalar whose gradient is the sum of dL/dvalue * dvalue over the partition's slots."""
-
-    def preset(self, name: str, values_F: torch.Tensor) -> None:
-        """Take values of one output that the rows know already, [F]."""
-
-    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """Slots as the rows see them, [F], differentiable."""
-
-
-class _Slots:
-    """Slots of each partition, and the bookkeeping that both readouts share."""
 
     def __init__(self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, device: torch.device) -> None:
         self.device = device
@@ -61,24 +36,36 @@ class _Slots:
 
     @property
     def values(self) -> EdgeOutputs:
-        """See `Readout.values`."""
+        """[E], values known so far, without graph."""
         return EdgeOutputs(**self._known)
 
     def store(self, partition: int, outputs: EdgeOutputs) -> None:
-        """See `Readout.store`."""
+        """Keep the values of a partition, without graph."""
         for name, got in outputs.detach().present().items():
             if self._known[name].dtype != got.dtype:
                 self._known[name] = self._known[name].to(got.dtype)
             self._known[name][self._slots_of[partition]] = got
 
     def surrogate(self, partition: int, outputs: EdgeOutputs, gradients: EdgeOutputs) -> torch.Tensor:
-        """See `Readout.surrogate`."""
+        """Scalar whose gradient is the sum of dL/dvalue * dvalue over the partition's slots."""
         slots = self._slots_of[partition]
         of_slot = gradients.present()
         return torch.stack([(value * of_slot[name][slots]).sum() for name, value in outputs.present().items()]).sum()
 
+    @abstractmethod
+    def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
+        """Run one partition forward."""
 
-class EdgeReadout(_Slots):
+    @abstractmethod
+    def preset(self, name: str, values_F: torch.Tensor) -> None:
+        """Take values of one output that the rows know already, [F]."""
+
+    @abstractmethod
+    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
+        """Slots as the rows see them, [F], differentiable."""
+
+
+class EdgeReadout(Readout):
     """Log-probs, and other outputs, of wanted edges."""
 
     def __init__(
@@ -138,7 +125,7 @@ class EdgeReadout(_Slots):
         return slots.map(lambda value_E: scatter(value_E, self._reads))
 
 
-class ValueReadout(_Slots):
+class ValueReadout(Readout):
     """Values of all tokens, from a token classifier with one label."""
 
     def __init__(self, forest: Forest, plan: PartitionPlan, *, device: torch.device) -> None:
