@@ -97,6 +97,11 @@ class StepContext:
         """The ranks that share a forest's tokens; None where this rank runs its forests alone."""
         return SequenceParallel.of(self.sequence_parallel, self.exchanges)
 
+    @property
+    def sharing_ranks(self) -> int:
+        """Ranks that share a forest's tokens, this one included."""
+        return 1 if self.ranks is None else self.ranks.size
+
     def forward(self, **model_kwargs: Any) -> Any:
         """The module under the host's mixed precision."""
         with self.autocast():

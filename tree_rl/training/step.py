@@ -245,8 +245,8 @@ class TreeStep:
 
     def _check_once(self, attempt: _Attempt) -> None:
         """The self-check, before the first batch of a host that can run rows without a tree, or that shares tokens."""
-        ranks, has_other_way = self.context.ranks, attempt.call.flat_rows is not None
-        if not self.options.self_check or self.self_check_error is not None or not (has_other_way or ranks):
+        has_other_way = attempt.call.flat_rows is not None or self.context.ranks is not None
+        if not self.options.self_check or self.self_check_error is not None or not has_other_way:
             return
         most = min(attempt.budget.unique_tokens, attempt.budget.flat_tokens)
         self.self_check_error = run_self_check(
@@ -254,7 +254,7 @@ class TreeStep:
             attempt.call,
             attempt.batches,
             # Rows that run alone are not shared.
-            max_tokens=most if ranks is None else most // ranks.size,
+            max_tokens=most // self.context.sharing_ranks,
             idle_forward=self.idle_forward,
         )
 

@@ -115,9 +115,8 @@ def memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
     """The memory model of a step's module, as its ranks share tokens; None where the host gives none."""
     if context.memory is None:
         return None
-    ranks = context.ranks
     return StepMemory(
-        context.memory if ranks is None else replace(context.memory, sequence_ranks=ranks.size),
+        replace(context.memory, sequence_ranks=context.sharing_ranks),
         offload=options.offload,
         num_ranks=context.num_ranks,
         sequence_parallel=context.sequence_parallel,

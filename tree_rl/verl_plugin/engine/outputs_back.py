@@ -64,8 +64,7 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
         "tree/relayed_tokens": sum(0 if batch.plan is None else batch.plan.relayed_tokens for batch in batches),
         "tree/dummy_ops": step.dummy_ops,
     }
-    ranks = step.context.ranks
-    factor = step.context.num_ranks // (1 if ranks is None else ranks.size)
+    factor = step.context.num_ranks // step.context.sharing_ranks
     metrics = {key: Metric(AggregationType.SUM, float(value * factor)) for key, value in sums.items()}
     if step.memory is not None:
         peak = step.memory.predicted(list(batches), step.budget.working_scale)

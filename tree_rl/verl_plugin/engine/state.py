@@ -27,12 +27,6 @@ def device_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
-def _sharing_ranks(step: TreeStep) -> int:
-    """Ranks that share a forest's tokens: budgets and costs count those of all of them."""
-    ranks = step.context.ranks
-    return 1 if ranks is None else ranks.size
-
-
 def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Write the file.
 
@@ -43,7 +37,7 @@ def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """
     state = {
         "device_bytes": device_bytes(),
-        "sharing_ranks": _sharing_ranks(step),
+        "sharing_ranks": step.context.sharing_ranks,
         "budget": step.budget.state(),
         "costs": None if step.calls.fit is None else step.calls.fit.state(),
         "scaler": None if scaler is None else scaler.state_dict(),
@@ -57,7 +51,8 @@ def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     if not path.exists():
         return
     state = json.loads(path.read_text())
-    if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), _sharing_ranks(step)):
+    # Budgets and costs count the tokens of all ranks that share a forest's.
+    if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), step.context.sharing_ranks):
         step.budget.restore(state["budget"])
         # Checkpoints of earlier versions have none.
         if step.calls.fit is not None and state.get("costs") is not None:
