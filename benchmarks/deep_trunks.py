@@ -189,7 +189,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     if cut is None:
         run: Any = WholeBatchRun(context, call, batch, routers)
     else:
-        run = PartitionedBatchRun(context, call, batch, routers, known_F=None, offload=False)
+        run = PartitionedBatchRun(context, call, batch, routers, known_F=None)
     for _ in run.work():
         pass
     if on_gpu:

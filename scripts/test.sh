@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change lands: style, types, import contracts, tests. Arguments go to pytest.
-# Three processes of one thread share the test files: on two cores the third fills what the others spend waiting, for
-# Ray and for time limits. WORKERS=0 runs the tests in this process.
+# Two processes share the test files, one thread each; WORKERS=0 runs them in this one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -24,7 +23,7 @@ run_step "style" ruff check .
 run_step "format" ruff format --check .
 run_step "types" mypy
 run_step "import contracts" lint-imports
-run_step "tests" python -m pytest -n "${WORKERS:-3}" --dist loadgroup --no-loadscope-reorder --durations=15 "$@"
+run_step "tests" python -m pytest -n "${WORKERS:-2}" --dist loadgroup --no-loadscope-reorder --durations=15 "$@"
 
 printf '\n'
 if [ ${#failed[@]} -gt 0 ]; then

@@ -1,4 +1,4 @@
-"""Every test repeats: property tests draw the same examples everywhere. With `-n 3` three workers share the files."""
+"""Every test repeats: property tests draw the same examples everywhere. With `-n 2` two workers share the files."""
 
 import os
 import tempfile

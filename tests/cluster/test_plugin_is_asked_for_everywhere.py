@@ -52,11 +52,14 @@ def cluster(older: Path) -> Iterator[dict[str, Any]]:
     with contextlib.chdir(older.parent):
         ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
-        yield {
+        groups = {
             "live": start_group("live", {}),
             "bare": start_group("bare", WITHOUT_PLUGIN),
             "older": start_group("older", {"PYTHONPATH": str(older)}),
         }
+        # Asking ends at the first fault, whoever still starts then.
+        wait_until_built(*job_workers().values())
+        yield groups
     finally:
         ray.shutdown()
 
@@ -74,6 +77,10 @@ def start_group(prefix: str, environment: dict[str, str]) -> RayWorkerGroup:
         device_name="cpu",
         worker_env=environment,
     )
+
+
+def wait_until_built(*workers: Any) -> None:
+    ray.get([worker.__ray_call__.remote(lambda _: None) for worker in workers])
 
 
 def named(*prefixes: str) -> dict[str, Any]:
@@ -100,7 +107,7 @@ def test_a_job_whose_workers_have_the_plugin_passes(cluster: dict[str, Any]) -> 
         pass
 
     queue = NoVerl.options(name="live_queue").remote()
-    ray.get(queue.__ray_call__.remote(lambda _: None))
+    wait_until_built(queue)
     workers = named("live")
     assert len(workers) == 2
     assert find_faults(workers, DRIVER, answer_seconds=30) == []
@@ -126,12 +133,14 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: dict[str,
     hung, slow, broken = Actor.remote(), Actor.remote(5), Broken.remote()
     ray.get(hung.ready.remote())
     hung.hang.remote()
+    with pytest.raises(ray.exceptions.RayActorError):
+        wait_until_built(broken)
     # It may start at any moment of a wait: its time to answer begins when it is first seen to run.
     assert find_faults({"slow": slow}, DRIVER, answer_seconds=4) == []
-    faults = find_faults({"hung": hung, "broken": broken, **named("live")}, DRIVER, answer_seconds=10)
+    faults = find_faults({"hung": hung, "broken": broken, **named("live")}, DRIVER, answer_seconds=20)
     assert faults == [
         "broken died: ModuleNotFoundError: No module named 'tree_rl'",
-        "hung runs, but gave no answer within 10 s",
+        "hung runs, but gave no answer within 20 s",
     ]
     with pytest.raises(PluginNotLiveError, match="worker 0 without a name died"):
         require_plugin_everywhere([broken])

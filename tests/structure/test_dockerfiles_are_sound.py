@@ -75,7 +75,9 @@ def test_what_the_package_ships_is_copied_before_it_is_installed(path: Path) -> 
     shipped = ast.literal_eval(re.search(r"^SHIPPED = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)[1])
     instructions = read_dockerfile(path)
     installs = next(i for i, found in enumerate(instructions) if found.word == "RUN" and " pip install " in found.text)
-    copied = [name for found in instructions[:installs] if found.word == "COPY" for name in shlex.split(found.text)[:-1]]
+    copied = [
+        name for found in instructions[:installs] if found.word == "COPY" for name in shlex.split(found.text)[:-1]
+    ]
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for name in ("setup.py", *shipped):
         assert any(name == one or name.startswith(f"{one}/") for one in copied), name
