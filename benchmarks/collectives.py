@@ -7,6 +7,7 @@ seconds = latency + bytes * (ranks - 1) / ranks / bandwidth, least squares on re
 """
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -57,13 +58,15 @@ def seconds_of(step: Callable[[], object], repeats: int) -> list[float]:
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float], ranks: int) -> tuple[float, float]:
-    """Latency in seconds and bandwidth in bytes a second; the latency is not negative."""
+    """Latency in seconds, not negative, and bandwidth in bytes a second; inf where more bytes take no longer."""
     sent = np.array(sizes) * (ranks - 1) / ranks
     weight = 1 / np.array(seconds)
     terms = np.stack([np.ones_like(sent), sent], axis=1) * weight[:, None]
     latency, slope = np.linalg.lstsq(terms, np.ones(len(sent)), rcond=None)[0]
     if latency < 0:
         latency, slope = 0.0, float(terms[:, 1] @ np.ones(len(sent)) / (terms[:, 1] @ terms[:, 1]))
+    if slope <= 0:
+        return float(weight.sum() / (weight @ weight)), math.inf
     return float(latency), float(1 / slope)
 
 

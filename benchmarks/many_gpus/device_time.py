@@ -53,5 +53,8 @@ def profiled(step: Callable[[], object], *, host: bool = False) -> Any:
 
 
 def device_time(step: Callable[[], object]) -> DeviceTime:
-    """Where the seconds of one step go on this rank's GPU."""
+    """Where the seconds of one step go on this rank's GPU; without one the step runs and nothing is known."""
+    if not torch.cuda.is_available():
+        step()
+        return DeviceTime.of(())
     return DeviceTime.of(profiled(step).events() or ())

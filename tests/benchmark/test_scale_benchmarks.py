@@ -39,6 +39,13 @@ def test_a_latency_is_never_negative() -> None:
     assert 0.4e9 < bandwidth < 0.5e9
 
 
+def test_a_bandwidth_is_never_negative() -> None:
+    # Noise made the largest the fastest: what is left is the mean, weighted as the fit weighs it.
+    latency, bandwidth = collectives.fit([1e6, 2e6, 4e6], [5e-3, 4e-3, 2e-3], 2)
+    assert bandwidth == float("inf")
+    assert 2e-3 < latency < 5e-3
+
+
 def test_the_table_of_predictions_is_that_of_the_measured_steps() -> None:
     steps, measured = read_csv(DOCS / "scale_steps.csv"), read_csv(DOCS / "collectives.csv")
     lines = cluster_check.check(steps, measured)

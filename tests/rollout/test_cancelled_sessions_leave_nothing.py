@@ -1,6 +1,7 @@
 """Sessions cancelled at any moment, also twice: no process, folder, user, thread, descriptor or task stays."""
 
 import asyncio
+import contextlib
 import os
 import random
 import tempfile
@@ -59,7 +60,16 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def users_held() -> int:
-    return Path("/proc/net/unix").read_text().count("@tree-rl-command-user-")
+    """Users that this process holds; other processes of the tests hold theirs."""
+    own = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        # The folder's own descriptor is gone.
+        with contextlib.suppress(FileNotFoundError):
+            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    named = [
+        line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@tree-rl-command-user-" in line
+    ]
+    return sum(f"socket:[{inode}]" in own for _, _, _, _, _, _, inode, *_ in named)
 
 
 def left() -> tuple[int, int, int]:
