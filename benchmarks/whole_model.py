@@ -72,6 +72,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1, help="processes of this machine; on a CPU they talk by gloo")
     parser.add_argument("--layers", type=int, help="fewer decoder layers than the model has")
     parser.add_argument("--offload", action="store_true", help="weights and moments in host memory (offload_policy)")
+    parser.add_argument("--fused-adamw", action="store_true", help="one kernel in all arms, where verl takes several")
     parser.add_argument("--por", type=float, nargs="+", help="overlaps to draw, or to look for in --data")
     parser.add_argument("--data", type=Path, help="recorded rows; without --por, groups in random order")
     parser.add_argument("--tokenizer", type=Path, help="for recorded messages")
@@ -185,8 +186,8 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
     batches = batches_of(args, size, 1)
     attention = flat_attention(args.flat_attention)
     folder = args.scratch / f"whole_model_{args.model}_{size.shape.layers}"
-    settings = {"flat_attention": attention, "liger": uses_liger(args), "offload": args.offload}
-    build = partial(random_engine.build_engine, size, folder, **settings)
+    settings = {"liger": uses_liger(args), "offload": args.offload, "fused_adamw": args.fused_adamw}
+    build = partial(random_engine.build_engine, size, folder, flat_attention=attention, **settings)
     arms_here = partial(
         arms_of,
         shape=size.shape,
@@ -209,6 +210,7 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
         "layers": size.shape.layers,
         "gpus": args.gpus,
         "offload": args.offload,
+        "adamw": "fused" if args.fused_adamw else "verl's default",
         "loss": args.loss,
         "max_tokens": args.max_tokens,
         "stock_max_tokens": args.stock_max_tokens,
@@ -259,8 +261,8 @@ def columns(batch: Batch, size: ModelSize, times: dict[str, list[tuple[float, Up
 def compare_losses(args: argparse.Namespace, size: ModelSize, rank: int) -> list[Columns]:
     """Losses of `--curve-steps` steps."""
     folder = args.scratch / f"whole_model_{args.model}_{size.shape.layers}"
-    settings = {"flat_attention": "sdpa", "liger": uses_liger(args), "offload": args.offload}
-    build = partial(random_engine.build_engine, size, folder, is_exact=False, **settings)
+    settings = {"liger": uses_liger(args), "offload": args.offload, "fused_adamw": args.fused_adamw}
+    build = partial(random_engine.build_engine, size, folder, is_exact=False, flat_attention="sdpa", **settings)
     rows = curves.loss_curves(
         partial(build, learning_rate=args.learning_rate),
         batches_of(args, size, args.curve_steps),

@@ -57,6 +57,7 @@ def build_engine(
     flat_attention: str,
     liger: bool,
     offload: bool,
+    fused_adamw: bool = False,
     learning_rate: float = 1e-6,
 ) -> RandomWeightsEngine:
     """An initialised engine, sharded over all ranks; the weights are the same each time.
@@ -68,6 +69,7 @@ def build_engine(
         flat_attention: of transformers, for rows without trees.
         liger: Liger's fused layers.
         offload: verl's `offload_policy`: weights, gradients and moments in host memory.
+        fused_adamw: AdamW as one kernel; without: verl's default, a kernel for each term.
         learning_rate: of AdamW.
     """
     on_gpu = torch.cuda.is_available()
@@ -93,7 +95,11 @@ def build_engine(
             use_no_sync_for_gradient_accumulation=False,
             tree=TreeConfig(mode="tree", self_check=False, offload=False),
         ),
-        optimizer_config=FSDPOptimizerConfig(lr=learning_rate, total_training_steps=1000),
+        optimizer_config=FSDPOptimizerConfig(
+            lr=learning_rate,
+            total_training_steps=1000,
+            override_optimizer_config={"fused": True} if fused_adamw else None,
+        ),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()

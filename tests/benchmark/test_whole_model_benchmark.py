@@ -144,6 +144,22 @@ def test_weights_are_the_same_each_time_and_differ_between_parameters(
     assert all(torch.equal(one, torch.ones_like(one)) for one in first if one.ndim == 1)
 
 
+def test_adamw_in_one_kernel_moves_the_weights_as_verls_does(
+    build: partial[random_engine.RandomWeightsEngine],
+) -> None:
+    batch, moved = small_batch(), []
+    share = arms.balanced(batch, TINY.shape, rank=0, world=1)
+    for fused in (False, True):
+        engine = build(learning_rate=1e-3, fused_adamw=fused)
+        assert bool(engine.optimizer.param_groups[0].get("fused")) == fused
+        before = [p.full_tensor().clone() for p in engine.module.parameters()]
+        arms.run_step(engine, arms.Arm(name=arms.TREE, share=share, max_tokens=512), arms.PPO, all_rows=len(batch.rows))
+        moved.append([p.full_tensor() - was for p, was in zip(engine.module.parameters(), before, strict=True)])
+    assert any(move.abs().max() > 5e-4 for move in moved[0])
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_losses_of_trees_and_rows_follow_each_other(build: partial[random_engine.RandomWeightsEngine]) -> None:
     from whole_models import curves
 
