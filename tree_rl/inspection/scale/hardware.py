@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 GIB = 2**30
 OPTIMIZER_RATE = 5e10
-"""Parameters of which one H200 clips the gradient and does AdamW in a second: verl takes torch's default, one kernel for
-each term of it, about 80 bytes a parameter. Measured, with what else a step does to
-all parameters: 0.02 s for every 1e9 (docs/benchmarks/cost_error.csv, whole_model_1gpu.csv)."""
+"""Parameters of which one H200 clips the gradient and does AdamW in a second. verl takes torch's default, a kernel for
+each term: about 80 bytes a parameter. Measured with all else that a step does to parameters, 0.02 s for every 1e9
+(docs/benchmarks/cost_error.csv, whole_model_1gpu.csv)."""
 
 
 @dataclass(frozen=True, kw_only=True)
