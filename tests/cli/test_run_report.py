@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tree_rl.run_report.run_log import read_run
+from tree_rl.inspection.files.run_log import read_run
 from tree_rl.run_report.sections import SECTIONS, TIMES
 
 Run = Callable[..., tuple[int, str, str]]

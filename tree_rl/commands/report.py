@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
+from tree_rl.inspection.files.run_log import read_run
 from tree_rl.inspection.files.shown import shown_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.run_report.report import build_report, compare_rows, summary_rows
-from tree_rl.run_report.run_log import read_run
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, its file logger's jsonl, or its console log.")]
 Against = Annotated[Path | None, typer.Option(help="A second run, drawn dashed: rows against trees, for example.")]

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from tree_rl.commands.report import Run
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.run_log import RunLog, read_run
 from tree_rl.inspection.files.shown import shown_path
 from tree_rl.inspection.files.terminal import one_line_errors
 from tree_rl.run_report.report import summary_rows
-from tree_rl.run_report.run_log import RunLog, read_run
 
 Once = Annotated[bool, typer.Option("--once", help="Print once and end.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]

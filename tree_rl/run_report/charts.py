@@ -11,7 +11,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from tree_rl.run_report.run_log import RunLog
+from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.run_report.sections import TIMES, Section
 
 COLOURS = ("#2f83d6", "#e8590c", "#2f9e44", "#ae3ec9", "#c98a00", "#0ca678", "#d6336c", "#5c7cfa", "#868e96", "#74b816",

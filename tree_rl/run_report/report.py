@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.run_report.page_style import page
-from tree_rl.run_report.run_log import RunLog
 from tree_rl.run_report.sections import SECTIONS, TIMES
 
 EDGE = 5

@@ -1,5 +1,14 @@
-"""Files of a user: read safely, written whole, and shown on one line."""
+"""Files of a user: read safely, written whole, and shown on one line.
 
-from tree_rl.inspection.files.errors import InputError, RowFileError
+Each error's message says on one line what was expected, what came and what to do.
+"""
 
-__all__ = ["InputError", "RowFileError"]
+from tree_rl.tree import RowError
+
+
+class InputError(ValueError):
+    """A file, an option or an output that cannot be used."""
+
+
+class RowFileError(InputError, RowError):
+    """A file without usable rows; the message names the file, the row and the column."""

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tree_rl.inspection.files.errors import RowFileError
+from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.npz import group_of_session, read_npz
 from tree_rl.inspection.files.reading import open_regular, read_bytes

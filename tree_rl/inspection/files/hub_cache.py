@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

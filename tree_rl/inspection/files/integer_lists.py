@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.inspection.files.errors import RowFileError
+from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.shown import shown
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
 

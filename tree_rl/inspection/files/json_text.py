@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.reading import decode_utf8
 from tree_rl.inspection.files.shown import shown
 from tree_rl.rollout.gateway.protocols.plain_json import MAX_DEPTH, JsonError, check_depth

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.inspection.files.errors import RowFileError
+from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.reading import open_regular
 from tree_rl.inspection.files.shown import escaped, shown_names, shown_path
 

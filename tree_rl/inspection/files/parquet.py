@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.reading import kind_of_bytes, open_regular
 from tree_rl.inspection.files.shown import escaped, shown, shown_path
 

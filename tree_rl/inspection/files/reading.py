@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown_path
 
 SIGNATURES = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tree_rl.inspection.files.errors import InputError
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.reading import kind_of_file, reason
 from tree_rl.inspection.files.shown import shown_path
 

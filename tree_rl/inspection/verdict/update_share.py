@@ -1,22 +1,19 @@
 """The share of a training step that trees shorten: given, or measured by verl's own timers."""
 
-import re
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from statistics import median
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import read_bytes
+from tree_rl.inspection.files.run_log import read_log
 from tree_rl.inspection.files.shown import shown_path
 
 ASSUMED = 0.6
 """Of a step, where nothing is known. Ours of stock verl with recorded agents was 0.67 (docs/benchmarks)."""
-SHORTENED = ("old_log_prob", "ref", "values", "update_actor", "update_critic")
+STEP, UPDATE = "timing_s/step", "timing_s/update_actor"
+SHORTENED = (UPDATE, *(f"timing_s/{name}" for name in ("old_log_prob", "ref", "values", "update_critic")))
 """verl's timers of what runs forwards or backwards over rows."""
-TIMER = re.compile(rb'timing_s/(\w+)"?:\s*(?:np\.float\d+\()?(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)')
-"""In verl's console log `timing_s/step:1.5` or `timing_s/step:np.float64(1.5)`, in its `file` log JSON."""
-TREES = b"tree/unique_tokens"
+TREES = "tree/unique_tokens"
 """Only runs with trees log it."""
 
 
@@ -51,19 +48,15 @@ def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
 
 def _measured(path: Path) -> UpdateShare:
     """The median over the steps of a console log, or of the jsonl of verl's logger `file`."""
-    named, content = f"--timing {shown_path(path)}", read_bytes(path)
-    if TREES in content:
+    named, run = f"--timing {shown_path(path)}", read_log(path)
+    if run is not None and run.has(TREES):
         raise InputError(f"{named}: expected a run without trees, this one ran trees; name the log of a stock run")
-    steps = [{name.decode(): float(seconds) for name, seconds in TIMER.findall(line)} for line in content.split(b"\n")]
-    shares = [
-        sum(step.get(name, 0.0) for name in SHORTENED) / step["step"]
-        for step in steps
-        if step.get("step", 0.0) > 0 and "update_actor" in step and all(map(isfinite, step.values()))
-    ]
+    steps = [] if run is None else [step for step in run.metrics if step.get(STEP, 0.0) > 0 and UPDATE in step]
+    shares = [sum(step.get(name, 0.0) for name in SHORTENED) / step[STEP] for step in steps]
     if not shares:
         raise InputError(
-            f"{named}: expected verl's console log or the jsonl of its logger file, with timing_s/step and "
-            "timing_s/update_actor; found none"
+            f"{named}: expected verl's console log or the jsonl of its logger file, with {STEP} and {UPDATE}; "
+            "found none"
         )
     # The timers of passes that run at once may overlap.
     share = min(median(shares), 1.0)

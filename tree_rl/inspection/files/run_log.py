@@ -57,19 +57,26 @@ def read_run(path: Path) -> RunLog:
         InputError: no such file, or none with steps.
     """
     if not path.is_dir():
-        log = _read(path)
+        log = read_log(path)
         if log is None:
             raise InputError(f"{shown_path(path)}: {EXPECTED}, found no step")
         return log
     files = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
-    read = [(file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := _read(file)) is not None]
+    read = [
+        (file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := read_log(file)) is not None
+    ]
     if not read:
         raise InputError(f"{shown_path(path)}: {EXPECTED}, found none in {len(files)} files")
     # A run's console log repeats its file logger; an SFT run beside it is older.
     return max(read, key=lambda one: (one[0], one[1]))[2]
 
 
-def _read(path: Path) -> RunLog | None:
+def read_log(path: Path) -> RunLog | None:
+    """One file's steps; None if it has none.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     found: dict[int, Mapping[str, float]] = {}
     last, restarts = -1, 0
     text = read_bytes(path).decode("utf-8", "replace")
