@@ -10,6 +10,8 @@ from equivalence import actor_loss, assert_equal_gradients, assert_equal_runs, r
 from hostile_rows import row, shapes, tokens
 from test_engine_experts import COEF, CONFIGS
 from test_engine_partitioned import LOSSES, ops_of_one_update
+from test_engine_ranks import empty_batch
+from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
@@ -162,6 +164,15 @@ def test_partitions_preview_only_for_losses_that_couple_more_than_ratios(
     engine.forget()
     ops = ops_of_one_update(engine, actor_loss(loss_mode, "token-mean"), monkeypatch, without_pass(ROWS, **FLAGS))
     assert ops.count("F") == (1 + previews) * ops.count("B")
+
+
+@pytest.mark.parametrize("how", ("whole", "partitioned"))
+def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any], how: str) -> None:
+    data = empty_batch()
+    tu.assign_non_tensor(data, **{REUSE_LOG_PROBS: True})
+    got = run(engines[how], data, actor_loss("vanilla", "token-mean"))
+    assert not any(gradient.any() for gradient in got["gradients"].values())
+    assert engines[how].take_outputs_of_update() == {}
 
 
 @pytest.mark.parametrize("loss_mode", LOSSES)

@@ -158,11 +158,15 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
         tu.assign_non_tensor(data, return_model_output=True)
         result = self._run_rows(data, OnPolicyLoss(loss_function, sees_entropy), forward_only)
-        self._outputs_of_update = {name: result["model_output"][name].cpu() for name in (LOG_PROBS, ENTROPY)}
+        outputs = result["model_output"]
+        # A rank without rows has no outputs.
+        self._outputs_of_update = {name: outputs[name].cpu() for name in (LOG_PROBS, ENTROPY) if name in outputs}
         return result
 
     def take_outputs_of_update(self) -> dict[str, torch.Tensor]:
         """`log_probs` and `entropy` (nested, full rows) of the last update with `reuse_log_probs`, handed out once.
+
+        A rank that had no rows has none of them.
 
         Raises:
             RuntimeError: there was no such update since the last call.
