@@ -1,0 +1,290 @@
+"""Random updates on trees against stock verl on rows alone: models, options, losses and layouts of ranks, in float32.
+
+    export PYTHONPATH=.:kernels:tests:tests/verl_plugin
+    python tests/verl_plugin/random_updates.py --seconds 600 --seed 1
+    python tests/verl_plugin/random_updates.py --seconds 600 --seed 1 --ranks 4
+
+Prints every update that differs by more than the tolerances of the tests, and how many were drawn. Exits with 1 if one
+differs by more than the last place of the largest gradient, and by more than stock verl does whose weights are rounded
+otherwise. Gated DeltaNet is left to tests against float64: stock rows round its gates' gradients worse than trees.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engine_harness import VOCAB, Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import LOSS_TOLERANCE, actor_loss, assert_equal_gradients
+from rank_processes import free_port, start_ranks
+from tensordict import TensorDict
+from test_engine_equals_rows_alone import AGG_MODES, ROW_LOSSES
+from test_engine_ranks import empty_batch, join, update
+from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
+from verl.utils import tensordict_utils as tu
+
+from tree_rl.verl_plugin.options import TreeConfig
+
+SIZES: dict[str, Any] = {
+    **{name: getattr(tiny_qwen3(), name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+    "vocab_size": VOCAB,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+SOFT_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8}
+MODELS: dict[str, tuple[PretrainedConfig, str]] = {
+    "qwen3": (tiny_qwen3(), "sdpa"),
+    "qwen3 untied": (tiny_qwen3(tie_word_embeddings=False), "sdpa"),
+    "llama": (LlamaConfig(**SIZES), "sdpa"),
+    "mistral, windows": (MistralConfig(**SIZES, sliding_window=7), "eager"),
+    "gemma 2, soft caps": (Gemma2Config(**SIZES, **SOFT_CAPS, sliding_window=9), "eager"),
+    "gpt-oss, sinks": (GptOssConfig(**SIZES, **EXPERTS, sliding_window=8, rope_parameters=ROPE), "eager"),
+    "qwen3-moe": (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), "sdpa"),
+}
+"""Configuration, and transformers' attention of the rows."""
+WITH_LORA = ("qwen3", "qwen3 untied", "llama")
+LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
+LAYOUTS: dict[str, dict[str, int]] = {
+    "dp": {},
+    "sp 2": {"ulysses_sequence_parallel_size": 2},
+    "sp 4": {"ulysses_sequence_parallel_size": 4},
+    "replicas 2": {"fsdp_size": 2},
+    "sp 2, replicas 2": {"ulysses_sequence_parallel_size": 2, "fsdp_size": 2},
+}
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+ROUNDINGS = 8
+"""Draws of weights that an update which differs is held against."""
+Found = tuple[float, dict[str, torch.Tensor]]
+"""Loss and gradients of an update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """Rows and a loss."""
+
+    rows: list[Row]
+    deal: list[int]
+    """Of each row a number; modulo the ranks it says who trains it."""
+    seed: int
+    loss: tuple[str, str]
+    """Policy loss and aggregation."""
+    terms: dict[str, Any]
+    """KL and entropy."""
+    budget: int
+    """Tokens of a micro-batch of trees."""
+
+    def batch(self, **flags: Any) -> TensorDict:
+        """As verl's workers receive it."""
+        return ppo_batch(self.rows, seed=self.seed, calculate_entropy=True, global_batch_size=len(self.rows), **flags)
+
+    def on(self, engine: Any, data: TensorDict) -> Found:
+        """Train it."""
+        found = update(engine, data, actor_loss(*self.loss, **self.terms))
+        return sum(found["output"]["loss"]), found["gradients"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """An engine, and what it trains."""
+
+    name: str
+    layout: str
+    tree: dict[str, Any]
+    model: dict[str, Any]
+    engine: dict[str, Any]
+    updates: list[Update]
+
+    def build(self, folder: Path, *, trees: bool) -> Any:
+        """The tree engine on these ranks, or stock verl on one; the same weights."""
+        torch.manual_seed(11)  # LoRA draws its first factors
+        return build_engine(
+            folder / self.name,
+            tree=TreeConfig(**self.tree) if trees else None,
+            attention=MODELS[self.name][1],
+            model=self.model,
+            engine=self.engine | (LAYOUTS[self.layout] if trees else {}),
+        )
+
+
+def draw_rows(rng: np.random.Generator) -> list[Row]:
+    """Rows of one to three groups that branch anywhere: repeated and prefix rows, masks with holes, any prompt."""
+    rows: list[Row] = []
+    for group in range(rng.integers(1, 4)):
+        # Few token ids: rows also share what nobody meant them to share.
+        ids = draw_token_ids(rng, int(rng.choice([3, 6, VOCAB])))
+        temperature = float(rng.choice([1.0, 1.0, 0.7]))
+        for tokens in ids:
+            prompt = int(rng.integers(1, len(tokens))) if rng.random() < 0.5 else min(2, len(tokens) - 1)
+            length, kind = len(tokens) - prompt, rng.random()
+            mask = rng.integers(0, 2, length) if kind < 0.25 else np.full(length, int(kind > 0.3))
+            advantage = float(rng.choice([0, 1, -1, 0.3]))
+            heat = temperature if rng.random() < 0.8 else 1.3
+            fields = {"advantage": advantage, "uid": f"group {group}", "temperature": heat}
+            rows.append(Row(tokens=tokens, prompt=prompt, mask=mask.tolist(), **fields))
+    if not any(any(row.mask) for row in rows):
+        rows[0] = replace(rows[0], mask=[1] * len(rows[0].mask))
+    return [rows[index] for index in rng.permutation(len(rows))]
+
+
+def draw_token_ids(rng: np.random.Generator, vocab: int) -> list[list[int]]:
+    """Token ids of a group's rows: each continues a prefix of an earlier one, or is an earlier one."""
+    ids: list[list[int]] = [rng.integers(1, vocab, rng.integers(2, 30)).tolist()]
+    for _ in range(rng.integers(1, 6)):
+        base = ids[rng.integers(len(ids))]
+        kept = len(base) if rng.random() < 0.15 else rng.integers(0, len(base) + 1)
+        more = [] if kept == len(base) else rng.integers(1, vocab, rng.integers(0, 14)).tolist()
+        ids += [new for new in (base[:kept] + more,) if len(new) > 1]
+    return ids
+
+
+def draw_update(rng: np.random.Generator) -> Update:
+    """Any loss on any rows, dealt out in turns or at random, which may leave ranks without rows."""
+    rows = draw_rows(rng)
+    longest = max(len(row.tokens) for row in rows)
+    return Update(
+        rows=rows,
+        deal=rng.integers(0, 4, len(rows)).tolist() if rng.random() < 0.6 else list(range(len(rows))),
+        seed=int(rng.integers(1_000_000)),
+        loss=(str(rng.choice(ROW_LOSSES)), str(rng.choice(AGG_MODES))),
+        terms={"kl": bool(rng.integers(2)), "entropy": float(rng.choice([0.0, 0.01]))},
+        budget=int(rng.choice([100_000, max(longest, rng.integers(20, 120))])),
+    )
+
+
+def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
+    """Any model with any options."""
+    name = str(rng.choice(list(MODELS)))
+    model: dict[str, Any] = {"enable_gradient_checkpointing": bool(rng.integers(2))}
+    if name in WITH_LORA and rng.random() < 0.2:
+        model |= LORA
+    switches = ("reshard_after_forward", "use_no_sync_for_gradient_accumulation", "entropy_checkpointing")
+    budgets = (None, int(rng.integers(1, 30)), int(rng.integers(6, 60)))
+    tree = {
+        "mode": str(rng.choice(["tree", "auto"])),
+        "max_tokens": budgets[rng.integers(3)],
+        "scope": str(rng.choice(["uid", "rank"])),
+        "offload": (True, False, "auto")[rng.integers(3)],
+        "self_check": bool(rng.integers(2)),
+    }
+    return Setup(
+        name=name,
+        layout=str(rng.choice(list(LAYOUTS))) if ranks == 4 else "dp",
+        tree=tree,
+        model=model,
+        engine={switch: bool(rng.integers(2)) for switch in switches},
+        updates=[draw_update(rng) for _ in range(updates)],
+    )
+
+
+def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
+    """This rank's share of every update of every setup, on trees."""
+    found = []
+    for setup in setups:
+        engine = setup.build(folder, trees=True)
+        rank, ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
+        of_setup = []
+        for one in setup.updates:
+            mine = [row for row, place in enumerate(one.deal) if place % ranks == rank]
+            data = one.batch(max_tokens=one.budget)
+            loss, gradients = one.on(engine, tu.index_select_tensor_dict(data, mine) if mine else empty_batch())
+            # verl averages the losses of ranks with other rows; those that share tokens have the same.
+            of_setup.append((loss / torch.distributed.get_world_size(), gradients))
+        found.append(of_setup)
+    return found
+
+
+def rank_main(rank: int, world: int, folder: str, port: int) -> None:
+    """One of several ranks; writes what it has found."""
+    join(rank, world, port)
+    setups = torch.load(Path(folder) / "setups.pt", weights_only=False)
+    torch.save(train_share(setups, Path(folder)), Path(folder) / f"rank_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[tuple[bool, str]]:
+    """Updates in which trees on that many ranks do not train as rows alone on one; True where rounding explains it."""
+    for name in {setup.name for setup in setups} - {path.name for path in folder.iterdir()}:
+        save_model(folder / name, MODELS[name][0])
+    if ranks == 1:
+        of_ranks = [train_share(setups, folder)]
+    else:
+        torch.save(list(setups), folder / "setups.pt")
+        start_ranks(rank_main, ranks, str(folder), free_port())
+        of_ranks = [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(ranks)]
+    for index, setup in enumerate(setups):
+        stock = setup.build(folder, trees=False)
+        for place, one in enumerate(setup.updates):
+            alone = one.on(stock, one.batch(**ALONE))
+            found = [of_rank[index][place] for of_rank in of_ranks]
+            loss = sum(of_rank for of_rank, _ in found)
+            errors = [difference(alone, (loss, gradients)) for _, gradients in found]
+            for name, error, norm in filter(None, errors):
+                largest = max(float(gradient.norm()) for gradient in alone[1].values())
+                noise = [difference(alone, other) for other in rounded_otherwise(stock, one)]
+                is_rounding = error <= torch.finfo(torch.float32).eps * largest or any(noise)
+                about = f"{name} is off by {error:.2g}, its norm {norm:.2g}, the largest {largest:.2g}"
+                yield is_rounding, f"{about}: {replace(setup, updates=[one])}"
+                break
+
+
+def rounded_otherwise(stock: Any, one: Update) -> Iterator[Found]:
+    """Rows alone on weights that moved by one unit in the last place, up or down; another draw each time."""
+    weights = [getattr(weight, "_local_tensor", weight).detach() for weight in stock.module.parameters()]
+    exact = [weight.clone() for weight in weights]
+    for _ in range(ROUNDINGS):
+        for weight, was in zip(weights, exact, strict=True):
+            sign = torch.randint_like(was, 2).mul_(2).sub_(1)
+            weight.copy_(was * (1 + torch.finfo(was.dtype).eps * sign))
+        yield one.on(stock, one.batch(**ALONE))
+    for weight, was in zip(weights, exact, strict=True):
+        weight.copy_(was)
+
+
+def difference(expected: Found, got: Found) -> tuple[str, float, float] | None:
+    """What lies beyond the tolerances: a parameter or the loss, its error, its size."""
+    try:
+        error = abs(got[0] - expected[0])
+        assert error <= LOSS_TOLERANCE * abs(expected[0]) + 1e-6, ("loss", error, abs(expected[0]))
+        assert_equal_gradients(expected[1], got[1])
+    except AssertionError as error:
+        return error.args[0]
+    return None
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Draw setups until the time is over; returns 1 if an update differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4), default=1, help="processes that talk by gloo")
+    parser.add_argument("--setups", type=int, default=5, help="engines of a round")
+    parser.add_argument("--updates", type=int, default=6, help="updates of an engine")
+    args = parser.parse_args(given)
+    torch.set_num_threads(1)
+    rng, until = np.random.default_rng(args.seed), time.monotonic() + args.seconds
+    drawn = different = rounded = 0
+    with tempfile.TemporaryDirectory() as folder:
+        while drawn == 0 or time.monotonic() < until:
+            setups = [draw_setup(rng, args.ranks, args.updates) for _ in range(args.setups)]
+            for is_rounding, line in differences(setups, Path(folder), args.ranks):
+                rounded, different = rounded + is_rounding, different + (not is_rounding)
+                print("rounding" if is_rounding else "DIFFERS", line, flush=True)
+            drawn += args.setups * args.updates
+            print(f"{drawn} updates, {different} differ; {rounded} as far as by rounding", flush=True)
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
