@@ -185,9 +185,7 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
     """A row of results for each batch; the gradients of the batch with the most overlap are checked first."""
     batches = batches_of(args, size, 1)
     attention = flat_attention(args.flat_attention)
-    folder = args.scratch / f"whole_model_{args.model}_{size.shape.layers}"
-    settings = {"liger": uses_liger(args), "offload": args.offload, "fused_adamw": args.fused_adamw}
-    build = partial(random_engine.build_engine, size, folder, flat_attention=attention, **settings)
+    build = builder(args, size, attention)
     arms_here = partial(
         arms_of,
         shape=size.shape,
@@ -216,7 +214,7 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
         "stock_max_tokens": args.stock_max_tokens,
         "tree_attention": engine.attention_implementation,
         "flat_attention": attention,
-        "layer_kernels": "liger" if settings["liger"] else "transformers",
+        "layer_kernels": "liger" if uses_liger(args) else "transformers",
     }
     for batch in batches:
         arms = list(arms_here(batch))
@@ -260,11 +258,8 @@ def columns(batch: Batch, size: ModelSize, times: dict[str, list[tuple[float, Up
 
 def compare_losses(args: argparse.Namespace, size: ModelSize, rank: int) -> list[Columns]:
     """Losses of `--curve-steps` steps."""
-    folder = args.scratch / f"whole_model_{args.model}_{size.shape.layers}"
-    settings = {"liger": uses_liger(args), "offload": args.offload, "fused_adamw": args.fused_adamw}
-    build = partial(random_engine.build_engine, size, folder, is_exact=False, flat_attention="sdpa", **settings)
     rows = curves.loss_curves(
-        partial(build, learning_rate=args.learning_rate),
+        partial(builder(args, size, "sdpa"), is_exact=False, learning_rate=args.learning_rate),
         batches_of(args, size, args.curve_steps),
         size.shape,
         steps=args.curve_steps,
@@ -274,6 +269,21 @@ def compare_losses(args: argparse.Namespace, size: ModelSize, rank: int) -> list
     )
     about = {"model": args.model, "layers": size.shape.layers, "gpus": args.gpus, "learning_rate": args.learning_rate}
     return [row | about for row in rows]
+
+
+def builder(
+    args: argparse.Namespace, size: ModelSize, flat_attention: str
+) -> partial[random_engine.RandomWeightsEngine]:
+    """Builds engines of the model as the command line asks for them."""
+    return partial(
+        random_engine.build_engine,
+        size,
+        args.scratch / f"whole_model_{args.model}_{size.shape.layers}",
+        flat_attention=flat_attention,
+        liger=uses_liger(args),
+        offload=args.offload,
+        fused_adamw=args.fused_adamw,
+    )
 
 
 def uses_liger(args: argparse.Namespace) -> bool:

@@ -183,8 +183,9 @@ def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: 
         for _, old, update, total in steps
     ]
     whole = [json.dumps({"step": n, "data": data}) for n, data in enumerate(records)]
-    (tmp_path / "file.jsonl").write_text("\n".join([*whole, whole[0][:30]]))
-    for name in ("console.log", "file.jsonl"):
+    for name in ("file.jsonl", "named_by_the_user.txt"):
+        (tmp_path / name).write_text("\n".join([*whole, whole[0][:30]]))
+    for name in ("console.log", "file.jsonl", "named_by_the_user.txt"):
         verdict = read(tree_rl("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
         assert verdict["update_share"] == pytest.approx(0.5)
         assert verdict["update_share_from"].startswith("median of 3 steps in ")

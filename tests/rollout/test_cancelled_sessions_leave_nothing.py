@@ -66,10 +66,8 @@ def users_held() -> int:
         # The folder's own descriptor is gone.
         with contextlib.suppress(FileNotFoundError):
             own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    named = [
-        line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@tree-rl-command-user-" in line
-    ]
-    return sum(f"socket:[{inode}]" in own for _, _, _, _, _, _, inode, *_ in named)
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return sum(fields[-1].startswith("@tree-rl-command-user-") and f"socket:[{fields[6]}]" in own for fields in sockets)
 
 
 def left() -> tuple[int, int, int]:

@@ -80,7 +80,8 @@ def read_log(path: Path) -> RunLog | None:
     found: dict[int, Mapping[str, float]] = {}
     last, restarts = -1, 0
     text = read_bytes(path).decode("utf-8", "replace")
-    for step, metrics in _json_steps(text) if path.suffix == ".jsonl" else _console_steps(text):
+    # By content: the file logger writes to whatever path it is told.
+    for step, metrics in list(_json_steps(text)) or _console_steps(text):
         restarts += step < last
         last = step
         # Validation before the first step, and after it, has lines of its own.
