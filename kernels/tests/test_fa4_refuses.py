@@ -18,6 +18,7 @@ from tree_kernels.tree_attention.fa4.autograd import (
     fa4_unavailable_reason,
     package_reason,
 )
+from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile
 
 CUDA = torch.device("cuda")
 
@@ -71,6 +72,9 @@ def test_a_head_size_that_a_version_fails_with_is_refused(site: Path) -> None:
     install(site, "4.0.0b19")
     reason = str(fa4_unavailable_reason(CUDA, torch.bfloat16, 256))
     assert reason == "flash-attn-4 4.0.0b19 fails with a head size of 256, which 4.0.0b36 runs (constraints/fa4.txt)"
+    options: dict[str, Any] = {"query_heads_per_key_head": [1], "dtypes": ["bfloat16"], "windows": [False]}
+    with pytest.raises(PrecompileError, match=r"4\.0\.0b19 fails with a head size of 256"):
+        precompile(head_sizes=[64, 256], **options, arch="sm_90a", cache=site / "cache", report=print)
 
 
 def test_another_version_is_refused(site: Path) -> None:
@@ -112,7 +116,7 @@ def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monke
     # By name the module is hidden behind the function of the same name as its package.
     module = sys.modules[fa4_unavailable_reason.__module__]
     monkeypatch.setattr(module, "package_reason", lambda: None)
-    monkeypatch.setattr(module, "_version_reason", lambda head_size: None)
+    monkeypatch.setattr(module, "version_reason", lambda head_size: None)
     monkeypatch.setattr(module, "_device_reason", lambda device: None)
     arguments: dict[str, Any] = {"device": CUDA, "dtype": torch.bfloat16, "head_size": 128}
     assert chosen_implementation(**arguments) == "fa4"

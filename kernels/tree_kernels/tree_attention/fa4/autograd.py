@@ -53,7 +53,7 @@ def fa4_unavailable_reason(
         return f"{PACKAGE} approximates the soft cap's tanh to 11 bits, received softcap={softcap}"
     if needs_lse:
         return f"{PACKAGE}: gradients through the log-sum-exp are unproven, received sinks or return_lse=True"
-    return package_reason() or _version_reason(head_size) or _device_reason(device)
+    return package_reason() or version_reason(head_size) or _device_reason(device)
 
 
 def fa4_attention_of_tree(
@@ -151,7 +151,8 @@ def package_reason() -> str | None:
     return None
 
 
-def _version_reason(head_size: int) -> str | None:
+def version_reason(head_size: int) -> str | None:
+    """Why the installed version, one of VERSIONS, fails with a head size, or None if it does not."""
     version = metadata.version(PACKAGE)
     if head_size in VERSIONS[version]:
         return None

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_attention.fa4.autograd import DTYPES, package_reason
+from tree_kernels.tree_attention.fa4.autograd import DTYPES, package_reason, version_reason
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
 from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan
 
@@ -98,7 +98,7 @@ def _check(head_sizes: Sequence[int], dtypes: Sequence[str]) -> None:
         unsupported = [value for value in received if value not in supported]
         if unsupported:
             raise PrecompileError(f"{name}: expected some of {tuple(supported)}, received {unsupported}")
-    reason = package_reason()
+    reason = package_reason() or next(filter(None, map(version_reason, head_sizes)), None)
     if reason is not None:
         raise PrecompileError(reason)
     if "flash_attn.cute.cache_utils" in sys.modules:
