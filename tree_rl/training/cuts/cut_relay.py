@@ -7,6 +7,7 @@ Legend: r relayed tokens of a partition, P tokens of its past, S cuts, H heads, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -82,7 +83,8 @@ class CutRelay:
         self._past = list(past)
         self._past_length = past_length
         self._cuts = cuts
-        self.layers = LayerRelay(self._past_of if past else None, cuts)
+        # No method of this object: a cycle would keep the stack until Python's garbage collector runs.
+        self.layers = LayerRelay(partial(_past_of, stack, self._past, past_length) if past else None, cuts)
         self._store = store
         self._kept: list[_Kept] = []
         self._cut_on_stack: int | None = None
@@ -192,9 +194,6 @@ class CutRelay:
         """Whether all that is relayed is one path to one cut: it lies on the stack and nowhere else."""
         return len(self._cuts) == 1
 
-    def _past_of(self, layer: int) -> LayerTensors:
-        return self._past[layer] or self._stack.past(layer, self._past_length)
-
     def _taken(self, key: Key, num_tokens: int) -> torch.Tensor | None:
         """Gradients of the partition's own tokens on the stack, which begin anew."""
         return self._stack.take_gradient(key, self._past_length, self._past_length + num_tokens)
@@ -205,6 +204,10 @@ class CutRelay:
     def _on(self, path: CutPath, waiting: torch.Tensor) -> torch.Tensor:
         """A waiting tensor on the device of `path`."""
         return waiting if self._store is None else self._store.get(waiting, path.tokens.device)
+
+
+def _past_of(stack: PathStack, past: Sequence[Tensors], length: int, layer: int) -> LayerTensors:
+    return past[layer] or stack.past(layer, length)
 
 
 def _zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:

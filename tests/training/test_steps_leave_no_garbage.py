@@ -1,0 +1,40 @@
+"""What a step has made is freed when it ends, not when Python's garbage collector finds it: on a GPU that may be after
+the next step's peak."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from live_bytes import LiveBytes
+from measured_models import KINDS, build, gradients, hostile_rows
+
+from tree_rl.training.memory.measures import MemoryMeasures
+
+WAYS = {
+    "whole": (None, MemoryMeasures()),
+    "offloaded and tiled": (None, MemoryMeasures(offloaded_layers=3, tile_tokens=16)),
+    "partitions": (24, MemoryMeasures()),
+    "partitions, relays on the host": (24, MemoryMeasures(relays_on_host=True)),
+}
+
+
+@pytest.fixture
+def _collector_waits() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_collector_waits")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_collector_finds_no_tensor(kind: str, way: str) -> None:
+    max_tokens, measures = WAYS[way]
+    model = build(kind)
+    gc.collect()
+    with LiveBytes() as counted:
+        gradients(model, measures, max_tokens=max_tokens, rows=hostile_rows())
+    left = counted.alive
+    gc.collect()
+    assert left - counted.alive == 0
