@@ -54,7 +54,7 @@ def test_measured_peaks_are_predicted(row: dict[str, Any]) -> None:
     assert peak.host / GIB == pytest.approx(float(row["host_gib"]), rel=0.01)
 
 
-@pytest.mark.parametrize("row", BUDGETS, ids=lambda row: row["plan"].partition(" ")[0])
+@pytest.mark.parametrize("row", BUDGETS, ids=lambda row: f"{row['layers']}-{row['plan'].partition(' ')[0]}")
 def test_peaks_of_what_a_budget_chooses_are_predicted(row: dict[str, Any]) -> None:
     trunk, branches, tokens = (int(row[name]) for name in ("trunk", "branches", "branch_tokens"))
     prompt = np.arange(trunk)
@@ -68,7 +68,10 @@ def test_peaks_of_what_a_budget_chooses_are_predicted(row: dict[str, Any]) -> No
     assert choice.peak.device / GIB == pytest.approx(measured, rel=0.1)
 
 
-def test_a_smaller_budget_never_had_a_higher_peak() -> None:
-    by_budget = sorted(BUDGETS, key=lambda row: -int(row["plan"].partition(" ")[0].removeprefix("budget:")))
+@pytest.mark.parametrize("layers", ["8", "36"])
+def test_a_smaller_budget_never_had_a_higher_peak(layers: str) -> None:
+    rows = [row for row in BUDGETS if row["layers"] == layers]
+    by_budget = sorted(rows, key=lambda row: -int(row["plan"].partition(" ")[0].removeprefix("budget:")))
     peaks = [float(row["peak_gib"]) for row in by_budget]
-    assert len(peaks) == 5 and peaks == sorted(peaks, reverse=True)
+    assert len(peaks) == 5
+    assert all(peak <= 1.02 * min(peaks[:index]) for index, peak in enumerate(peaks) if index)
