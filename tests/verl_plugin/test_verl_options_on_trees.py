@@ -140,16 +140,21 @@ def test_weights_in_bfloat16_give_gradients_up_to_its_rounding(model_path: Path)
         assert error <= 2**-8 * norm, name
 
 
-def test_options_of_the_optimizer_move_the_weights_alike(model_path: Path) -> None:
-    optimizer = {
-        "optimizer": "SGD",
-        "override_optimizer_config": {"momentum": 0.5},
-        "lr": 0.2,
-        "lr_scheduler_type": "cosine",
-        "lr_warmup_steps": 1,
-        "weight_decay": 0.3,
-        "clip_grad": 0.05,
-    }
+SGD = {
+    "optimizer": "SGD",
+    "override_optimizer_config": {"momentum": 0.5},
+    "lr": 0.2,
+    "lr_scheduler_type": "cosine",
+    "lr_warmup_steps": 1,
+    "weight_decay": 0.3,
+    "clip_grad": 0.05,
+}
+# A large eps: AdamW divides by the gradient's size, and so by a rounding error where the gradient is zero.
+ONE_KERNEL = {"override_optimizer_config": {"fused": True, "eps": 1e-2}, "lr": 1e-2, "lr_scheduler_type": "cosine"}
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ONE_KERNEL], ids=["SGD", "AdamW in one kernel"])
+def test_options_of_the_optimizer_move_the_weights_alike(model_path: Path, optimizer: dict[str, Any]) -> None:
     weights, rates = [], []
     for tree, engine_options in ((None, {}), (PARTITIONED, {"param_offload": True, "optimizer_offload": True})):
         engine = build_engine(model_path, tree=tree, optimizer=optimizer, engine=engine_options)
