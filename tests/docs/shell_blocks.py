@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import bashlex
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -17,6 +17,8 @@ DOCUMENTS = sorted(
 FENCE = re.compile(r"^( *)```(\w*) *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
 PLACEHOLDER = re.compile(r"<(your [a-z ]+)>")
 """What a reader replaces; the shell would read it as files."""
+BLOCKS = ("program", "list", "do_group", "compound_statement", "if_statement", "variable_assignments")
+"""Nodes in which an assignment is a command of its own."""
 FIRST_WORDS = re.compile(r"^(\w+=\S+ )*(bash|cd|curl|docker|export|npm|pip|pytest|python3?|source|torchrun|tree-rl) ")
 
 
@@ -53,32 +55,48 @@ def commands_of(path: Path) -> list[Command]:
     found = []
     for line, block in shell_blocks(path):
         script = PLACEHOLDER.sub(lambda match: match[1].replace(" ", "_").upper(), block)
-        # bashlex does not know a comment behind a command's last word.
-        script = re.sub(r"(?m)(^|\s)#( .*)?$", "", script)
-        for tree in bashlex.parse(script.strip()):
-            found += [_command(node, script.strip(), name, line) for node in _simple_commands(tree)]
+        tree = Parser(Language(tree_sitter_bash.language())).parse(script.encode())
+        if tree.root_node.has_error:
+            raise ValueError(f"{name}:{line}: not a command of bash: {script}")
+        found += [_command(node, name, line) for node in _simple_commands(tree.root_node)]
     return found
 
 
-def _simple_commands(node: Any) -> Iterator[Any]:
-    if node.kind == "command":
+def _simple_commands(node: Node) -> Iterator[Node]:
+    is_command = node.type in ("command", "declaration_command", "test_command")
+    if is_command or (node.type == "variable_assignment" and node.parent and node.parent.type in BLOCKS):
         yield node
-    for part in (*getattr(node, "parts", ()), *getattr(node, "list", ()), getattr(node, "command", None)):
-        if part is not None:
-            yield from _simple_commands(part)
+    for child in node.named_children:
+        yield from _simple_commands(child)
 
 
-def _command(node: Any, script: str, document: str, line: int) -> Command:
-    text = re.sub(r"\s*\\?\n\s*", " ", script[node.pos[0] : node.pos[1]])
-    variables = [part.word.partition("=") for part in node.parts if part.kind == "assignment"]
-    words = tuple(part.word for part in node.parts if part.kind == "word")
+def _command(node: Node, document: str, line: int) -> Command:
+    parts = [node] if node.type == "variable_assignment" else node.children
+    # Behind `export` an assignment is a word.
+    is_own = node.type != "declaration_command"
+    variables = [part for part in parts if part.type == "variable_assignment" and is_own]
+    named = [_unquoted(part).partition("=") for part in variables]
     return Command(
         document=document,
         line=line,
-        text=text,
-        variables=tuple((name, value) for name, _, value in variables),
-        words=words,
+        text=re.sub(r"\s*\\?\n\s*", " ", _text(node)),
+        variables=tuple((name, value) for name, _, value in named),
+        words=tuple(_unquoted(part) for part in parts if part not in variables and "redirect" not in part.type),
     )
+
+
+def _unquoted(node: Node) -> str:
+    """The word that bash passes on, variables and substitutions as written."""
+    if node.type in ("raw_string", "string"):
+        return _text(node)[1:-1]
+    if node.type in ("concatenation", "command_name", "variable_assignment"):
+        return "".join(map(_unquoted, node.children))
+    return re.sub(r"\\(.)", r"\1", _text(node)) if node.type == "word" else _text(node)
+
+
+def _text(node: Node) -> str:
+    assert node.text is not None
+    return node.text.decode()
 
 
 def inline_commands(path: Path) -> list[str]:
