@@ -38,6 +38,11 @@ def open_folder() -> Iterator[Path]:
         yield Path(made)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes name no test: packed ones hold the second they were made in, and workers must find the same names."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On several workers Ray's tests are the first: nothing shall wait for them at the end."""
     if config.getoption("loadgroup", False):
