@@ -31,7 +31,8 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 256,
     "attention_dropout": 0.0,
-    "initializer_range": 0.3,
+    # With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
+    "initializer_range": 0.2,
     "num_experts_per_tok": PER_TOKEN,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -76,6 +77,9 @@ def build(
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith(("sinks", "e_score_correction_bias", "router.bias")):
             torch.nn.init.normal_(tensor, std=0.3)
+        if name.endswith("A_log"):
+            # States decay slowly: stock's float32 sums of large decays are no yardstick.
+            torch.nn.init.uniform_(tensor, -4.0, -1.0)
     return model.to(dtype).eval()
 
 
