@@ -179,20 +179,27 @@ class EdgeHead(nn.Linear):
 
 
 class _AbsorbingValues(NamedTuple):
-    """Edge values in which the model's scaling or capping of logits is contained already: doing it again is void."""
+    """Edge values in which the model's scaling or capping of logits is contained already: doing it again is void.
+
+    It gives other tensors, as with logits: FSDP2 gathers weights in the order in which gradients reach the outputs of
+    model and head, and every rank must in the same, whether it runs a forest, rows or a dummy.
+    """
 
     log_prob: torch.Tensor
     entropy: torch.Tensor | None
     sum_pi_squared: torch.Tensor | None
 
     def __mul__(self, factor: Any) -> "_AbsorbingValues":
-        return self
+        return self._passed_on()
 
     def __truediv__(self, divisor: Any) -> "_AbsorbingValues":
-        return self
+        return self._passed_on()
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_AbsorbingValues":
         if function is not torch.tanh:
             raise TypeError(f"expected a model that only scales or caps its logits, received {function}")
-        return args[0]
+        return args[0]._passed_on()
+
+    def _passed_on(self) -> "_AbsorbingValues":
+        return _AbsorbingValues(*(None if value is None else value.clone() for value in self))
