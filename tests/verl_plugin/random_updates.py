@@ -6,31 +6,40 @@
 
 Prints every update that differs by more than the tolerances of the tests, and how many were drawn. Exits with 1 if one
 differs by more than the last place of the largest gradient, and by more than stock verl does whose weights are rounded
-otherwise. Gated DeltaNet is left to tests against float64: stock rows round its gates' gradients worse than trees.
+otherwise. Models with Gated DeltaNet are drawn on several ranks only and held against whole trees on one rank: stock
+rows round their gates' gradients worse than trees, which other tests hold against float64.
 """
 
 import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import layouts_of_four_ranks
 import numpy as np
 import torch
-from engine_harness import VOCAB, Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
 from equivalence import LOSS_TOLERANCE, actor_loss, assert_equal_gradients
 from rank_processes import free_port, start_ranks
 from tensordict import TensorDict
 from test_engine_equals_rows_alone import AGG_MODES, ROW_LOSSES
 from test_engine_experts import ALONE, ROPE
+from test_engine_hybrid import CONFIGS as GATED_DELTA_NET
+from test_engine_hybrid import RECURRENT, save_hybrid
 from test_engine_ranks import empty_batch, join, update
+from test_engine_router_replay import Routes, recorded_routes, stock_routers_told
 from test_engine_variants import LORA
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPCriticConfig
+from verl.workers.config.engine import EngineRouterReplayConfig
+from verl.workers.utils.losses import sft_loss, value_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -44,7 +53,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
     "pad_token_id": 0,
 }
-EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6}
 SOFT_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8}
 MODELS: dict[str, tuple[PretrainedConfig, str]] = {
     "qwen3": (tiny_qwen3(), "sdpa"),
@@ -53,10 +62,15 @@ MODELS: dict[str, tuple[PretrainedConfig, str]] = {
     "mistral, windows": (MistralConfig(**SIZES, sliding_window=7), "eager"),
     "gemma 2, soft caps": (Gemma2Config(**SIZES, **SOFT_CAPS, sliding_window=9), "eager"),
     "gpt-oss, sinks": (GptOssConfig(**SIZES, **EXPERTS, sliding_window=8, rope_parameters=ROPE), "eager"),
-    "qwen3-moe": (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), "sdpa"),
+    "qwen3-moe": (Qwen3MoeConfig(**SIZES, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16), "sdpa"),
+    **{name: (config, "sdpa") for name, config in (RECURRENT | GATED_DELTA_NET).items()},
 }
 """Configuration, and transformers' attention of the rows."""
 WITH_LORA = ("qwen3", "qwen3 untied", "llama")
+WITH_CRITIC = (*WITH_LORA, "mistral, windows", "qwen3-moe")
+WITH_ROUTES = ("qwen3-moe", "gpt-oss, sinks")
+REPLAY = {"router_replay": EngineRouterReplayConfig(mode="R3")}
+VALUE, SFT = "value", "sft"
 LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, **layouts_of_four_ranks.LAYOUTS}
 ROUNDINGS = 8
 """Draws of weights that an update which differs is held against."""
@@ -72,8 +86,10 @@ class Update:
     deal: list[int]
     """Of each row a number; modulo the ranks it says who trains it."""
     seed: int
+    routes: Routes | None
+    """Of each row the experts that its rollout chose."""
     loss: tuple[str, str]
-    """Policy loss and aggregation."""
+    """VALUE, SFT or a policy loss, and its aggregation."""
     terms: dict[str, Any]
     """KL and entropy."""
     budget: int
@@ -81,12 +97,31 @@ class Update:
 
     def batch(self, **flags: Any) -> TensorDict:
         """As verl's workers receive it."""
-        return ppo_batch(self.rows, seed=self.seed, calculate_entropy=True, global_batch_size=len(self.rows), **flags)
+        shared = {"calculate_entropy": self.loss[0] != VALUE, "global_batch_size": len(self.rows)}
+        data = ppo_batch(self.rows, seed=self.seed, **shared, **flags)
+        if self.routes is not None:
+            data["routed_experts"] = nested([torch.from_numpy(routes_TLK) for routes_TLK in self.routes])
+        return layouts_of_four_ranks.with_whole_masks(data) if self.loss[0] == SFT else data
 
     def on(self, engine: Any, data: TensorDict) -> Found:
         """Train it."""
-        found = update(engine, data, actor_loss(*self.loss, **self.terms))
+        name, aggregation = self.loss
+        if name == VALUE:
+            scale = 17 if aggregation == "seq-mean-token-sum-norm" else None
+            shared = {"loss_agg_mode": aggregation, "loss_scale_factor": scale, "ppo_micro_batch_size_per_gpu": 1}
+            loss = partial(value_loss, config=FSDPCriticConfig(strategy="fsdp2", rollout_n=1, **shared))
+        else:
+            loss = partial(sft_loss, config=None) if name == SFT else actor_loss(name, aggregation, **self.terms)
+        found = update(engine, data, loss)
         return sum(found["output"]["loss"]), found["gradients"]
+
+    def alone(self, stock: Any) -> Found:
+        """Train every row alone, by the routes that trees are given."""
+        data = self.batch(**ALONE)
+        if self.routes is None:
+            return self.on(stock, data)
+        with stock_routers_told(self.routes):
+            return self.on(stock, data.exclude("routed_experts"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,21 +130,42 @@ class Setup:
 
     name: str
     layout: str
+    critic: bool
+    routed: bool
+    """Whether the rows come with their routes."""
     tree: dict[str, Any]
     model: dict[str, Any]
     engine: dict[str, Any]
     updates: list[Update]
 
-    def build(self, folder: Path, *, trees: bool) -> Any:
-        """The tree engine on these ranks, or stock verl on one; the same weights."""
+    def path(self, folder: Path) -> Path:
+        """The model's folder, written on the first call."""
+        path = folder / (f"critic, {self.name}" if self.critic else self.name)
+        if not path.exists():
+            save = save_hybrid if self.name in GATED_DELTA_NET else partial(save_model, value=self.critic)
+            save(path, deepcopy(MODELS[self.name][0]))
+        return path
+
+    def trees(self, folder: Path) -> Any:
+        """The tree engine on these ranks."""
+        more = LAYOUTS[self.layout] | (REPLAY if self.routed else {})
+        return self._build(folder, TreeConfig(**self.tree), self.model, self.engine | more)
+
+    def reference(self, folder: Path) -> tuple[Any, Callable[[Update], Found]]:
+        """An engine on one rank with the same weights, and how it trains: stock verl, or whole trees where its rows
+        are no yardstick."""
+        if self.name in GATED_DELTA_NET:
+            engine = self._build(folder, TreeConfig(mode="tree"), self.model, self.engine)
+            return engine, lambda one: one.on(engine, one.batch())
+        # A recomputed layer would ask for its routes twice.
+        model = self.model | ({"enable_gradient_checkpointing": False} if self.routed else {})
+        engine = self._build(folder, None, model, self.engine)
+        return engine, lambda one: one.alone(engine)
+
+    def _build(self, folder: Path, tree: TreeConfig | None, model: dict[str, Any], engine: dict[str, Any]) -> Any:
         torch.manual_seed(11)  # LoRA draws its first factors
-        return build_engine(
-            folder / self.name,
-            tree=TreeConfig(**self.tree) if trees else None,
-            attention=MODELS[self.name][1],
-            model=self.model,
-            engine=self.engine | (LAYOUTS[self.layout] if trees else {}),
-        )
+        given = {"value": self.critic, "attention": MODELS[self.name][1], "model": model, "engine": engine}
+        return build_engine(self.path(folder), tree=tree, **given)
 
 
 def draw_rows(rng: np.random.Generator) -> list[Row]:
@@ -143,15 +199,17 @@ def draw_token_ids(rng: np.random.Generator, vocab: int) -> list[list[int]]:
     return ids
 
 
-def draw_update(rng: np.random.Generator) -> Update:
+def draw_update(rng: np.random.Generator, *, critic: bool, routed: bool) -> Update:
     """Any loss on any rows, dealt out in turns or at random, which may leave ranks without rows."""
     rows = draw_rows(rng)
     longest = max(len(row.tokens) for row in rows)
+    names = (VALUE,) if critic else (*ROW_LOSSES, SFT)
     return Update(
         rows=rows,
         deal=rng.integers(0, 4, len(rows)).tolist() if rng.random() < 0.6 else list(range(len(rows))),
         seed=int(rng.integers(1_000_000)),
-        loss=(str(rng.choice(ROW_LOSSES)), str(rng.choice(AGG_MODES))),
+        routes=recorded_routes(rows, seed=int(rng.integers(1000))) if routed else None,
+        loss=(str(rng.choice(names)), str(rng.choice(AGG_MODES))),
         terms={"kl": bool(rng.integers(2)), "entropy": float(rng.choice([0.0, 0.01]))},
         budget=int(rng.choice([100_000, max(longest, rng.integers(20, 120))])),
     )
@@ -159,9 +217,11 @@ def draw_update(rng: np.random.Generator) -> Update:
 
 def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
     """Any model with any options."""
-    name = str(rng.choice(list(MODELS)))
+    name = str(rng.choice([name for name in MODELS if ranks > 1 or name not in GATED_DELTA_NET]))
+    critic = name in WITH_CRITIC and rng.random() < 0.25
+    routed = name in WITH_ROUTES and not critic and rng.random() < 0.5
     model: dict[str, Any] = {"enable_gradient_checkpointing": bool(rng.integers(2))}
-    if name in WITH_LORA and rng.random() < 0.2:
+    if name in WITH_LORA and not critic and rng.random() < 0.2:
         model |= LORA
     switches = ("reshard_after_forward", "use_no_sync_for_gradient_accumulation", "entropy_checkpointing")
     budgets = (None, int(rng.integers(1, 30)), int(rng.integers(6, 60)))
@@ -175,10 +235,12 @@ def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
     return Setup(
         name=name,
         layout=str(rng.choice(list(LAYOUTS))) if ranks == 4 else "dp",
+        critic=critic,
+        routed=routed,
         tree=tree,
         model=model,
         engine={switch: bool(rng.integers(2)) for switch in switches},
-        updates=[draw_update(rng) for _ in range(updates)],
+        updates=[draw_update(rng, critic=critic, routed=routed) for _ in range(updates)],
     )
 
 
@@ -186,7 +248,7 @@ def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
     """This rank's share of every update of every setup, on trees."""
     found = []
     for setup in setups:
-        engine = setup.build(folder, trees=True)
+        engine = setup.trees(folder)
         rank, ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
         of_setup = []
         for one in setup.updates:
@@ -209,8 +271,8 @@ def rank_main(rank: int, world: int, folder: str, port: int) -> None:
 
 def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[tuple[bool, str]]:
     """Updates in which trees on that many ranks do not train as rows alone on one; True where rounding explains it."""
-    for name in {setup.name for setup in setups} - {path.name for path in folder.iterdir()}:
-        save_model(folder / name, MODELS[name][0])
+    for setup in setups:
+        setup.path(folder)  # ranks shall not write at the same time
     if ranks == 1:
         of_ranks = [train_share(setups, folder)]
     else:
@@ -218,9 +280,9 @@ def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[t
         start_ranks(rank_main, ranks, str(folder), free_port())
         of_ranks = [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(ranks)]
     for index, setup in enumerate(setups):
-        stock = setup.build(folder, trees=False)
+        engine, train = setup.reference(folder)
         for place, one in enumerate(setup.updates):
-            alone = one.on(stock, one.batch(**ALONE))
+            alone = train(one)
             found = [of_rank[index][place] for of_rank in of_ranks]
             loss = sum(of_rank for of_rank, _ in found)
             errors = [difference(alone, (loss, gradients)) for _, gradients in found]
@@ -228,22 +290,22 @@ def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[t
             if off is not None:
                 name, error, norm = off
                 largest = max(float(gradient.norm()) for gradient in alone[1].values())
-                noise = [difference(alone, other) for other in rounded_otherwise(stock, one)]
+                noise = [difference(alone, other) for other in rounded_otherwise(engine, partial(train, one))]
                 is_rounding = error <= torch.finfo(torch.float32).eps * largest or any(noise)
                 about = f"{name} is off by {error:.2g}, its norm {norm:.2g}, the largest {largest:.2g}"
                 yield is_rounding, f"{about}: {replace(setup, updates=[one])}"
 
 
-def rounded_otherwise(stock: Any, one: Update) -> list[Found]:
-    """Rows alone on weights that moved by one unit in the last place, up or down; another draw each time."""
-    weights = [getattr(weight, "_local_tensor", weight).detach() for weight in stock.module.parameters()]
+def rounded_otherwise(engine: Any, train: Callable[[], Found]) -> list[Found]:
+    """The same update on weights that moved by one unit in the last place, up or down; another draw each time."""
+    weights = [getattr(weight, "_local_tensor", weight).detach() for weight in engine.module.parameters()]
     exact = [weight.clone() for weight in weights]
     found = []
     for _ in range(ROUNDINGS):
         for weight, was in zip(weights, exact, strict=True):
             sign = torch.randint_like(was, 2).mul_(2).sub_(1)
             weight.copy_(was * (1 + torch.finfo(was.dtype).eps * sign))
-        found.append(one.on(stock, one.batch(**ALONE)))
+        found.append(train())
     for weight, was in zip(weights, exact, strict=True):
         weight.copy_(was)
     return found

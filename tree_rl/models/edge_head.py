@@ -202,4 +202,5 @@ class _AbsorbingValues(NamedTuple):
         return args[0]._passed_on()
 
     def _passed_on(self) -> "_AbsorbingValues":
-        return _AbsorbingValues(*(None if value is None else value.clone() for value in self))
+        extras = (None if value is None else value.clone() for value in self[1:])
+        return _AbsorbingValues(self.log_prob.clone(), *extras)
