@@ -50,8 +50,19 @@ install_with_pip() {
     fi
 }
 
+refuse_what_ray_splits() {
+    case "$venv" in
+        *[[:space:]\'\"\\\$\&\;\|\<\>\(\)\*\?\[\]{}\!\#\`]*)
+            echo "Ray cannot start workers from $venv: its path has spaces or quotes." >&2
+            echo "Set TREE_RL_VENV to a folder whose path has none, such as \$HOME/tree_rl_venv." >&2
+            return 1
+            ;;
+    esac
+}
+
 prepare() {
     local python stamp
+    refuse_what_ray_splits
     stamp="$(cat "$root/pyproject.toml" "$constraints" | cksum) $root"
     if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/tree_rl.stamp" 2>/dev/null)" = "$stamp" ]; then
         return

@@ -1,10 +1,13 @@
 """`tree-rl doctor` passes here, also inside a Ray worker, and fails where verl is kept from loading the plugin."""
 
+import sys
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from tree_rl.cli import app
+from tree_rl.verl_plugin.checks.doctor import Status, diagnose
 
 
 @pytest.mark.ray
@@ -28,3 +31,11 @@ def test_disabled_plugin_fails_by_name(monkeypatch: pytest.MonkeyPatch, platform
     assert result.exit_code == 1
     assert "VERL_USE_EXTERNAL_PLUGINS=none" in result.output
     assert "1 failed: plugin in a fresh process" in result.output
+
+
+@pytest.mark.parametrize("folder", ("my code", "it's", "a$b", "a(b)"))
+def test_an_interpreter_that_ray_cannot_start_fails_by_name(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    python = f"/srv/{folder}/.venv/bin/python"
+    monkeypatch.setattr(sys, "executable", python)
+    finding = next(diagnose(start_ray=False))
+    assert (finding.subject, finding.status) == ("python", Status.FAILED) and python in finding.detail

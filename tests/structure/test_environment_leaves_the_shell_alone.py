@@ -18,21 +18,28 @@ LOOK = 'echo "at:$(command -v python) safe:${PYTHONSAFEPATH-} token:${RAY_AUTH_M
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts beside an environment that counts as ready, in a folder whose name needs quotes."""
+    """The scripts in a folder whose name needs quotes, and an environment elsewhere that counts as ready."""
     root = tmp_path_factory.mktemp("a checkout")
     shutil.copytree(SCRIPTS, root / "scripts", ignore=shutil.ignore_patterns("cluster"))
     (root / "constraints").mkdir()
     (root / "constraints" / "cpu.txt").write_text("torch==1\n")
     (root / "pyproject.toml").write_text("[project]\n")
-    venv.create(root / ".venv", symlinks=True)
+    environment = environment_of(root)
+    venv.create(environment, symlinks=True)
     both = (root / "pyproject.toml").read_bytes() + (root / "constraints" / "cpu.txt").read_bytes()
     total = subprocess.run(["cksum"], input=both, capture_output=True, check=True).stdout.decode().strip()
-    (root / ".venv" / "tree_rl.stamp").write_text(f"{total} {root}\n")
+    (environment / "tree_rl.stamp").write_text(f"{total} {root}\n")
     return root
 
 
+def environment_of(checkout: Path) -> Path:
+    """Its path needs no quotes."""
+    return checkout.parent / "environment"
+
+
 def run(shell: list[str], checkout: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(checkout), "PYTHON": sys.executable, **variables}
+    own = {"HOME": str(checkout), "PYTHON": sys.executable, "TREE_RL_VENV": str(environment_of(checkout))}
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", **own, **variables}
     return subprocess.run([*shell, "-c", script], cwd=checkout, env=environment, capture_output=True, text=True)
 
 
@@ -42,7 +49,7 @@ def test_options_are_what_they_were(shell: list[str], options: str, checkout: Pa
     script = f"{options}\nset -o >before\nsource scripts/environment.sh\nset -o >after\n{LOOK}"
     ended = run(shell, checkout, script)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == f"at:{checkout}/.venv/bin/python safe:1 token:token\n"
+    assert ended.stdout == f"at:{environment_of(checkout)}/bin/python safe:1 token:token\n"
     assert ended.stderr == ""
     assert (checkout / "before").read_text() == (checkout / "after").read_text()
 
@@ -60,6 +67,17 @@ def test_a_failure_is_a_status_not_an_exit(shell: list[str], checkout: Path) -> 
     ended = run(shell, checkout, script, TREE_RL_CONSTRAINTS="/nowhere/cpu.txt")
     assert ended.stdout == "status 1\n"
     assert "/nowhere/cpu.txt" in ended.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("folder", ["", "a'b", "a$b", "a(b)"])
+def test_an_environment_where_ray_starts_no_worker_is_refused(shell: list[str], folder: str, checkout: Path) -> None:
+    """Ray starts workers by a shell to which it does not quote the path of Python."""
+    place = f"/nowhere/{folder}" if folder else ""
+    ended = run(shell, checkout, 'source scripts/environment.sh; echo "status $?"', TREE_RL_VENV=place)
+    assert ended.stdout == "status 1\n"
+    assert f"Ray cannot start workers from {place or checkout / '.venv'}: its path" in ended.stderr
+    assert "Set TREE_RL_VENV to" in ended.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -155,6 +155,18 @@ def test_a_flag_that_hydra_lacks_is_one_line(good: list[str]) -> None:
         command_line(*good, "--confg=x")
 
 
+def test_an_environment_where_ray_starts_no_worker_is_one_line(
+    good: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray starts workers by a shell to which it does not quote the path of Python: the job would wait and fail."""
+    checked(command_line(*good))
+    monkeypatch.setattr(sys, "executable", "/srv/my code/.venv/bin/python")
+    with pytest.raises(CommandLineError, match=r"^/srv/my code/\.venv/bin/python: Ray cannot start workers"):
+        checked(command_line(*good))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # nodes have interpreters of their own
+    checked(command_line(*good))
+
+
 def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> None:
     started = time.monotonic()
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *good, "tree.max_token=5"]

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,7 @@ from tree_rl.verl_plugin.checks.fresh_process import (
 )
 from tree_rl.verl_plugin.checks.tiny_tree import TreeError, measure_tree_error
 from tree_rl.verl_plugin.compat import SUPPORTED_VERL, get_device_name
+from tree_rl.verl_plugin.launch.job_checks import path_that_ray_splits
 
 NEEDED = ("tree_rl", "verl", "torch", "transformers", "tensordict", "ray", "TransferQueue")
 OPTIONAL = ("vllm", "triton", "peft")
@@ -57,7 +59,7 @@ def diagnose(*, start_ray: bool) -> Iterator[Finding]:
 
     `start_ray` checks the plugin also in a worker of a local Ray cluster, which starts and stops here.
     """
-    yield Finding(subject="python", status=Status.OK, detail=platform.python_version())
+    yield _find_python()
     for package in NEEDED + OPTIONAL:
         yield _find_version(package)
     yield _find_devices()
@@ -69,6 +71,14 @@ def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     yield _find_plugin("plugin in a fresh process", examine_here)
     if start_ray:
         yield _find_plugin("plugin in a Ray worker", _examine_in_ray)
+
+
+def _find_python() -> Finding:
+    version = platform.python_version()
+    if path_that_ray_splits(sys.executable):
+        remedy = "create the environment in a folder without spaces and quotes: Ray cannot start its workers from here"
+        return Finding(subject="python", status=Status.FAILED, detail=f"{version} at {sys.executable}; {remedy}")
+    return Finding(subject="python", status=Status.OK, detail=version)
 
 
 def _find_version(package: str) -> Finding:

@@ -2,6 +2,8 @@
 
 import copy
 import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,6 +80,11 @@ def check_words(given: Sequence[str], machines: Sequence[str]) -> None:
             )
 
 
+def path_that_ray_splits(path: str) -> bool:
+    """Whether Ray, which starts workers through a shell without quoting the interpreter, would run another program."""
+    return re.search(r"[\s'\"\\$&;|<>()*?\[\]{}!#`]", path) is not None
+
+
 def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
     """Check a composed config: its words and numbers, as a tree run would, the files it names, then as verl does.
 
@@ -97,6 +104,7 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
         _check_numbers(config)
         _check_prepared(copy.deepcopy(config))
         if config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:
+            _check_interpreter()
             missing_files(
                 config, FILES, ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
             )
@@ -110,6 +118,14 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
             if unknown and key.rpartition(".")[2] == unknown:
                 raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(stock))}") from error
         raise CommandLineError(message) from error
+
+
+def _check_interpreter() -> None:
+    if path_that_ray_splits(sys.executable):
+        raise CommandLineError(
+            f"{sys.executable}: Ray cannot start workers of an environment whose path has spaces or quotes; create it "
+            "in a folder without them"
+        )
 
 
 def _check_choices(config: DictConfig) -> None:
