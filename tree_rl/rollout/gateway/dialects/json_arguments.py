@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space
+from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space, unwrapped
 from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, CallsInText, ThinkingDialect
+from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 
 
 class KimiK2(CallsBetweenTags):
@@ -16,6 +17,7 @@ class KimiK2(CallsBetweenTags):
     start = re.compile(r"<\|tool_call_begin\|>\s*([^<]*)")
     end = "<|tool_call_end|>"
     wrappers = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    ends_reasoning = wrappers[0]
     _id = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
@@ -62,11 +64,15 @@ class DeepSeekV3(CallsBetweenTags):
 
 
 class Mistral(CallsBetweenTags):
-    """`[TOOL_CALLS]NAME[ARGS]JSON` for each call; older models write `[TOOL_CALLS]` and a list of JSON objects."""
+    """`[TOOL_CALLS]NAME[ARGS]JSON` for each call, or without `[ARGS]`.
+
+    Older models write `[TOOL_CALLS]` and a list of JSON objects.
+    """
 
     name = "mistral"
     marks = ("[THINK]", "[/THINK]")
-    start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\])?")
+    start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\]|(?=\{)))?")
+    ends_reasoning = "[TOOL_CALLS]"
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
         """Read the call or the calls behind one mark."""
@@ -76,7 +82,7 @@ class Mistral(CallsBetweenTags):
         calls = value if isinstance(value, list) else [value]
         if not calls:
             raise UnreadableCallError("malformed")
-        return [read_named(call) for call in calls], position
+        return [read_named(call, tools) for call in calls], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """Templates refuse ids of other than nine letters and digits."""
@@ -98,6 +104,10 @@ class Llama3(ThinkingDialect):
         found = self._begin.search(text, position)
         return len(text) if found is None else found.end()
 
+    def shows_call(self, text: str) -> bool:
+        """Whether a call begins in a text."""
+        return self._tag in text or self._call.search(text) is not None
+
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
         """Read the calls of a text. JSON that is no call is an answer."""
         around, tag, written = text.partition(self._tag)
@@ -109,9 +119,9 @@ class Llama3(ThinkingDialect):
         position = 0
         while True:
             value, position = read_json(written, position)
-            if not tag and not _is_call(value):
+            if not tag and not _is_call(value, tools):
                 return CallsInText(around=text)
-            calls.append(read_named(value, keys=("parameters", "arguments")))
+            calls.append(read_named(value, tools, keys=("parameters", "arguments")))
             position = skip_space(written, position)
             if position == len(written):
                 return CallsInText(around=around, calls=calls)
@@ -120,5 +130,12 @@ class Llama3(ThinkingDialect):
             position += 1
 
 
-def _is_call(value: object) -> bool:
-    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
+def _is_call(value: object, tools: Tools) -> bool:
+    """Whether JSON has a name and arguments, or the name of a tool and anything else."""
+    call = unwrapped(value)
+    if not isinstance(call, dict) or "name" not in call:
+        return False
+    name, has_more = call["name"], bool(call.keys() - {"name", "id", "type"})
+    return (
+        "parameters" in call or "arguments" in call or (has_more and isinstance(name, str) and is_offered(name, tools))
+    )

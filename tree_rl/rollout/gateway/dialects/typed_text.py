@@ -32,6 +32,12 @@ def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
     return {}
 
 
+def is_offered(name: str, tools: Tools) -> bool:
+    """Whether a tool has this name."""
+    functions = (tool.get("function", tool) for tool in tools)
+    return any(isinstance(function, Mapping) and function.get("name") == name for function in functions)
+
+
 def typed(text: str, schema: Any) -> Any:
     """The value that a text stands for: what the schema allows, else the text itself.
 
