@@ -96,6 +96,7 @@ class Llama3(ThinkingDialect):
 
     name = "llama3"
     _call = re.compile(r'\s*\{\s*"(?:type|name|function)"\s*:')
+    _named = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"parameters"')
     _tag = "<|python_tag|>"
     _begin = re.compile(r"<\|python_tag\|>|(?:\A|</think>)\s*(?=\{)")
 
@@ -114,13 +115,15 @@ class Llama3(ThinkingDialect):
         if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
             around, tag, written = "", "", text
         if self.marks[0] in around or (not tag and self._call.match(written) is None):
-            return CallsInText(around=text)
+            is_call = any(is_offered(found[1], tools) for found in self._named.finditer(text))
+            return CallsInText(around=text, fault="malformed" if is_call else None)
         calls: list[WrittenCall] = []
         position = 0
         while True:
             value, position = read_json(written, position)
             if not tag and not _is_call(value, tools):
-                return CallsInText(around=text)
+                is_call = isinstance(value, dict) and is_offered(str(value.get("function")), tools)
+                return CallsInText(around=text, fault="no_name" if is_call else None)
             calls.append(read_named(value, tools, keys=("parameters", "arguments")))
             position = skip_space(written, position)
             if position == len(written):

@@ -42,6 +42,8 @@ class ThinkingDialect(Dialect):
     """A dialect with marked reasoning. A family says how it writes calls."""
 
     marks = (THINK_START, THINK_END)
+    end = ""
+    """What ends a call; empty if its arguments' end does."""
 
     @property
     def reasoning_end(self) -> str:
@@ -80,10 +82,14 @@ class ThinkingDialect(Dialect):
         except UnreadableCallError as error:
             return Reading(content=visible, reasoning=thought, opening=opening, fault=error.fault)
         fault = found.fault
-        if not is_closed or (thought and not visible.strip() and self.shows_call(thought)):
+        if not is_closed or (not found.calls and self._hides_call(thought or "", visible)):
             fault = "in_reasoning"
         content = found.around.strip() if found.calls else visible
         return Reading(content=content, reasoning=thought, opening=opening, calls=tuple(found.calls), fault=fault)
+
+    def _hides_call(self, thought: str, visible: str) -> bool:
+        """Whether a call that was meant stands in the reasoning: nothing or its end follows."""
+        return self.shows_call(thought) and (not visible.strip() or (self.end != "" and self.end in visible))
 
     @abstractmethod
     def shows_call(self, text: str) -> bool:
@@ -129,8 +135,6 @@ class CallsBetweenTags(ThinkingDialect):
 
     start: re.Pattern[str]
     """Where a call begins."""
-    end = ""
-    """What ends a call; empty if its arguments' end does."""
     wrappers: tuple[str, ...] = ()
     """Tags around all calls of a turn."""
     ends_reasoning = ""
