@@ -34,8 +34,13 @@ def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
 
 def is_offered(name: str, tools: Tools) -> bool:
     """Whether a tool has this name."""
-    functions = (tool.get("function", tool) for tool in tools)
-    return any(isinstance(function, Mapping) and function.get("name") == name for function in functions)
+    return any(name_of(tool) == name for tool in tools)
+
+
+def name_of(tool: Mapping[str, Any]) -> str:
+    """The name of a tool."""
+    function = tool.get("function", tool)
+    return str(function.get("name")) if isinstance(function, Mapping) else ""
 
 
 def typed(text: str, schema: Any) -> Any:

@@ -106,6 +106,7 @@ class Recorder:
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
         self._note_left_turns(restored, text, match)
+        self._note_other_ends(match)
         return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening)
 
     def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, tuple[str, str], Match]:
@@ -130,6 +131,22 @@ class Recorder:
         is_kept = not reasoning or re.search(closed, text)
         cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
+
+    def _note_other_ends(self, match: Match) -> None:
+        """Remember turns that this prompt closes in another way than the model did."""
+        behind, node = match.rest, match.node
+        while node.parent is not None:
+            if node.turn is not None:
+                end = self._renderer.decode(node.turn.response_ids[len(node.ids) :])
+                if behind and not behind.startswith(end) and not self._is_own_end(node.turn, end):
+                    left = LeftTurn(session=self._session, call=node.turn.call, cause="other_end")
+                    self._left.setdefault(node.turn.call, left)
+            behind, node = node.text, node.parent
+
+    def _is_own_end(self, turn: GeneratedTurn, end: str) -> bool:
+        """Whether the template itself ends the turn so, elsewhere in a conversation."""
+        closings = {closing for _, closing in turn.forms() if closing}
+        return end in (closings or self._renderer.turn_ends[1:])
 
     async def record(self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None = None) -> ChatMessage:
         """Record an answer, and return the message for the agent. Calls are recorded in the order of their answers."""
