@@ -95,7 +95,7 @@ class _Conversation:
         while place >= 0 and self.messages[place].role == "tool":
             place -= 1
         behind = self.messages[place].tool_calls if place >= 0 else ()
-        alike = [one for one in behind if one.id == call.id]
+        alike = [one for one in behind if one.id == call.id and _is_same(one, call)]
         if alike and call.id not in [message.tool_call_id for message in self.messages[place + 1 :]]:
             return
         # An id that has its result is used again: another turn.
