@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space, unwrapped
@@ -19,6 +20,8 @@ class KimiK2(CallsBetweenTags):
     wrappers = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     ends_reasoning = wrappers[0]
     _id = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+    _other_id = re.compile(r"functions[._:-]?(.+?)[._:-]?\d+")
+    """As clients and servers respell ids, and the model then writes them itself: `functions_NAME_INDEX`."""
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
         """Read one call."""
@@ -29,7 +32,10 @@ class KimiK2(CallsBetweenTags):
         position = self.after(text, position, self.end)
         if named is None:
             raise UnreadableCallError("no_name")
-        return [WrittenCall(name=named[1], arguments=read_object(value), id=written)], position
+        offered = [tool["function"]["name"] for tool in tools]
+        respelt = self._other_id.fullmatch(written)
+        name = respelt[1] if respelt and named[1] not in offered and respelt[1] in offered else named[1]
+        return [WrittenCall(name=name, arguments=read_object(value), id=written)], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """Templates write the id in place of the name."""
@@ -78,17 +84,27 @@ class Mistral(CallsBetweenTags):
         """Read the call or the calls behind one mark."""
         value, position = read_json(text, found.end())
         if found["name"]:
-            return [WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])], position
+            written = WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])
+            return [_with_fit_id(written)], position
         calls = value if isinstance(value, list) else [value]
         if not calls:
             raise UnreadableCallError("malformed")
-        return [read_named(call, tools) for call in calls], position
+        return [_with_fit_id(read_named(call, tools)) for call in calls], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """Templates refuse ids of other than nine letters and digits."""
-        if len(sent) == 9 and sent.isascii() and sent.isalnum():
+        if _is_fit(sent):
             return sent
         return blake2b(sent.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+def _is_fit(call_id: str) -> bool:
+    return len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+
+
+def _with_fit_id(call: WrittenCall) -> WrittenCall:
+    """A call without the id that the model wrote, if Mistral's templates would refuse it."""
+    return call if call.id is None or _is_fit(call.id) else replace(call, id=None)
 
 
 class Llama3(ThinkingDialect):

@@ -119,16 +119,21 @@ class Recorder:
 
     def _note_left_turns(self, restored: Restored, text: str, match: Match) -> None:
         """Remember turns that this prompt brings back without continuing them, and why."""
-        self._guessed.update(restored.guessed)
+        self._guessed.update(restored.guessed + restored.unclear)
         for call in restored.edited:
             self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="edited"))
+        for call in restored.unclear:
+            self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="rewritten"))
         continued = {node.turn.call for node, _ in match.turns if node.turn is not None}
         left = next((call for call in restored.own_calls if call not in continued), None)
         if left is None or left in self._left:
             return
-        reasoning = (self._own.of_call(left).message.reasoning or "").strip()
+        own = self._own.of_call(left)
+        if not {*restored.edited, *restored.unclear}.isdisjoint(own.before):
+            return  # The branch begins there.
+        reasoning = (own.message.reasoning or "").strip()
         closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
-        is_kept = not reasoning or re.search(closed, text)
+        is_kept = not reasoning or left in restored.moved or re.search(closed, text)
         cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
 
