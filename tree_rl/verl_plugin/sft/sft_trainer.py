@@ -69,6 +69,20 @@ class TreeSFTTrainer(SFTTrainer):
         self.training_client.set_loss_fn(loss_fn=self.loss_fn)
         self.engine = self.training_client.engine
 
+    def fit(self) -> None:
+        """verl's loop; behind a checkpoint of an epoch's end it begins the next epoch."""
+        step = self.resume_global_step
+        if step >= self.total_training_steps:
+            if self.rank == 0:
+                longer = "raise trainer.total_epochs (or trainer.total_training_steps) to go on"
+                print(f"tree SFT: all {self.total_training_steps} steps are trained; {longer}")
+            return
+        if step % self.steps_per_epoch == 0:
+            # verl saves inside the epoch's last step, so the loader's state has no batch left, which verl would take
+            # for the next epoch (verl#7401).
+            self.train_dataloader.next_iter_state = None
+        super().fit()
+
     def _build_dataset(self) -> None:
         """Before the engine: a mistake in the data takes no GPU."""
         data = self.config.data
