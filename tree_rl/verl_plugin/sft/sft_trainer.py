@@ -33,6 +33,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
@@ -92,6 +93,7 @@ class TreeSFTTrainer(SFTTrainer):
         for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
             if dataset is not None:
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
+                refuse_unusable_rows(dataset, data, key=key, vocab_size=vocab_size)
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
 
     def _build_dataloader(self) -> None:
