@@ -88,7 +88,10 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
         table = getattr(dataset, "dataframe", None)
         if table is None or group_key not in table.columns:
             known = "no columns" if table is None else shown_names(list(map(str, table.columns)))
-            raise InputError(f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}")
+            raise InputError(
+                f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}; name one, or "
+                "set it to null"
+            )
         absent = table[group_key].isna().to_numpy()
         if absent.any():
             row = int(np.argmax(absent))
