@@ -35,7 +35,8 @@ class RowsPer(StrEnum):
     """What becomes one row."""
 
     TRIAL = "trial"
-    """The whole conversation, every assistant turn trained."""
+    """The whole conversation; trained is every assistant turn that the template renders as the model wrote it. Qwen3's
+    drops the thoughts of turns before the last question, so only the turns behind it are."""
     CALL = "call"
     """Each assistant turn with the messages before it, that turn alone trained."""
 

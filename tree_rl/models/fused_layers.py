@@ -61,9 +61,14 @@ def check_liger(config: PretrainedConfig, *, device: torch.device, deterministic
     Raises:
         UnsupportedModelError: names the key, what stands against it and the remedy.
     """
-    reason = liger_unavailable_reason(device) or _family_reason(config, deterministic=deterministic)
+    reason = why_not_liger(config, device=device, deterministic=deterministic)
     if reason is not None:
         raise UnsupportedModelError(f"{KEY}=true: {reason}; set {KEY}=false")
+
+
+def why_not_liger(config: PretrainedConfig, *, device: torch.device, deterministic: bool = False) -> str | None:
+    """What `check_liger` would refuse, or None."""
+    return liger_unavailable_reason(device) or _family_reason(config, deterministic=deterministic)
 
 
 def use_liger_layers(model: PreTrainedModel, *, device: torch.device, deterministic: bool = False) -> None:

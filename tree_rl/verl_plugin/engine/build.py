@@ -15,6 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.models.fused_layers import check_liger, why_not_liger
 from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
@@ -117,6 +118,22 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     built: nn.Module = module
     return built
+
+
+def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) -> bool:
+    """Whether a model gets Liger's layers; `auto`, of our machine files, leaves out what the model cannot have.
+
+    Raises:
+        UnsupportedModelError: `use_liger=true` where they cannot run.
+    """
+    if model_config.use_liger == AUTO:
+        reason = why_not_liger(model_config.hf_config, device=device, deterministic=deterministic)
+        if reason is not None and torch.distributed.get_rank() == 0:
+            logger.warning("model.use_liger=auto: the model keeps its own layers, as %s", reason)
+        return reason is None
+    if model_config.use_liger:
+        check_liger(model_config.hf_config, device=device, deterministic=deterministic)
+    return bool(model_config.use_liger)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tree_rl.models import use_edge_head
-from tree_rl.models.fused_layers import check_liger, use_liger_layers
+from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
@@ -241,11 +241,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _build_module(self) -> nn.Module:
         build.choose_flat_attention(self.model_config.hf_config)
         fused = {"device": torch.device(get_device_name()), "deterministic": self.engine_config.full_determinism}
-        if self.model_config.use_liger:
-            check_liger(self.model_config.hf_config, **fused)
+        uses_liger = build.uses_liger(self.model_config, **fused)
         with build.without_stock_liger(self), build.without_stock_sequence_parallel(self):
             module: Any = self._stock_module()
-        if self.model_config.use_liger:
+        if uses_liger:
             use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module

@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
+from tree_rl.training.options import AUTO
 from tree_rl.verl_plugin.compat import PrecisionType
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.router_replay import COLUMN, DISABLED, FLAG, KEY, RECORDED, replay_mode
@@ -57,6 +58,9 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
     mtp = model.get("mtp", None) or {}
     rank, adapter = model.get("lora_rank", 0), model.get("lora_adapter_path", None)
     megatron_rank = (model.get("lora", None) or {}).get("rank", 0)
+    fused = model.get("use_liger", False)
+    if fused not in (True, False, None, AUTO):
+        raise UnsupportedFeatureError(f"{key}.use_liger={fused}: expected true, false or {AUTO}")
     refuse_first(
         (
             model.get("use_fused_kernels", False),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow
+import pyarrow.parquet
 from omegaconf import DictConfig, ListConfig
 
 from tree_rl.inspection.files import InputError, RowFileError
@@ -63,9 +64,10 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> 
     elif data.custom_cls.get("path") is None:
         for row, messages in enumerate(dataset.messages):
             if not _is_conversation(messages):
+                place, column = place_of_row(dataset, data, key, row), shown(data.messages_key)
                 raise RowFileError(
-                    f"data.{key}: row {row}, column {shown(data.messages_key)}: expected a list of messages with a "
-                    f"role each, received {shown(messages)}"
+                    f"data.{key}: {place}, column {column}: expected a list of messages with a role each, received "
+                    f"{shown(messages)}"
                 )
     if len(dataset) < data.train_batch_size:
         raise RowFileError(
@@ -86,7 +88,10 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
         table = getattr(dataset, "dataframe", None)
         if table is None or group_key not in table.columns:
             known = "no columns" if table is None else shown_names(list(map(str, table.columns)))
-            raise InputError(f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}")
+            raise InputError(
+                f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}; name one, or "
+                "set it to null"
+            )
         absent = table[group_key].isna().to_numpy()
         if absent.any():
             row = int(np.argmax(absent))
@@ -98,12 +103,33 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
     return None
 
 
+def place_of_row(dataset: Any, data: DictConfig, key: str, row: int) -> str:
+    """File of a row of verl's dataset and its number there, from 0; of another dataset, its number in all files.
+
+    Args:
+        dataset: of the rows.
+        data: verl's `data` node.
+        key: of the files in it.
+        row: index in the dataset.
+    """
+    paths = _paths(getattr(dataset, "parquet_files", data.get(key)))
+    is_drawn = getattr(dataset, "shuffle", False) and getattr(dataset, "max_samples", -1) > 0
+    if data.custom_cls.get("path") is None and not is_drawn:
+        ends = np.cumsum([pyarrow.parquet.read_metadata(path).num_rows for path in paths])
+        file = int(np.searchsorted(ends, row, side="right"))
+        return f"{shown_path(Path(paths[file]))}: row {row - (ends[file - 1] if file else 0)}"
+    return f"row {row} of the data set of {', '.join(shown_path(Path(path)) for path in paths)}"
+
+
 def _local_files(files: Any) -> list[Path]:
     """Paths on this machine; verl copies those with a scheme, as hdfs://, later."""
+    return [Path(path) for path in _paths(files) if "://" not in path]
+
+
+def _paths(files: Any) -> list[str]:
     if not files:
         return []
-    paths = files if isinstance(files, list | tuple | ListConfig) else [files]
-    return [Path(path) for path in map(str, paths) if "://" not in path]
+    return list(map(str, files if isinstance(files, list | tuple | ListConfig) else [files]))
 
 
 def _is_conversation(messages: Any) -> bool:
