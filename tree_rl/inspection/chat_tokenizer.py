@@ -21,6 +21,7 @@ from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes, read_text
 from tree_rl.inspection.files.shown import escaped, shown, shown_path
+from tree_rl.inspection.messages.template_form import TemplateForm, TurnEdges
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 
 
@@ -82,6 +83,10 @@ class ChatTokenizer:
         except (jinja2.TemplateError, RecursionError) as error:
             said = escaped(str(error), 160)
             raise InputError(f"{self._name}: expected a chat template in Jinja: {said}; correct it") from error
+        self.form = TemplateForm.of(source, lambda messages: self.render(list(messages), None))
+        """What the template expects of messages."""
+        self.edges = TurnEdges.of(lambda messages, ask=False: self.render(messages, None, ask=ask))
+        """What it writes around turns."""
         self._known: dict[str, Encoding] = {}
         control = sorted({token.content for token in self.vocabulary.get_added_tokens_decoder().values()})
         self.boundary = re.compile("(" + "|".join(map(re.escape, control)) + ")") if control else None

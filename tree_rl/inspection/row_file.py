@@ -6,13 +6,14 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from tree_rl.inspection.chat_rows import CONVERSATIONS, TOOLS, RowsPer, read_chat_rows
+from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS, RowsPer, read_chat_rows
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
 from tree_rl.inspection.files.shown import shown, shown_names, shown_path
 from tree_rl.inspection.formats.call_log import CALL_COLUMNS, call_pair, read_calls
 from tree_rl.inspection.formats.text_rows import PAIRS, SEGMENTS, TEXT_COLUMNS, read_text_rows, text_pair
+from tree_rl.inspection.messages.conversation import CONVERSATIONS
 from tree_rl.inspection.recording import Recording, Taken
 from tree_rl.inspection.row import Row, check_vocabulary
 from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
@@ -53,7 +54,7 @@ def read_recording(
     if files != [path]:
         read = partial(read_recording, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
         return Recording.joined([read(file) for file in files])
-    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXT_COLUMNS, *CALL_COLUMNS, *GROUPS}
+    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, SYSTEM_TEXT, *TEXT_COLUMNS, *CALL_COLUMNS, *GROUPS}
     file = read_columns(path, wanted if group_by is None else {*wanted, group_by})
     if group_by is not None and group_by not in file.columns:
         names = shown_names(file.names)
@@ -129,9 +130,11 @@ def _read_rows(
         rows, left_out = read_calls(file, pair, groups, chat)
         loss = f"all of {pair[1]}" + (f" ({left_out:,} records that are no answered calls left out)" * bool(left_out))
         return rows, Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
-    tools = file.values(TOOLS) if TOOLS in file.columns else [None] * file.num_rows
+    tools, systems = (
+        file.values(one) if one in file.columns else [None] * file.num_rows for one in (TOOLS, SYSTEM_TEXT)
+    )
     name = str(column)
-    rows = read_chat_rows(name, file.values(name), tools, groups, tokenizer=chat, rows_per=rows_per)
+    rows = read_chat_rows(name, file.values(name), tools, systems, groups, tokenizer=chat, rows_per=rows_per)
     loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
     return rows, Taken(tokens=(name,), loss=loss, padding=NO_PADDING, group=None)
 

@@ -33,9 +33,14 @@ class Verdict:
     """What to type next."""
 
     @property
+    def trains(self) -> bool:
+        """Whether any token has a loss."""
+        return any(row.trained is None or row.trained.any() for row in self.recording.rows)
+
+    @property
     def update(self) -> float:
         """Expected speed-up of an update; rows run without a tree where that is faster."""
-        return max(REACHED[0] * self.flop_bound, 1.0)
+        return max(REACHED[0] * self.flop_bound, 1.0) if self.trains else 1.0
 
     @property
     def step(self) -> float:

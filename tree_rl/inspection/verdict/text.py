@@ -15,6 +15,8 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
     """The closing lines of `tree-rl inspect`; `assumed` names the model of the bound by operations."""
     taken = "\n              ".join(escaped(str(taken)) for taken in verdict.recording.taken)
     says = "trees help" if verdict.helps else "trees would save little"
+    if not verdict.trains:
+        says = "no token trains: no turn of an assistant, or masks of zeros"
     says += "" if verdict.recording.has_groups else ", if these are the groups"
     share = verdict.share
     lines = [
