@@ -67,7 +67,7 @@ def read_chat_rows(
         for name, last, first_trained in _cuts(chat, f"row {number}", rows_per):
             try:
                 ids, trained = _row(chat, first_trained, last, tokenizer, f"row {number}")
-            except _NoPrompt:
+            except _NoPromptError:
                 continue
             rows.append(Row(name=name, group=groups[number], token_ids=ids, trained=trained, record=number))
     if not rows:
@@ -104,7 +104,7 @@ def read_call_rows(
     return rows
 
 
-class _NoPrompt(Exception):
+class _NoPromptError(Exception):
     """A template begins no prompt before the first question, so no model of it wrote this turn."""
 
 
@@ -118,7 +118,7 @@ def _row(
     except REFUSALS as error:
         is_question = any(message["role"] == USER for message in messages)
         if not is_question and any(message["role"] == USER for message in chat.messages):
-            raise _NoPrompt from error
+            raise _NoPromptError from error
         raise _refused(chat, last, tokenizer, name, error) from error
     _check_unicode(messages, whole, name)
     text, turns = tokenizer.encode(whole), Turns(chat, whole, last, tokenizer)

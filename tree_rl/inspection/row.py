@@ -24,6 +24,8 @@ class Row:
     """bool [L], tokens that the model sampled, which have a loss; None when the file does not say."""
     record: int | None = None
     """Its record in the file; None where no file holds it."""
+    step: str | None = None
+    """Step of the training run that drew it; None where the file has none."""
 
     def __post_init__(self) -> None:
         if self.token_ids.size == 0:

@@ -55,28 +55,21 @@ def read_calls(
     """
     asked, answered = map(file.values, pair)
     kinds = file.values(KIND) if KIND in file.columns else [GENERATION] * file.num_rows
-    parameters, tools, systems = (
-        file.values(name) if name in file.columns else [None] * file.num_rows
-        for name in (PARAMETERS, TOOLS, SYSTEM_TEXT)
-    )
+    beside = (PARAMETERS, TOOLS, SYSTEM_TEXT)
+    columns = [file.values(name) if name in file.columns else [None] * file.num_rows for name in beside]
     rows: list[Row] = []
     left_out = 0
     for number, (request, response) in enumerate(zip(asked, answered, strict=True)):
-        where = f"row {number}, column {pair[1]}"
-        answers = [] if kinds[number] not in (GENERATION, None) else _answers(response, tokenizer, where)
+        answers = []
+        if kinds[number] in (GENERATION, None):
+            answers = _answers(response, tokenizer, f"row {number}, column {pair[1]}")
         left_out += not answers
         if answers:
-            where, fields = f"row {number}, column {pair[0]}", decoded(parameters[number])
-            offered = tools[number] if not is_nothing(tools[number]) else fields
-            if isinstance(offered, dict) and offered is fields:
-                offered = offered.get(TOOLS)
-            chat = read_chat(
-                request,
-                None if isinstance(offered, str) and offered is fields else offered,
-                tokenizer.form,
-                where,
-                system=systems[number],
-            )
+            where, (parameters, tools, system) = f"row {number}, column {pair[0]}", (one[number] for one in columns)
+            if is_nothing(tools):
+                fields = decoded(parameters)
+                tools = fields.get(TOOLS) if isinstance(fields, dict) else None
+            chat = read_chat(request, tools, tokenizer.form, where, system=system)
             if chat is None:
                 raise RowFileError(
                     f"{where}: expected chat messages with a role each, received {shown(request)}; correct or drop it"

@@ -112,7 +112,9 @@ def text_of(content: Any) -> str:
     """Content without media, which a text model does not see; it reads what the gateway writes in their place."""
     if isinstance(content, str):
         return content
-    return "".join(part["text"] if part.get("type") == "text" else unseen(str(_kind(part))) for part in content)
+    kinds = [_kind(part) for part in content]
+    texts = zip(kinds, content, strict=True)
+    return "".join(str(part.get("text", "")) if kind in TEXT else unseen(str(kind)) for kind, part in texts)
 
 
 def _document_text(part: dict[str, Any]) -> str | None:

@@ -38,6 +38,12 @@ class Verdict:
         return any(row.trained is None or row.trained.any() for row in self.recording.rows)
 
     @property
+    def equal_rows(self) -> int:
+        """Rows that repeat another row of their group, token by token."""
+        rows = self.recording.rows
+        return len(rows) - len({(row.group, row.token_ids.tobytes()) for row in rows})
+
+    @property
     def update(self) -> float:
         """Expected speed-up of an update; rows run without a tree where that is faster."""
         return max(REACHED[0] * self.flop_bound, 1.0) if self.trains else 1.0

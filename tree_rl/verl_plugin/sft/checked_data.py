@@ -15,6 +15,7 @@ from tree_rl.inspection.files.parquet import read_parquet
 from tree_rl.inspection.files.reading import reason
 from tree_rl.inspection.files.shown import escaped, shown, shown_names, shown_path
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.decoded_messages import decode_messages
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 
@@ -47,7 +48,7 @@ def readable_files(data: DictConfig) -> Iterator[None]:
 
 
 def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
-    """Refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
+    """Decode messages; refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
 
     Args:
         dataset: our rows of token ids, verl's dataset of messages, or one of the user.
@@ -61,12 +62,7 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> 
     if isinstance(dataset, TokenRowsDataset):
         dataset.check_vocabulary(vocab_size)
     elif data.custom_cls.get("path") is None:
-        for row, messages in enumerate(dataset.messages):
-            if not _is_conversation(messages):
-                raise RowFileError(
-                    f"data.{key}: row {row}, column {shown(data.messages_key)}: expected a list of messages with a "
-                    f"role each, received {shown(messages)}"
-                )
+        decode_messages(dataset, data, key=key)
     if len(dataset) < data.train_batch_size:
         raise RowFileError(
             f"data.{key}: expected at least the {data.train_batch_size} rows of a batch, received {len(dataset)}; "
@@ -104,7 +100,3 @@ def _local_files(files: Any) -> list[Path]:
         return []
     paths = files if isinstance(files, list | tuple | ListConfig) else [files]
     return [Path(path) for path in map(str, paths) if "://" not in path]
-
-
-def _is_conversation(messages: Any) -> bool:
-    return isinstance(messages, list) and all(isinstance(item, dict) and "role" in item for item in messages)
