@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.row import Row
@@ -267,7 +268,7 @@ def test_the_models_turns_train_under_every_name(
 @pytest.mark.parametrize("name", ["role", "from"])
 def test_an_unknown_role_is_named(name: str, tmp_path: Path, chatml: Path) -> None:
     chat = [{name: "user", "content": "Fix it."}, {name: "policy", "content": "Done."}]
-    with pytest.raises(InputError, match="row 0, column messages, message 1: expected the role .*, received policy"):
+    with pytest.raises(InputError, match=r"row 0, column messages, message 1: expected the role .*, received policy"):
         read_row_file(write(tmp_path / "f.json", [{"messages": chat}]), tokenizer=chatml)
 
 
@@ -284,6 +285,10 @@ def test_a_file_that_trains_nothing_is_promised_nothing(
     assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, 1.0)
     out = tree_rl("inspect", file, "--tokenizer", chatml)[1]
     assert "Verdict: no token trains" in out and "trees help" not in out
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODEL_SIZES["tiny"].config()))
+    code, out, err = tree_rl("estimate", file, "--tokenizer", chatml, "--model", config)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "expected a token that trains, found none" in err
 
 
 def test_equal_rows_are_named(tmp_path: Path, tree_rl: Run) -> None:

@@ -36,6 +36,11 @@ class Row:
             )
 
 
+def any_trains(rows: list[Row]) -> bool:
+    """Whether any token has a loss; rows that do not say count as trained."""
+    return any(row.trained is None or row.trained.any() for row in rows)
+
+
 def check_vocabulary(rows: list[Row], vocab_size: int) -> None:
     """Refuse ids outside [0, vocab_size), which the model cannot embed.
 

@@ -95,7 +95,7 @@ def _tools(item: dict[str, Any], where: str) -> list[Any]:
         return [{**item, "function": _decoded_schema(function)}]
     if isinstance(item.get("name"), str) and any(name in item for name in SCHEMAS[1:]):
         schema = next(decoded(item[name]) for name in SCHEMAS[1:] if name in item)
-        described = {name: item[name] for name in ("name", "description") if name in item}
+        described: dict[str, Any] = {name: item[name] for name in ("name", "description") if name in item}
         return [{"type": "function", "function": _decoded_schema({**described, "parameters": schema})}]
     return [_decoded_schema(item)] if item else []
 

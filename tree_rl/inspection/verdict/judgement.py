@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tree_rl.inspection.recording import Recording
+from tree_rl.inspection.row import any_trains
 from tree_rl.inspection.verdict.grouping import Regrouped
 from tree_rl.inspection.verdict.prediction import MemoryPrediction
 from tree_rl.inspection.verdict.update_share import UpdateShare
@@ -35,7 +36,7 @@ class Verdict:
     @property
     def trains(self) -> bool:
         """Whether any token has a loss."""
-        return any(row.trained is None or row.trained.any() for row in self.recording.rows)
+        return any_trains(self.recording.rows)
 
     @property
     def equal_rows(self) -> int:
