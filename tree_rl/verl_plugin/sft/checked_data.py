@@ -1,6 +1,6 @@
 """Checks of SFT data before an engine takes a GPU; each refusal names the file, the row and the config key."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tree_rl.inspection.files.parquet import read_parquet
 from tree_rl.inspection.files.reading import reason
 from tree_rl.inspection.files.shown import escaped, shown, shown_names, shown_path
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.decoded_messages import decode_messages
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 
@@ -48,7 +49,7 @@ def readable_files(data: DictConfig) -> Iterator[None]:
 
 
 def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
-    """Refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
+    """Decode messages; refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
 
     Args:
         dataset: our rows of token ids, verl's dataset of messages, or one of the user.
@@ -62,13 +63,7 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> 
     if isinstance(dataset, TokenRowsDataset):
         dataset.check_vocabulary(vocab_size)
     elif data.custom_cls.get("path") is None:
-        for row, messages in enumerate(dataset.messages):
-            if not _is_conversation(messages):
-                place, column = place_of_row(dataset, data, key, row), shown(data.messages_key)
-                raise RowFileError(
-                    f"data.{key}: {place}, column {column}: expected a list of messages with a role each, received "
-                    f"{shown(messages)}"
-                )
+        decode_messages(dataset, data, key=key, place=places_of_rows(dataset, data, key))
     if len(dataset) < data.train_batch_size:
         raise RowFileError(
             f"data.{key}: expected at least the {data.train_batch_size} rows of a batch, received {len(dataset)}; "
@@ -103,22 +98,26 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
     return None
 
 
-def place_of_row(dataset: Any, data: DictConfig, key: str, row: int) -> str:
-    """File of a row of verl's dataset and its number there, from 0; of another dataset, its number in all files.
+def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], str]:
+    """Row of verl's dataset -> its file and its number there, from 0; of another dataset, its number in all files.
 
     Args:
         dataset: of the rows.
         data: verl's `data` node.
         key: of the files in it.
-        row: index in the dataset.
     """
     paths = _paths(getattr(dataset, "parquet_files", data.get(key)))
     is_drawn = getattr(dataset, "shuffle", False) and getattr(dataset, "max_samples", -1) > 0
-    if data.custom_cls.get("path") is None and not is_drawn:
-        ends = np.cumsum([pyarrow.parquet.read_metadata(path).num_rows for path in paths])
+    if data.custom_cls.get("path") is not None or is_drawn:
+        names = ", ".join(shown_path(Path(path)) for path in paths)
+        return lambda row: f"row {row} of the data set of {names}"
+    ends = np.cumsum([pyarrow.parquet.read_metadata(path).num_rows for path in paths])
+
+    def place(row: int) -> str:
         file = int(np.searchsorted(ends, row, side="right"))
         return f"{shown_path(Path(paths[file]))}: row {row - (ends[file - 1] if file else 0)}"
-    return f"row {row} of the data set of {', '.join(shown_path(Path(path)) for path in paths)}"
+
+    return place
 
 
 def _local_files(files: Any) -> list[Path]:
@@ -130,7 +129,3 @@ def _paths(files: Any) -> list[str]:
     if not files:
         return []
     return list(map(str, files if isinstance(files, list | tuple | ListConfig) else [files]))
-
-
-def _is_conversation(messages: Any) -> bool:
-    return isinstance(messages, list) and all(isinstance(item, dict) and "role" in item for item in messages)

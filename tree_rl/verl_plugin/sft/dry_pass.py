@@ -5,27 +5,17 @@ Data-parallel ranks share the rows; each renders its share with `data.num_worker
 
 from typing import Any
 
-import jinja2
 import torch.distributed
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, Dataset
 
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.shown import escaped
-from tree_rl.verl_plugin.sft.checked_data import place_of_row
+from tree_rl.inspection.messages.template_form import REFUSALS as TEMPLATE_REFUSALS
+from tree_rl.verl_plugin.sft.checked_data import places_of_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
-REFUSALS = (
-    jinja2.TemplateError,
-    AssertionError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-    OSError,
-)
+REFUSALS = (*TEMPLATE_REFUSALS, AssertionError, OSError)
 """What a template, a tokenizer or a data set raises for a row that it does not expect."""
 REMEDIES = {
     "ignore_input_ids_mismatch": (
@@ -74,7 +64,7 @@ def refuse_unusable_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size
         first, *others = sorted(complaints)
         more = ", ".join(str(row) for row in others[:NUMBERS_SHOWN]) + (", ..." if others[NUMBERS_SHOWN:] else "")
         also = f"; so are {len(others)} more of {len(dataset)} rows: {more}" if others else ""
-        raise RowFileError(f"data.{key}: {place_of_row(dataset, data, key, first)}: {complaints[first]}{also}")
+        raise RowFileError(f"data.{key}: {places_of_rows(dataset, data, key)(first)}: {complaints[first]}{also}")
     trained = sum(count for _, count in gathered)
     if trained == 0:
         raise RowFileError(f"data.{key}: expected a row with a token that counts, received none; nothing would train")
