@@ -20,6 +20,8 @@ from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
+PATH_WEIGHT_SCALE = "path_weight_scale"
+"""Factor on the path weights that came with the rows."""
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
@@ -161,7 +163,8 @@ def _path_weights(
         flat = int(np.flatnonzero(wrong_F)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
         raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected above 0, up to 1")
-    return np.where(counts_F, weight_F, 0.0)
+    scale = float(tu.get_non_tensor_data(data=data, key=PATH_WEIGHT_SCALE, default=1.0))
+    return np.where(counts_F, scale * weight_F, 0.0)
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
