@@ -4,29 +4,26 @@ import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import build_engine, gradients, nested, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients, run
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from test_engine_ranks import join, spawn
-from test_trainer_batch import LocalQueue, make_trainer, put_rows, queue
+from test_trainer_batch import LocalQueue, local_queue, make_trainer, put_rows, queue
 from test_trainer_worker import build_worker
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import FSDPCriticConfig
 from verl.workers.utils.losses import value_loss
 
-from tree_rl.tree.balance.batch import number_groups
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
-from tree_rl.verl_plugin.path_weights import path_weight_columns
 from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
 
 __all__ = ["queue"]
@@ -37,10 +34,9 @@ AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-me
 ACTOR_CASES = [*(("vanilla", mode) for mode in AGG_MODES), ("geo_mean", "token-mean"), ("sapo", "token-mean")]
 TREE = TreeConfig(mode="tree", max_tokens=40, self_check=False)
 """A budget that makes several micro-batches of a step."""
-WEIGHTS = ("tree_row_weights", "tree_token_weights")
 
 
-class Asked(Exception):
+class AskedError(Exception):
     """Ends an update where verl would send it to the workers."""
 
 
@@ -52,7 +48,7 @@ class Recorder:
 
     def _note(self, batch: Any) -> None:
         self.batch = batch
-        raise Asked
+        raise AskedError
 
     update_actor = train_mini_batch = _note
 
@@ -75,7 +71,7 @@ def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[
     flags = {}
     for role, update in (("actor", trainer._update_actor), ("critic", trainer._update_critic)):
         trainer.actor_rollout_wg = trainer.critic_wg = workers = Recorder(ranks)
-        with pytest.raises(Asked):
+        with pytest.raises(AskedError):
             update(batch, metrics)
         flags[role] = dict(workers.batch.extra_info)
     real = [not tag.get("is_padding", False) for tag in batch.tags]
@@ -170,10 +166,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
     """What the trainer sent, and what each of two ranks found."""
     with pytest.MonkeyPatch.context() as patch:
-        local = queue.__wrapped__(patch) if hasattr(queue, "__wrapped__") else queue.__pytest_wrapped__.obj(patch)
-        patch.setattr(trainer_base, "tq", local)
         torch.manual_seed(0)
-        sent = prepared(local, ranks=2)
+        sent = prepared(local_queue(patch), ranks=2)
     (root / "sent.pkl").write_bytes(pickle.dumps(sent))
     spawn(rank_main, 2, root)
     return sent, [torch.load(root / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
@@ -203,6 +197,61 @@ def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
             mean = np.mean([float(np.sum(_number(metrics[name][step]))) for metrics in reported])
             assert mean == pytest.approx(float(_number(expected["metrics"][name])), rel=1e-4), name
     assert len(sizes) == 2, "steps of equally many rows would hide a fixed divisor"
+
+
+@pytest.mark.parametrize("weighting", PATH_WEIGHT_COLUMNS)
+@pytest.mark.parametrize("agg_mode", AGG_MODES[2:])
+def test_path_weights_of_a_step_make_a_weighted_average(
+    queue: LocalQueue, root: Path, stock: dict[str, Any], weighting: str, agg_mode: str
+) -> None:
+    torch.manual_seed(0)
+    sent = prepared(queue, ranks=1, weighting=weighting)
+    tree = replace(TREE, path_weighting=weighting)
+    loss = policy_loss_of("vanilla", agg_mode)
+    worker = both_roles(root, tree)["actor"]
+    found, metrics = steps_of(worker, loss, columns(sent["rows"], sent["keys"], **sent["flags"]["actor"]))
+    vars(loss.keywords["config"])["loss_scale_factor"] = 1
+    for step in range(2):
+        keys = step_of(sent, step, ranks=1)
+        longest = max(len(sent["rows"][key]["response_mask"]) for key in keys)
+        scale = longest if agg_mode == "seq-mean-token-sum-norm" else 1
+        expected: dict[str, torch.Tensor] = {}
+        total = 0.0
+        for key in keys:
+            weights, mask = (sent["rows"][key][name] for name in (PATH_WEIGHT_COLUMNS[weighting], "response_mask"))
+            total += float(weights[mask.bool()].mean()) if mask.any() else float(weights.max())
+            # A loss is linear in what multiplies its tokens, one at a time.
+            for weight in weights[mask.bool()].unique().tolist():
+                part = gradient_of_tokens(stock["actor"], sent, key, loss, mask.bool() & (weights == weight))
+                for name, gradient in part.items():
+                    expected[name] = expected.get(name, 0) + weight / scale * gradient
+        assert_equal_gradients({name: value / total for name, value in expected.items()}, found[step])
+        # What is reported is the average of rows, as without path weights.
+        flags = {**sent["flags"]["actor"], "global_batch_size": len(keys)}
+        plain = run(stock["actor"], columns(sent["rows"], keys, **flags), policy_loss_of("vanilla", agg_mode))
+        for name in ("actor/pg_loss", "actor/entropy_loss"):
+            got = float(np.sum(_number(metrics[name][step])))
+            assert got == pytest.approx(float(_number(plain["metrics"][name])), rel=1e-4, abs=1e-6)
+
+
+def gradient_of_tokens(
+    engine: Any, sent: dict[str, Any], key: str, loss: Any, picked_T: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Gradients of one row alone as the only sequence, of some of its trained tokens; its length stays the row's."""
+    row = dict(sent["rows"][key])
+    trained = int(row["response_mask"].sum())
+    row["response_mask"] = row["response_mask"] * picked_T
+    is_mean = loss.keywords["config"].loss_agg_mode == "seq-mean-token-mean"
+    flags = {**sent["flags"]["actor"], "global_batch_size": trained / int(picked_T.sum()) if is_mean else 1}
+    return run(engine, columns({key: row}, [key], **flags), loss)["gradients"]
+
+
+def test_verl_names_padding_rows_as_they_are_recognised(queue: LocalQueue) -> None:
+    batch = put_rows(queue, [[1]])
+    padded = upsample_batch_to_divisible_size(KVBatchMeta(batch.keys, batch.tags, "train"), 3, 2)
+    pads = [queue.rows[key] for key in padded.keys[1:]]
+    assert len(pads) == 2
+    assert all(row["uid"].startswith(PADDING_UID) and not row["loss_mask"].any() for row in pads)
 
 
 def _number(value: Any) -> Any:

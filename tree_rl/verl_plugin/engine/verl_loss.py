@@ -75,8 +75,8 @@ class VerlRows:
         """
         self._data, self._loss_function, self._group, self._stock_step = data, loss_function, group, stock_step
         self._selected: tuple[tuple[int, ...], TensorDict] | None = None
-        self._divides_by_rows_of_step = (
-            _loss_mode(loss_function) == GEO_MEAN and tu.get_non_tensor_data(data=data, key=HOLDS_CELLS, default=False)
+        self._divides_by_rows_of_step = _loss_mode(loss_function) == GEO_MEAN and tu.get_non_tensor_data(
+            data=data, key=HOLDS_CELLS, default=False
         )
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -18,9 +18,7 @@ PADDING_UID = "pad"
 """How verl begins the uid of padding rows; those of prompts are UUIDs."""
 
 
-def assign_rows_of_step(
-    data: TensorDict, *, path_weighting: str, group: torch.distributed.ProcessGroup | None
-) -> None:
+def assign_rows_of_step(data: TensorDict, *, path_weighting: str, group: torch.distributed.ProcessGroup | None) -> None:
     """Tell verl's losses how many rows the mini-batch holds, and the engine what to multiply its path weights by.
 
     Rows of padding do not count. Rows in which nothing trains do, as in stock verl. Path weights become such that those
