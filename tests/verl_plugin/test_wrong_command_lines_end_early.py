@@ -19,6 +19,17 @@ from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 TREE = "trainer.v1.trainer_mode=tree_sync"
+AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
+"""verl's own trainer with a tree engine."""
+HEATS = (
+    ("0", "0"),
+    ("0.0", "0.0"),
+    ("-0.7", "-0.7"),
+    ("nan", "nan"),
+    ("inf", "inf"),
+    ("null", "None"),
+    ("true", "True"),
+)
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
@@ -58,6 +69,14 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("tree.self_check=maybe", ("tree.self_check='maybe':", "true or false")),
     (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
     ("critic.fsdp.tree.scope=uids", ("critic.fsdp.tree.scope='uids':", "uid, rank")),
+    # What would train on NaN, or on other rows' advantages.
+    *((f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0")) for value, said in HEATS),
+    (f"{ROLLOUT}.temperature=warm", (f"{ROLLOUT}.temperature=warm:", "expected a number")),
+    (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
+    (f"{ROLLOUT}.val_kwargs.temperature=nan", (f"{ROLLOUT}.val_kwargs.temperature=nan:", "0 (greedy)")),
+    (f"{ROLLOUT}.temperature=0 {AS_STOCK}", (f"{ROLLOUT}.temperature=0:", "above 0")),
+    ("algorithm.use_pf_ppo=true", ("algorithm.use_pf_ppo=True:", "set it to False")),
+    (f"algorithm.use_pf_ppo=true algorithm.adv_estimator=gae {AS_STOCK}", ("algorithm.use_pf_ppo=True:", "False")),
     # Values and files.
     (f"{ROLLOUT}.n=0", (f"{ROLLOUT}.n=0:", "at least 1")),
     (f"{ACTOR}.optim.lr=abc", (f"{ACTOR}.optim.lr=abc:", "expected a number")),
@@ -119,6 +138,22 @@ def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str]) -> None:
     for fact in ("fsdp2 in place of verl's default fsdp", "tree_language_model", "tree_sync", "max_tokens 4096"):
         assert fact in banner
     assert "\n" not in banner
+
+
+def test_the_banner_names_the_budget_that_decides(good: list[str]) -> None:
+    rows = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"]
+    dynamic = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1234"]
+    assert "max_tokens of 3 longest rows (ppo_micro_batch_size_per_gpu" in checked(command_line(*good, *rows))[1]
+    assert "max_tokens 1234;" in checked(command_line(*good, *dynamic))[1] + ";"
+    assert "max_tokens 64;" in checked(command_line(*good, *rows, "tree.max_tokens=64"))[1] + ";"
+
+
+def test_the_banner_warns_of_a_key_that_verl_ignores(good: list[str]) -> None:
+    warning = "trainer.balance_batch=False has no effect"
+    assert warning in checked(command_line(*good, "trainer.balance_batch=false"))[1]
+    assert "balance_batch" not in checked(command_line(*good))[1]
+    # Greedy validation is verl's default.
+    checked(command_line(*good, f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.temperature=0.7"))
 
 
 def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:

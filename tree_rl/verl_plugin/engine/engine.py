@@ -50,6 +50,7 @@ from tree_rl.verl_plugin.engine.verl_loss import (
     VerlLossFunction,
     VerlRows,
     is_token_separable,
+    with_length_of_step,
 )
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
 
@@ -150,6 +151,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         Raises:
             RowError: a row that cannot be trained on, named.
         """
+        if loss_function is not None and not forward_only and self.tree_config.mode != "flat":
+            loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
         if forward_only or not _reuses_log_probs(data):
             if not (forward_only or self.is_critic):
                 refuse_foreign_old_log_probs(data, self.tree_config)

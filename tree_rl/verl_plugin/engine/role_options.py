@@ -3,6 +3,9 @@
 Some of them verl 0.9.1 declares and never reads. Where a user would expect an effect, the run stops.
 """
 
+import math
+from typing import Any
+
 from omegaconf import DictConfig
 
 from tree_rl.verl_plugin.engine.features import (
@@ -47,6 +50,36 @@ def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None
         _refuse_role(config.critic, "critic")
         refuse_engine_options(config.critic.get("fsdp", {}), is_value=True, key="critic.fsdp")
         _refuse_sequence_parallel_of_critic(config)
+
+
+def refuse_job_options(config: DictConfig) -> None:
+    """Check options that no engine sees, under the tree trainers and under verl's own with a tree engine.
+
+    Raises:
+        UnsupportedFeatureError: names the key, its value and the remedy.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    heat, validation = rollout.get("temperature", 1.0), (rollout.get("val_kwargs", None) or {}).get("temperature", 0)
+    refuse_first(
+        (
+            not _is_number(heat) or heat <= 0,
+            f"actor_rollout_ref.rollout.temperature={heat}: training divides logits by it; expected a number above 0 "
+            "(validation alone may draw greedily: actor_rollout_ref.rollout.val_kwargs.temperature=0)",
+        ),
+        (
+            not _is_number(validation) or validation < 0,
+            f"actor_rollout_ref.rollout.val_kwargs.temperature={validation}: expected 0 (greedy) or a number above 0",
+        ),
+        (
+            config.algorithm.get("use_pf_ppo", False),
+            "algorithm.use_pf_ppo=True: verl's V1 trainers resample advantages and not the rows they belong to; set it "
+            "to False",
+        ),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse_role(role: DictConfig, key: str) -> None:

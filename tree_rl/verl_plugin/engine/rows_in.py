@@ -20,6 +20,10 @@ from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
+PATH_WEIGHT_SCALE = "path_weight_scale"
+"""Factor on the path weights that came with the rows."""
+LEAST_TEMPERATURE = 1e-8
+"""verl's engines divide logits by no less."""
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
@@ -110,7 +114,8 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, p
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
-            positions, a trained first token, a non-finite advantage, or a path weight that is none; names the row.
+            positions, a trained first token, a non-finite advantage, a path weight that is none, or a temperature that
+            is not above 0; names the row.
     """
     labels = _labels(data)
     offsets, token_ids_F = _jagged(data["input_ids"])
@@ -135,7 +140,7 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, p
         offsets=offsets,
         wanted_F=wanted_F,
         counted_F=wanted_F & kept_F,
-        temperature_B=_temperatures(data, len(lengths)),
+        temperature_B=_temperatures(data, labels),
         group_B=_groups(data, len(lengths)),
         label_B=tuple(labels),
         weight_F=_path_weights(data, path_weighting, offsets, wanted_F & kept_F, labels),
@@ -161,7 +166,8 @@ def _path_weights(
         flat = int(np.flatnonzero(wrong_F)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
         raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected above 0, up to 1")
-    return np.where(counts_F, weight_F, 0.0)
+    scale = float(tu.get_non_tensor_data(data=data, key=PATH_WEIGHT_SCALE, default=1.0))
+    return np.where(counts_F, scale * weight_F, 0.0)
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -186,11 +192,21 @@ def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> 
     return wanted_F
 
 
-def _temperatures(data: TensorDict, num_rows: int) -> np.ndarray:
+def _temperatures(data: TensorDict, labels: list[str]) -> np.ndarray:
+    """float32 [B], at least verl's own least divisor of logits."""
     temperature = tu.get(data, "temperature", 1.0)
     if isinstance(temperature, torch.Tensor):
-        return temperature.detach().to(torch.float32).cpu().numpy()
-    return np.full(num_rows, float(temperature), dtype=np.float32)
+        temperature_B = temperature.detach().to(torch.float32).cpu().numpy()
+    else:
+        temperature_B = np.full(len(labels), _number(temperature), dtype=np.float32)
+    wrong_B = ~(np.isfinite(temperature_B) & (temperature_B > 0))
+    _refuse(wrong_B, labels, "expected a finite rollout.temperature above 0, which divides its logits", temperature_B)
+    return np.maximum(temperature_B, np.float32(LEAST_TEMPERATURE))
+
+
+def _number(value: Any) -> float:
+    """A number, or NaN for what is none."""
+    return float(value) if isinstance(value, int | float | np.number) else float("nan")
 
 
 def _groups(data: TensorDict, num_rows: int) -> np.ndarray:

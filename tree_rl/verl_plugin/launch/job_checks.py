@@ -20,6 +20,7 @@ from tree_rl.verl_plugin.compat import (
     validate_config,
 )
 from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
+from tree_rl.verl_plugin.engine.role_options import refuse_job_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
 from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
@@ -205,6 +206,7 @@ def _check_prepared(config: DictConfig) -> None:
     if base is not None:
         prepare_config(config, base)
         return
+    refuse_job_options(config)
     roles = (
         ("actor_rollout_ref.model", "actor_rollout_ref.actor", ENGINES[0], False),
         ("critic.model", "critic", ENGINES[2], True),
