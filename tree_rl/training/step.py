@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tree_rl.models.support import check_dropout
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.cost.measured_calls import MeasuredCalls
@@ -85,9 +86,13 @@ class TreeStep:
             options: how rows become trees; None takes the defaults.
             group: data-parallel ranks that run in lock-step; None is the default group, where there is one.
             context: a host's own; it replaces `model` and `group`.
+
+        Raises:
+            UnsupportedModelError: the model draws dropout masks.
         """
         self.options = TreeOptions() if options is None else options
         self.context = StepContext.of(model, group) if context is None else context
+        check_dropout(self.context.module)
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()

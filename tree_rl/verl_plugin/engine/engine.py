@@ -17,7 +17,7 @@ from torch import nn
 from tree_rl.models import use_edge_head
 from tree_rl.models.fused_layers import check_liger, use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
-from tree_rl.models.support import leaks_when_packed
+from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
@@ -127,6 +127,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._reader = RowsReader(
             vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
+            first_position=0 if has_absolute_positions(self._plain_module) else None,
             path_weighting=self.tree_config.path_weighting,
             with_other_rows=self.get_data_parallel_group(),
             replay=self.replay,
@@ -264,6 +265,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
+        check_dropout(module)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
