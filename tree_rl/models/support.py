@@ -24,6 +24,16 @@ BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
 """Model types whose masks transformers builds without positions."""
 
 
+OWN_MASKS = {
+    "index_topk": "a sparse indexer, which lets each token see some tokens only",
+    "keep_window_size": "a dynamic mask, which lets each token see some tokens only",
+}
+"""Keys of a config that give attention another mask than the causal or sliding one, and what it is."""
+
+ENCODERS = ("vision", "visual", "audio")
+"""Parts of module names of what reads images and sound."""
+
+
 class UnsupportedModelError(ValueError):
     """A model whose tree run would differ from its rows run alone."""
 
@@ -89,6 +99,13 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     if odd_layers:
         reasons.append(f"layer types {odd_layers} carry state along the sequence; readable are {sorted(readable)}")
     reasons += _recurrence_reasons(model) + _head_size_reasons(model)
+    text = config.get_text_config().to_dict()
+    own_masks = [f"{key}={text[key]} is {what}" for key, what in OWN_MASKS.items() if text.get(key)]
+    # Encoders of images and sound do, beside a decoder that does not.
+    layers = (module for name, module in model.named_modules() if not any(word in name for word in ENCODERS))
+    if any(getattr(module, "is_causal", True) is False for module in layers):
+        own_masks.append("it attends in both directions")
+    reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
     multimodal = [key for key in MULTIMODAL_KEYS if settings.get(key) is not None]
     if multimodal:
         reasons.append(f"multimodal inputs ({multimodal[0]}) are not supported yet")
