@@ -73,6 +73,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     step: TreeStep
     attention_implementation: str
     """Implementation of tree attention that runs."""
+    _flat_attention: str
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
@@ -121,7 +122,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             pending_bytes=lambda: build.moments_to_come(self.module, self.optimizer),
             routers=self._router_hooks,
             is_deterministic=self.engine_config.full_determinism,
-            leaks_when_packed=leaks_when_packed(self._plain_module),
+            always_forest=build.runs_as_forests(self._plain_module, self._flat_attention),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
         self._reader = RowsReader(
@@ -250,7 +251,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module
-        build.let_module_read_trees(module, self.tree_config, deterministic=self.engine_config.full_determinism)
+        deterministic = self.engine_config.full_determinism
+        self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
         mode = replay_mode(self.engine_config)
         if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
             self._router_hooks = RouterHooks(module)
