@@ -3,6 +3,7 @@
 from torch import nn
 from transformers import PreTrainedModel
 
+from tree_rl.models.dropout import dropout_reasons
 from tree_rl.models.recurrent.layers import GATED_DELTA_NET, KINDS, kind_of, layers_of, readable_layer_types
 
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -23,6 +24,16 @@ BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
 """Model types whose masks transformers builds without positions."""
 
 
+OWN_MASKS = {
+    "index_topk": "a sparse indexer, which lets each token see some tokens only",
+    "keep_window_size": "a dynamic mask, which lets each token see some tokens only",
+}
+"""Keys of a config that give attention another mask than the causal or sliding one, and what it is."""
+
+ENCODERS = ("vision", "visual", "audio")
+"""Parts of module names of what reads images and sound."""
+
+
 class UnsupportedModelError(ValueError):
     """A model whose tree run would differ from its rows run alone."""
 
@@ -36,11 +47,16 @@ def check_model(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: names the model type, the offending setting and the remedy.
     """
-    config = model.config
-    name = f"{type(model).__name__} (model_type={config.model_type})"
-    reasons = _reasons(model)
-    if reasons:
-        raise UnsupportedModelError(f"{name} cannot train on trees: {'; '.join(reasons)}")
+    _refuse(model, _reasons(model))
+
+
+def check_dropout(model: nn.Module) -> None:
+    """Refuse a model that draws dropout masks, as `check_model` does; adapters that wrap it may bring some.
+
+    Raises:
+        UnsupportedModelError: names each key.
+    """
+    _refuse(model, dropout_reasons(model))
 
 
 def leaks_when_packed(model: PreTrainedModel) -> bool:
@@ -51,6 +67,22 @@ def leaks_when_packed(model: PreTrainedModel) -> bool:
     """
     is_blind = model.config.model_type in BLIND_MASKS and "flash" not in model.config._attn_implementation
     return is_blind or bool(readable_layer_types(model))
+
+
+def has_absolute_positions(model: PreTrainedModel) -> bool:
+    """Whether a model reads positions themselves, as a table or a scale, and not only the distances of rotary ones."""
+    tables = (name.rpartition(".")[2] for name, _ in model.named_modules())
+    settings = model.config.get_text_config().to_dict()
+    rope = settings.get("rope_parameters") or {}
+    scales = settings.get("attn_temperature_tuning") or rope.get("llama_4_scaling_beta")
+    return bool(scales) or any(name == "wpe" or name.startswith(("embed_position", "position_emb")) for name in tables)
+
+
+def _refuse(model: nn.Module, reasons: list[str]) -> None:
+    if reasons:
+        config = getattr(model, "config", None)
+        family = "" if config is None else f" (model_type={config.model_type})"
+        raise UnsupportedModelError(f"{type(model).__name__}{family} cannot train on trees: {'; '.join(reasons)}")
 
 
 def _reasons(model: PreTrainedModel) -> list[str]:
@@ -67,17 +99,18 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     if odd_layers:
         reasons.append(f"layer types {odd_layers} carry state along the sequence; readable are {sorted(readable)}")
     reasons += _recurrence_reasons(model) + _head_size_reasons(model)
+    text = config.get_text_config().to_dict()
+    own_masks = [f"{key}={text[key]} is {what}" for key, what in OWN_MASKS.items() if text.get(key)]
+    # Encoders of images and sound do, beside a decoder that does not.
+    layers = (module for name, module in model.named_modules() if not any(word in name for word in ENCODERS))
+    if any(getattr(module, "is_causal", True) is False for module in layers):
+        own_masks.append("it attends in both directions")
+    reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
     multimodal = [key for key in MULTIMODAL_KEYS if settings.get(key) is not None]
     if multimodal:
         reasons.append(f"multimodal inputs ({multimodal[0]}) are not supported yet")
     reasons += _rope_reasons(settings, has_text_mrope=bool(layers_of(model, GATED_DELTA_NET)))
-    dropouts = {k: v for k, v in settings.items() if "dropout" in k and isinstance(v, int | float) and v > 0}
-    # A classifier head drops out behind the last layer, once per unique token, as the flat run does.
-    dropouts.pop("classifier_dropout", None)
-    if dropouts:
-        key, value = next(iter(dropouts.items()))
-        reasons.append(f"{key}={value}: branches would share one dropout mask; set model.override_config.{key}=0")
-    return reasons + _router_reasons(settings)
+    return reasons + dropout_reasons(model) + _router_reasons(settings)
 
 
 def _router_reasons(settings: dict[str, object]) -> list[str]:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
+from tree_rl.models.flat_attention import needs_eager
 from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
@@ -218,12 +219,6 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
     if weights_follow:
         return AutoModelForCausalLM.from_config(hf_config, **options).to(device)
     return AutoModelForCausalLM.from_pretrained(model_config.local_path, config=hf_config, **options).to(device)
-
-
-def needs_eager(config: PretrainedConfig) -> bool:
-    """Return whether the model has a logit soft-cap or attention sinks, which SDPA lacks."""
-    text_config = config.get_text_config()
-    return getattr(text_config, "attn_logit_softcapping", None) is not None or text_config.model_type == "gpt_oss"
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

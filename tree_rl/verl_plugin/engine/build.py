@@ -15,7 +15,9 @@ from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.models.flat_attention import needs_eager
 from tree_rl.models.fused_layers import check_liger, why_not_liger
+from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
@@ -30,14 +32,31 @@ from tree_rl.verl_plugin.compat import (
 logger = logging.getLogger(__name__)
 
 FLASH_ATTENTION = "flash_attention_2"
-CPU_FLAT_ATTENTION = "sdpa"
+SDPA, EAGER = "sdpa", "eager"
 
 
 def choose_flat_attention(hf_config: Any) -> None:
-    """Let rows without a tree run SDPA where flash-attn, verl's default, is not available."""
-    if hf_config._attn_implementation == FLASH_ATTENTION and not flash_attention_works():
-        logger.warning("flash-attn is not available: flat forwards use %s", CPU_FLAT_ATTENTION)
-        hf_config._attn_implementation = CPU_FLAT_ATTENTION
+    """Let rows without a tree run what is here and computes the model: flash-attn (verl's default), SDPA or eager."""
+    asked = hf_config._attn_implementation
+    if asked not in (FLASH_ATTENTION, SDPA) or (asked == FLASH_ATTENTION and flash_attention_works()):
+        return
+    chosen = EAGER if needs_eager(hf_config) else SDPA
+    if chosen != asked:
+        why = "flash-attn is not available" if asked == FLASH_ATTENTION else "SDPA has no soft-caps and no sinks"
+        logger.warning("%s: flat forwards use %s", why, chosen)
+        hf_config._attn_implementation = chosen
+
+
+def runs_as_forests(module: Any, flat_attention: str) -> bool:
+    """Whether rows that share nothing run as a forest, too.
+
+    Packed by verl they would see each other, or eager attention would take the square of all their tokens.
+
+    Args:
+        module: built.
+        flat_attention: what its rows run without a tree.
+    """
+    return leaks_when_packed(module) or (flat_attention == EAGER and needs_eager(module.config))
 
 
 def flash_attention_works() -> bool:
@@ -45,8 +64,11 @@ def flash_attention_works() -> bool:
     return torch.cuda.is_available() and is_flash_attn_2_available()
 
 
-def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: bool) -> None:
+def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: bool) -> str:
     """Put tree attention into a built module.
+
+    Returns:
+        The implementation that rows without a tree keep.
 
     Raises:
         UnsupportedModelError: a model that trees cannot run exactly.
@@ -54,6 +76,7 @@ def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: b
     check_model(module)
     flat = use_tree_attention(module, impl=options.attention, deterministic=deterministic)
     logger.info("tree attention over %s on %s", flat, type(module).__name__)
+    return flat
 
 
 def chosen_attention(

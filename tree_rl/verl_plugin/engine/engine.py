@@ -17,7 +17,7 @@ from torch import nn
 from tree_rl.models import use_edge_head
 from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
-from tree_rl.models.support import leaks_when_packed
+from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
@@ -74,6 +74,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     step: TreeStep
     attention_implementation: str
     """Implementation of tree attention that runs."""
+    _flat_attention: str
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
@@ -122,12 +123,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             pending_bytes=lambda: build.moments_to_come(self.module, self.optimizer),
             routers=self._router_hooks,
             is_deterministic=self.engine_config.full_determinism,
-            leaks_when_packed=leaks_when_packed(self._plain_module),
+            always_forest=build.runs_as_forests(self._plain_module, self._flat_attention),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
         self._reader = RowsReader(
             vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
+            first_position=0 if has_absolute_positions(self._plain_module) else None,
             path_weighting=self.tree_config.path_weighting,
             with_other_rows=self.get_data_parallel_group(),
             replay=self.replay,
@@ -251,7 +253,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module
-        build.let_module_read_trees(module, self.tree_config, deterministic=self.engine_config.full_determinism)
+        deterministic = self.engine_config.full_determinism
+        self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
         mode = replay_mode(self.engine_config)
         if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
             self._router_hooks = RouterHooks(module)
@@ -266,6 +269,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
+        check_dropout(module)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")

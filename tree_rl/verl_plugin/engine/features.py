@@ -1,9 +1,12 @@
 """What the tree engine refuses, each with the config key that asked for it: never wrong by surprise."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDict
 
+from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.training.options import AUTO
@@ -57,6 +60,7 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
     """
     mtp = model.get("mtp", None) or {}
     rank, adapter = model.get("lora_rank", 0), model.get("lora_adapter_path", None)
+    dropouts = [] if adapter is None else _dropouts_of_adapter(adapter)
     megatron_rank = (model.get("lora", None) or {}).get("rank", 0)
     fused = model.get("use_liger", False)
     if fused not in (True, False, None, AUTO):
@@ -82,6 +86,11 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
             f"set {key}.lora_rank to the adapter's rank",
         ),
         (
+            dropouts,
+            f"{key}.lora_adapter_path={adapter}: its {ADAPTER_CONFIG} has {', '.join(dropouts)}, and branches would "
+            "share one dropout mask; set that to 0.0 there",
+        ),
+        (
             megatron_rank > 0,
             f"{key}.lora.rank={megatron_rank}: only Megatron reads it, and verl would take the actor without adapters "
             f"for its own reference policy; set {key}.lora_rank={megatron_rank} and {key}.lora.rank=0",
@@ -94,6 +103,13 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
             for name in ("enable", "enable_train", "enable_rollout")
         ),
     )
+
+
+def _dropouts_of_adapter(path: str) -> list[str]:
+    """What a folder on this machine says; adapters elsewhere are checked when they are loaded."""
+    file = Path(path, ADAPTER_CONFIG).expanduser()
+    found = dropout_settings(json.loads(file.read_text())) if file.is_file() else {}
+    return [f"{name}={value}" for name, value in found.items()]
 
 
 def refuse_engine_options(engine: Any, *, is_value: bool = False, key: str = "fsdp_config") -> None:
