@@ -15,6 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
@@ -154,6 +155,24 @@ def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
         yield
     finally:
         engine.engine_config = config
+
+
+def zero_gradients_of_towers(module: nn.Module) -> None:
+    """Give what rows of text do not reach the gradient of zero that it has where verl runs it on an empty image.
+
+    verl does so for the families whose forward it replaces, so that all ranks gather the same weights; AdamW then
+    decays these, too. In other families the gradient is absent, there as here.
+
+    Args:
+        module: as verl built it, after a backward.
+    """
+    stub: Any = module
+    if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
+        return
+    read = {id(parameter) for part in (language_model(module), stub.get_output_embeddings()) for parameter in part.parameters()}
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.grad is None and id(parameter) not in read:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def moments_to_come(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:

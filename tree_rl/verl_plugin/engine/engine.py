@@ -201,6 +201,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             is_reference=self._is_reference or self.optimizer is None,
         )
         result = self.step.run_call(call)
+        if not forward_only:
+            build.zero_gradients_of_towers(self._plain_module)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
         return as_verl_result(result, self.step, data["input_ids"].offsets(), keeps_outputs=keeps)
 
