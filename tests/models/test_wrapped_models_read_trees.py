@@ -1,16 +1,12 @@
 """Models that also read images run rows of text on their language model: as the whole model runs each row alone."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from test_models_read_trees import some_rows
 from wrapped_models import wrapped_config, wrapped_model
 
-from tree_rl.models import UnsupportedModelError, check_model, use_edge_head, use_tree_attention
-from tree_rl.models.language_model import language_model
-from tree_rl.models.own_forwards import own_forward
+from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest

@@ -87,7 +87,14 @@ WRAPPED: dict[str, dict[str, Any]] = {
     },
     "qwen2_vl": {
         "text_config": {**TEXT, "rope_parameters": AXES},
-        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4},
+        "vision_config": {
+            "depth": 1,
+            "embed_dim": 16,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 4,
+        },
         **QWEN_TOKENS,
     },
     "qwen2_5_vl": {
@@ -163,7 +170,13 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "image_token_id": 95,
     },
     "gemma4": {
-        "text_config": {**TEXT, **WINDOWS, "global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        "text_config": {
+            **TEXT,
+            **WINDOWS,
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+        },
         "vision_config": VISION,
         "audio_config": None,
         "image_token_id": 95,

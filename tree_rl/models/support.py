@@ -140,7 +140,9 @@ def _head_size_reasons(model: PreTrainedModel) -> list[str]:
 
 def _rope_reasons(settings: dict[str, object]) -> list[str]:
     kinds = [one.get("rope_type", one.get("type")) for one in _ropes(settings)]
-    return [f"rope_type={kind} depends on the longest row of a batch" for kind in kinds if kind in LENGTH_DEPENDENT_ROPE]
+    return [
+        f"rope_type={kind} depends on the longest row of a batch" for kind in kinds if kind in LENGTH_DEPENDENT_ROPE
+    ]
 
 
 def _has_rope_axes(settings: dict[str, object]) -> bool:

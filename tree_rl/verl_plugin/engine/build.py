@@ -157,6 +157,29 @@ def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
         engine.engine_config = config
 
 
+@contextmanager
+def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> Iterator[None]:
+    """verl shards embeddings by themselves where the head is not tied, also inside a layer that it has sharded: towers
+    of images hold such layers. FSDP2 shards no weight twice, so these go without a shard of their own."""
+    config = engine.engine_config
+    policy = dict(config.wrap_policy or {})
+    layers = sorted(getattr(module, "_no_split_modules", None) or ())
+    with_embedding = {
+        type(layer).__name__
+        for layer in module.modules()
+        if type(layer).__name__ in layers and any(isinstance(part, nn.Embedding) for part in layer.modules())
+    }
+    if policy.get("transformer_layer_cls_to_wrap") or not with_embedding:
+        yield
+        return
+    kept = [layer for layer in layers if layer not in with_embedding]
+    engine.engine_config = dataclasses.replace(config, wrap_policy={**policy, "transformer_layer_cls_to_wrap": kept})
+    try:
+        yield
+    finally:
+        engine.engine_config = config
+
+
 def zero_gradients_of_towers(module: nn.Module) -> None:
     """Give what rows of text do not reach the gradient of zero that it has where verl runs it on an empty image.
 
@@ -169,7 +192,11 @@ def zero_gradients_of_towers(module: nn.Module) -> None:
     stub: Any = module
     if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
         return
-    read = {id(parameter) for part in (language_model(module), stub.get_output_embeddings()) for parameter in part.parameters()}
+    read = {
+        id(parameter)
+        for part in (language_model(module), stub.get_output_embeddings())
+        for parameter in part.parameters()
+    }
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.grad is None and id(parameter) not in read:
             parameter.grad = torch.zeros_like(parameter)

@@ -269,7 +269,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
-        with build.without_pinned_offload(self):
+        with build.without_pinned_offload(self), build.without_nested_shards(self, self._plain_module):
             sharded: nn.Module = super()._build_fsdp_module(module)
             return sharded
 
