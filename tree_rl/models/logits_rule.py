@@ -20,6 +20,8 @@ from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
 from tree_rl.models.own_forwards import own_forward
 
 TOLERANCE = 1e-12
+EXACT = torch.float64
+NOT_PROBED = "its forward could not be probed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,22 +51,28 @@ def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
     Args:
         model: causal language model, before any wrapping.
     """
+    width = model.get_output_embeddings().in_features
+    around_body = {model.base_model: partial(_body, EXACT, width)}
+    if not is_wrapper(model):
+        return _probe(model, around_body)
+    found = _probe(model, _stubs_of_wrapper(model, width))
+    if isinstance(found, str) and found.startswith(NOT_PROBED) and any(p.is_meta for p in model.parameters()):
+        # Some wrappers look at their weights; the rank that holds them does so.
+        return _probe(model, {model: MethodType(own_forward(type(model)), model), **around_body})
+    return found
+
+
+def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -> LogitsRule | str:
     head = model.get_output_embeddings()
     # Two tokens, the second kept. Logits of either sign from 1/64 to 64: a cap shows at the large ones.
-    column_V = torch.arange(head.out_features, dtype=torch.float64)
+    column_V = torch.arange(head.out_features, dtype=EXACT)
     known_11V = (((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6))[None, None]
     seen: list[tuple[int, ...]] = []
-    stubs: dict[nn.Module, Callable[..., Any]]
-    type_ids: dict[str, torch.Tensor] = {}
-    if is_wrapper(model):
-        stubs = _stubs_of_wrapper(model, known_11V.dtype, head.in_features)
-        accepted = inspect.signature(own_forward(type(model))).parameters
-        # What processors say of text; some models let such tokens look ahead.
-        type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
-    else:
-        stubs = {model.base_model: partial(_body, known_11V.dtype, head.in_features)}
+    accepted = inspect.signature(own_forward(type(model))).parameters if is_wrapper(model) else ()
+    # What processors say of text; some models let such tokens look ahead.
+    type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
+    stubs = {**stubs, head: partial(_project, known_11V, seen)}
     try:
-        stubs = {**stubs, head: partial(_project, known_11V, seen)}
         with _stubbed(stubs), _visible_masks(model.config), torch.no_grad():
             output = model.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long),
@@ -77,7 +85,7 @@ def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
     except _OtherTextError as error:
         return str(error)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"its forward could not be probed ({type(error).__name__}: {error})"
+        return f"{NOT_PROBED} ({type(error).__name__}: {error})"
     if seen != [(1, 1, head.in_features)]:
         return f"its head runs on {seen} where one token was asked for"
     if not isinstance(returned, torch.Tensor) or returned.shape != known_11V.shape:
@@ -134,10 +142,10 @@ class _OtherTextError(Exception):
     """A wrapper hands its language model something else than the text."""
 
 
-def _stubs_of_wrapper(model: PreTrainedModel, dtype: torch.dtype, width: int) -> dict[nn.Module, Callable[..., Any]]:
+def _stubs_of_wrapper(model: PreTrainedModel, width: int) -> dict[nn.Module, Callable[..., Any]]:
     """The wrapper's own forward, around a language model that looks at what it is given."""
     decoder = language_model(model)
-    embedded_12C = torch.linspace(-1, 1, 2 * width, dtype=dtype).view(1, 2, width)
+    embedded_12C = torch.linspace(-1, 1, 2 * width, dtype=EXACT).view(1, 2, width)
     embedding: Any = model.get_input_embeddings()
 
     def embed(*_: object, **__: object) -> torch.Tensor:

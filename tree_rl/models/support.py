@@ -55,6 +55,11 @@ def leaks_when_packed(model: PreTrainedModel) -> bool:
     return is_blind or bool(readable_layer_types(model)) or _has_rope_axes(config.to_dict())
 
 
+def has_recurrent_layers(model: PreTrainedModel) -> bool:
+    """Whether layers of a model carry a state along the sequence."""
+    return bool(readable_layer_types(language_model(model)))
+
+
 def _reasons(model: PreTrainedModel) -> list[str]:
     reasons = _wrapper_reasons(model)
     if reasons:
