@@ -110,7 +110,7 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
                 config, FILES, ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
             )
         if trains_trees(config):
-            model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.name
+            model, rollout = config.actor_rollout_ref.model, OmegaConf.select(config, "actor_rollout_ref.rollout.name")
             refuse_model_of_job(model, key="actor_rollout_ref.model", rollout=rollout)
             refuse_rows_with_images(config.data, ("train_files", "val_files"))
         validate_config(config, need_reference_policy(config), need_critic(config))
