@@ -1,4 +1,4 @@
-"""verl's stock `main_ppo` trains a checkpoint that also reads images on text: rollouts, trees, weights by their names."""
+"""verl's stock `main_ppo` trains a checkpoint that also reads images on text: rollouts, trees, weights by name."""
 
 import re
 import sys

@@ -50,7 +50,7 @@ def refuse_model_of_job(model: DictConfig, *, key: str, rollout: str | None = No
     try:
         check_model(built)
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{key}.path={model.path}: {error}") from error
+        raise UnsupportedModelError(f"{key}.path={model.path}: {error}") from None
     if rollout == "hf" and is_wrapper(built) and has_recurrent_layers(built):
         raise UnsupportedModelError(
             f"{key}.path={model.path}: rollout.name=hf runs attention layers alone, and this model has layers that "
