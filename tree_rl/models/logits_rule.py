@@ -52,7 +52,7 @@ def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
         model: causal language model, before any wrapping.
     """
     width = model.get_output_embeddings().in_features
-    around_body = {model.base_model: partial(_body, EXACT, width)}
+    around_body: dict[nn.Module, Callable[..., Any]] = {model.base_model: partial(_body, EXACT, width)}
     if not is_wrapper(model):
         return _probe(model, around_body)
     found = _probe(model, _stubs_of_wrapper(model, width))
@@ -206,8 +206,8 @@ def _stubbed(stubs: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, forward in kept.items():
-            if forward is None:
+        for module, was in kept.items():
+            if was is None:
                 del vars(module)["forward"]
             else:
-                vars(module)["forward"] = forward
+                vars(module)["forward"] = was
