@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
+from tree_rl.models.language_model import language_model
 from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
 from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
@@ -27,6 +28,7 @@ from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors
 from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.support import UnsupportedModelError
+from tree_rl.models.text_forward import use_language_model
 from tree_rl.models.tiled_mlp import KEYWORD as TILE_TOKENS
 from tree_rl.models.tiled_mlp import use_tiled_mlp
 
@@ -70,6 +72,8 @@ def use_tree_attention(
     Returns:
         The implementation that flat (tree-less) calls keep, for example "sdpa".
     """
+    use_language_model(model)
+    model = language_model(model)
     flat = model.config._attn_implementation
     if flat.startswith(PREFIX):
         return str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from tree_rl.models.language_model import language_model
+
 ADAPTER_CONFIG = "adapter_config.json"
 WHY = "branches would share one dropout mask"
 HEADS = ("classifier_dropout", "summary_")
@@ -15,9 +17,9 @@ def dropout_reasons(model: nn.Module) -> list[str]:
     """Why a model cannot train on trees, one reason per probability above 0, each with the key that sets it to 0.
 
     Args:
-        model: built; wrapped by adapters or by FSDP, or neither.
+        model: built; wrapped by adapters or by FSDP, or neither. Towers of images do not run.
     """
-    drawn = dict(_drawn(model))
+    drawn = dict(_drawn(language_model(model)))
     told, reasons = set[float](), []
     for owner, remedy, settings in _settings(model):
         found = dropout_settings(settings)
@@ -45,10 +47,9 @@ def _settings(model: nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     config = getattr(model, "config", None)
     if config is None:
         return
-    yield "", "model.override_config.{}=0", config.to_dict()
     text = config.get_text_config()
-    if text is not config:
-        yield "", "model.override_config.text_config.{}=0", text.to_dict()
+    within = "" if text is config else "text_config."
+    yield "", f"model.override_config.{within}{{}}=0", text.to_dict()
 
 
 def _drawn(model: nn.Module) -> Iterator[tuple[str, float]]:

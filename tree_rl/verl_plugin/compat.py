@@ -69,6 +69,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "AgentLoopWorkerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
     "omega_conf_to_dataclass": "verl.utils.config",
+    "get_hf_auto_model_class": "verl.utils.model",
+    "update_model_config": "verl.utils.model",
 }
 """Private or semi-public names -> the module that defines them."""
 

@@ -17,6 +17,7 @@ from tree_kernels.tree_attention import chosen_implementation, unavailable_reaso
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.models.flat_attention import needs_eager
 from tree_rl.models.fused_layers import check_liger, why_not_liger
+from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
@@ -194,6 +195,51 @@ def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
         yield
     finally:
         engine.engine_config = config
+
+
+@contextmanager
+def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> Iterator[None]:
+    """verl shards embeddings by themselves where the head is not tied, also inside a layer that it has sharded: towers
+    of images hold such layers. FSDP2 shards no weight twice, so these go without a shard of their own."""
+    config = engine.engine_config
+    policy = dict(config.wrap_policy or {})
+    layers = sorted(getattr(module, "_no_split_modules", None) or ())
+    with_embedding = {
+        type(layer).__name__
+        for layer in module.modules()
+        if type(layer).__name__ in layers and any(isinstance(part, nn.Embedding) for part in layer.modules())
+    }
+    if policy.get("transformer_layer_cls_to_wrap") or not with_embedding:
+        yield
+        return
+    kept = [layer for layer in layers if layer not in with_embedding]
+    engine.engine_config = dataclasses.replace(config, wrap_policy={**policy, "transformer_layer_cls_to_wrap": kept})
+    try:
+        yield
+    finally:
+        engine.engine_config = config
+
+
+def zero_gradients_of_towers(module: nn.Module) -> None:
+    """Give what rows of text do not reach the gradient of zero that it has where verl runs it on an empty image.
+
+    verl does so for the families whose forward it replaces, so that all ranks gather the same weights; AdamW then
+    decays these, too. In other families the gradient is absent, there as here.
+
+    Args:
+        module: as verl built it, after a backward.
+    """
+    stub: Any = module
+    if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
+        return
+    read = {
+        id(parameter)
+        for part in (language_model(module), stub.get_output_embeddings())
+        for parameter in part.parameters()
+    }
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.grad is None and id(parameter) not in read:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def moments_to_come(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -206,6 +206,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             is_reference=self._is_reference or self.optimizer is None,
         )
         result = self.step.run_call(call)
+        if not forward_only:
+            build.zero_gradients_of_towers(self._plain_module)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
         return as_verl_result(result, self.step, data["input_ids"].offsets(), keeps_outputs=keeps)
 
@@ -273,7 +275,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
-        with build.without_pinned_offload(self):
+        with build.without_pinned_offload(self), build.without_nested_shards(self, self._plain_module):
             sharded: nn.Module = super()._build_fsdp_module(module)
             return sharded
 

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 
 from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
+from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.training.options import AUTO
@@ -268,14 +270,7 @@ def refuse_batch_features(data: TensorDict, *, ignores_routes: bool, is_actor: b
     for key in ("distillation_use_topk", "distillation_only"):
         if tu.get_non_tensor_data(data=data, key=key, default=False):
             raise UnsupportedFeatureError(f"the tree engine does not support {key}=True; use model_type=language_model")
-    images = data.get("multi_modal_inputs", ())
-    for row, inputs in enumerate(images):
-        if tu.unwrap_non_tensor_data(inputs):
-            raise UnsupportedFeatureError(
-                f"row {row} carries multimodal inputs, which the tree engine cannot merge yet"
-            )
-    if "position_ids" in data and data["position_ids"].dim() == 3:
-        raise UnsupportedFeatureError("rows carry three-dimensional (multimodal) position_ids")
+    _refuse_rows_with_images(data)
     if not ignores_routes:
         return
     if tu.get_non_tensor_data(data=data, key=FLAG, default=False):
@@ -285,3 +280,19 @@ def refuse_batch_features(data: TensorDict, *, ignores_routes: bool, is_actor: b
             f"rows carry {COLUMN}, which {KEY}=disabled ignores; set actor_rollout_ref.actor.{KEY}=R3 to repeat "
             "them, or actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
         )
+
+
+def _refuse_rows_with_images(data: TensorDict) -> None:
+    """Rows of text may say of each token that it is text, and have its position on several axes."""
+    remedy = "trees run rows of text; drop it, or set model_type=language_model"
+    for row, inputs in enumerate(data.get("multi_modal_inputs", ())):
+        given = tu.unwrap_non_tensor_data(inputs) or {}
+        for key, value in given.items():
+            if value is not None and not (key in TYPE_IDS and not torch.as_tensor(value).any()):
+                raise UnsupportedFeatureError(f"row {row} carries multimodal inputs ({key}); {remedy}")
+    if "position_ids" in data and data["position_ids"].dim() == 3:
+        for row, position_AL in enumerate(data["position_ids"].unbind()):
+            if not (position_AL == position_AL[:1]).all():
+                raise UnsupportedFeatureError(
+                    f"row {row} carries position_ids of images (its {len(position_AL)} axes differ); {remedy}"
+                )

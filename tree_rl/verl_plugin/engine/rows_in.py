@@ -140,7 +140,7 @@ def read_rows(
         flat = int(np.flatnonzero(outside)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
         raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
-    if "position_ids" in data and data["position_ids"].dim() == 2:
+    if "position_ids" in data:
         _check_positions(data["position_ids"], offsets, labels, first_position)
     for column in CHECKED_COLUMNS:
         if column in data:
@@ -163,6 +163,11 @@ def read_rows(
 
 def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], first_position: int | None) -> None:
     """On a tree a token's position is its depth: rows must count their tokens, from wherever distances alone matter."""
+    if position_ids.dim() == 3:
+        # The axes of a row of text are equal.
+        position_ids = torch.nested.as_nested_tensor(
+            [row_AL[0] for row_AL in position_ids.unbind()], layout=torch.jagged
+        )
     position_offsets, given_F = _jagged(position_ids)
     lengths, given_lengths = np.diff(offsets), np.diff(position_offsets)
     _refuse(given_lengths != lengths, labels, "has another number of position_ids than tokens", given_lengths)

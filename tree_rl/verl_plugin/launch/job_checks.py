@@ -23,6 +23,7 @@ from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_mo
 from tree_rl.verl_plugin.engine.role_options import refuse_job_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
 from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 from tree_rl.verl_plugin.options import as_tree_config
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
@@ -109,6 +110,10 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
             missing_files(
                 config, FILES, ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
             )
+        if trains_trees(config):
+            model, rollout = config.actor_rollout_ref.model, OmegaConf.select(config, "actor_rollout_ref.rollout.name")
+            refuse_model_of_job(model, key="actor_rollout_ref.model", rollout=rollout)
+            refuse_rows_with_images(config.data, ("train_files", "val_files"))
         validate_config(config, need_reference_policy(config), need_critic(config))
     except CommandLineError:
         raise
