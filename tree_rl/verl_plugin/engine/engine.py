@@ -33,6 +33,7 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
+from tree_rl.verl_plugin.engine.adapters import refuse_adapters
 from tree_rl.verl_plugin.engine.features import (
     refuse_engine_features,
     refuse_flat_packing,
@@ -125,7 +126,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
         self._reader = RowsReader(
-            vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
+            vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             path_weighting=self.tree_config.path_weighting,
             with_other_rows=self.get_data_parallel_group(),
@@ -249,6 +250,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module
+        # Adapters wrap the embedding, and not all of them show its size.
+        self._vocab_size = module.get_input_embeddings().weight.shape[0]
         build.let_module_read_trees(module, self.tree_config, deterministic=self.engine_config.full_determinism)
         mode = replay_mode(self.engine_config)
         if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
@@ -264,6 +267,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
+        if self._is_lora:
+            refuse_adapters(self._plain_module)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
