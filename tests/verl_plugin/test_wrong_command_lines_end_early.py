@@ -1,6 +1,7 @@
 """A wrong command line of verl's main_ppo: one line that names the key and the remedy, exit code 2, before Ray."""
 
 import copy
+import shlex
 import subprocess
 import sys
 import time
@@ -84,6 +85,31 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("trainer.total_training_steps=-1", ("trainer.total_training_steps=-1:", "null")),
     (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
+    # What would end the run after the rollouts, or every session of it.
+    (
+        "distillation.enabled=true distillation.distillation_loss.loss_mode=forward_kl_topk",
+        ("distillation.distillation_loss.loss_mode=forward_kl_topk:", "loss_mode=k3"),
+    ),
+    (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),
+    (f"{ROLLOUT}.multi_turn.tool_config_path=/no.yaml", ("multi_turn.tool_config_path=/no.yaml:", "no such file")),
+    (f"{ROLLOUT}.multi_turn.function_tool_path=no.py", ("multi_turn.function_tool_path=no.py:", "no such file")),
+    (f"{ROLLOUT}.agent.agent_loop_config_path=no.yaml", ("agent_loop_config_path=no.yaml:", "no such file")),
+    ("data.tool_config_path=/no.yaml", ("data.tool_config_path=/no.yaml:", "no such file")),
+    (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", (f"{MODEL}.lora_adapter_path=/no:", "no such file")),
+    ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", ("reuse_log_probs=True, but", "set it to auto")),
+    (f"{ENGINE}.fsdp_size=2 trainer.n_gpus_per_node=3", (f"{ENGINE}.fsdp_size=2 on 3 ranks:", "divisor")),
+    (f"+{ROLLOUT}.custom.tree_agent.max_turn=3", ("custom.tree_agent.max_turn: no such option", "max_turns")),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.session_timeout_s=-1",
+        ("custom.gateway_agent.session_timeout_s=-1:", "more than 0"),
+    ),
+    # Keys in another section: the hint names one that exists.
+    ("critic.model.fsdp_config.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
+    (
+        "actor_rollout_ref.model.fsdp_config.param_offload=true",
+        ("did you mean actor_rollout_ref.", "fsdp_config.param_offload?"),
+    ),
+    ("critic.fsdp_confg.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
     ("data.train_files=[a", ("data.train_files=[a:", "quote it")),
 ]
 
@@ -213,3 +239,13 @@ def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> Non
     assert "ray init" not in ended.stdout
     assert not list(tmp_path.iterdir()), "Hydra's output folder is made by a job that runs"
     print(f"driver ended after {time.monotonic() - started:.1f} s, imports included")
+
+
+def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:
+    correction = "algorithm.rollout_correction"
+    wrong = [f"{correction}.bypass_mode=true", f"{correction}.loss_type=reinforce"]
+    with pytest.raises(CommandLineError) as refused:
+        checked(command_line(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true"))
+    remedy = shlex.split(str(refused.value).partition("; set ")[2].replace(" and ", " "))
+    assert f"+{ACTOR}.policy_loss.rollout_correction=${{{correction}}}" in remedy
+    checked(command_line(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy))

@@ -19,6 +19,7 @@ from tree_rl.models.flat_attention import needs_eager
 from tree_rl.models.fused_layers import check_liger, why_not_liger
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.support import leaks_when_packed
+from tree_rl.models.value_head import prepare_value_config
 from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
@@ -121,12 +122,9 @@ def text_settings(module: Any) -> dict[str, Any]:
 
 
 def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) -> nn.Module:
-    """verl's value model without its hard-wired flash attention."""
+    """verl's value model without its hard-wired flash attention, also of families for which verl needs TRL."""
     config = model_config.hf_config
-    config.num_labels = 1
-    config.classifier_dropout = 0.0
-    config.hidden_dropout = 0.0
-    config.summary_dropout_prob = 0.0
+    prepare_value_config(config)
     dtype = PrecisionType.to_dtype(engine_config.model_dtype or "fp32")
     on_meta = not config.tie_word_embeddings
     with get_init_weight_context_manager(use_meta_tensor=on_meta, mesh=device_mesh)():

@@ -33,6 +33,7 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
+from tree_rl.verl_plugin.engine.adapters import refuse_adapters
 from tree_rl.verl_plugin.engine.features import (
     refuse_engine_features,
     refuse_flat_packing,
@@ -127,7 +128,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
         self._reader = RowsReader(
-            vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
+            vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
             path_weighting=self.tree_config.path_weighting,
@@ -255,6 +256,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module
+        # Adapters wrap the embedding, and not all of them show its size.
+        self._vocab_size = module.get_input_embeddings().weight.shape[0]
         deterministic = self.engine_config.full_determinism
         self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
         mode = replay_mode(self.engine_config)
@@ -272,6 +275,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
         check_dropout(module)
+        if self._is_lora:
+            refuse_adapters(self._plain_module)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import verl
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
+from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 from tree_rl.verl_plugin.compat import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
@@ -20,12 +23,13 @@ from tree_rl.verl_plugin.compat import (
     validate_config,
 )
 from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
-from tree_rl.verl_plugin.engine.role_options import refuse_job_options
+from tree_rl.verl_plugin.engine.role_options import refuse_batches_to_come, refuse_job_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
 from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
@@ -64,8 +68,22 @@ SOFT_CHOICES = {
 }
 """Config key -> values that verl 0.9.1 knows; another plugin may add some, so only a near miss of one is refused."""
 RATES = ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")
-FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path")
+FILES = (
+    "data.train_files",
+    "data.val_files",
+    "data.custom_cls.path",
+    "reward.custom_reward_function.path",
+    "custom_reward_function.path",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+    # By default the data's are those of the rollout.
+    "data.tool_config_path",
+    "data.function_tool_path",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+    "actor_rollout_ref.model.lora_adapter_path",
+)
 """Keys of a path or a list of paths on this machine."""
+VERLS_FOLDER = os.path.dirname(os.path.dirname(verl.__file__))
 
 
 def check_words(given: Sequence[str], machines: Sequence[str]) -> None:
@@ -208,8 +226,10 @@ def _check_prepared(config: DictConfig) -> None:
     """What the tree trainers refuse, or, of verl's own trainers, what the tree engines do."""
     _check_groups_of_ranks(config)
     base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
+    _check_agent_loops(config)
     if base is not None:
         prepare_config(config, base)
+        LogProbReuse.of(config)
         return
     refuse_job_options(config)
     roles = (
@@ -223,6 +243,8 @@ def _check_prepared(config: DictConfig) -> None:
         strategy = OmegaConf.select(config, f"{role}.strategy")
         if strategy != "fsdp2":
             raise CommandLineError(f"{role}.strategy={strategy}: trees run on FSDP2; set {role}.strategy=fsdp2")
+        if not is_value:
+            refuse_batches_to_come(config)
         refuse_model_options(options, is_value=is_value, key=model)
         refuse_engine_options(OmegaConf.select(config, engine), is_value=is_value, key=engine)
 
@@ -235,6 +257,28 @@ def _check_groups_of_ranks(config: DictConfig) -> None:
         size = OmegaConf.select(config, key, default=1)
         if not isinstance(size, int) or size < 1 or ranks % size:
             raise CommandLineError(f"{key}={size} on {ranks} ranks: expected a divisor of their number")
+        sharded = OmegaConf.select(config, f"{engine}.fsdp_size", default=-1)
+        if isinstance(sharded, int) and 0 < sharded < ranks and ranks % sharded:
+            raise CommandLineError(
+                f"{engine}.fsdp_size={sharded} on {ranks} ranks: expected a divisor of their number, or -1 for all"
+            )
+
+
+def _check_agent_loops(config: DictConfig) -> None:
+    """Options of this package's agent loops, which each session would refuse again."""
+    rollout = config.actor_rollout_ref.rollout
+    custom = rollout.get("custom", None) or {}
+    blocks = {name: custom.get(name, None) for name in ("gateway_agent", "tree_agent")}
+    given = {
+        name: OmegaConf.to_container(block, resolve=True)
+        for name, block in blocks.items()
+        if block is not None and (name == "tree_agent" or block.get("agent", None))
+    }
+    lengths = {"max_context_tokens": rollout.prompt_length + rollout.response_length}
+    lengths["max_turn_tokens"] = rollout.response_length
+    for name, options in given.items():
+        wanted = as_gateway_agent(options) if name == "tree_agent" else options
+        read_gateway_options(wanted, **lengths, template_options={})
 
 
 def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]) -> None:
@@ -250,7 +294,9 @@ def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]
     """
     for key in files:
         for path in _texts(OmegaConf.select(config, key, default=None)):
-            if "://" not in path and not os.path.exists(os.path.expanduser(path)):
+            # verl also looks for configs beside its own package.
+            places = (os.path.expanduser(path), os.path.join(VERLS_FOLDER, path))
+            if "://" not in path and not any(map(os.path.exists, places)):
                 raise CommandLineError(f"{key}={path}: no such file on this machine")
     for key in (f"{role}.{name}" for role in roles for name in ("path", "tokenizer_path")):
         path = OmegaConf.select(config, key, default=None)

@@ -94,5 +94,5 @@ def refuse_dropped_correction(config: DictConfig) -> None:
             f"{CORRECTION}.{changed[0]}={correction[changed[0]]} with {CORRECTION}.bypass_mode=True is up to the loss, "
             f"and policy_loss.loss_mode={loss_mode} ignores it; set "
             "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode and "
-            "+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}"
+            "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}'"
         )
