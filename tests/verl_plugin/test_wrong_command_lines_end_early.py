@@ -103,6 +103,20 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.session_timeout_s=-1",
         ("custom.gateway_agent.session_timeout_s=-1:", "more than 0"),
     ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=no_module.Agent",
+        ("custom.gateway_agent.agent=no_module.Agent: No module named", "PYTHONPATH"),
+    ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.Agent",
+        ("in_environment.Agent: module", "has no attribute"),
+    ),
+    (
+        f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt",
+        ("default_agent_loop=tree_gateway_agnt: no such agent loop", "did you mean tree_gateway_agent?"),
+    ),
+    (f"{ROLLOUT}.agent.default_agent_loop=tool_agnt", ("default_agent_loop=tool_agnt:", "did you mean tool_agent?")),
+    (f"tree.reuse_log_probs=true {AS_STOCK}", ("tree.reuse_log_probs=True:", "trainer_mode=tree_sync")),
     # Keys in another section: the hint names one that exists.
     ("critic.model.fsdp_config.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
     (

@@ -63,12 +63,17 @@ def leaks_when_packed(model: PreTrainedModel) -> bool:
     """
     config = language_model(model).config
     is_blind = config.model_type in BLIND_MASKS and "flash" not in config._attn_implementation
-    return is_blind or bool(readable_layer_types(model)) or _has_rope_axes(config.to_dict())
+    return is_blind or has_recurrent_layers(model) or has_rope_axes(model)
 
 
 def has_recurrent_layers(model: PreTrainedModel) -> bool:
     """Whether layers of a model carry a state along the sequence."""
     return bool(readable_layer_types(language_model(model)))
+
+
+def has_rope_axes(model: PreTrainedModel) -> bool:
+    """Whether tokens have several rotary positions. Given one, such a model reads it on all axes, as for text."""
+    return any("mrope_section" in one for one in _ropes(language_model(model).config.to_dict()))
 
 
 def has_absolute_positions(model: PreTrainedModel) -> bool:
@@ -173,11 +178,6 @@ def _rope_reasons(settings: dict[str, object]) -> list[str]:
     return [
         f"rope_type={kind} depends on the longest row of a batch" for kind in kinds if kind in LENGTH_DEPENDENT_ROPE
     ]
-
-
-def _has_rope_axes(settings: dict[str, object]) -> bool:
-    """Whether tokens have several rotary positions. Given one, such a model reads it on all axes, as for text."""
-    return any("mrope_section" in one for one in _ropes(settings))
 
 
 def _ropes(settings: dict[str, object]) -> list[dict[str, object]]:

@@ -68,6 +68,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "_ROLLOUT_REGISTRY": "verl.workers.rollout.base",
     "AgentLoopManagerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "AgentLoopWorkerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
+    "_agent_loop_registry": "verl.experimental.agent_loop.agent_loop",
     "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
     "omega_conf_to_dataclass": "verl.utils.config",
     "get_hf_auto_model_class": "verl.utils.model",

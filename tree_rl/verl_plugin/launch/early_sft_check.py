@@ -92,7 +92,7 @@ def _check(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
         refuse_model_options(config.model, is_value=False, key="model")
         refuse_engine_options(config.engine, is_value=False, key="engine")
         missing_files(config, FILES, ("model",))
-        refuse_model_of_job(config.model, key="model")
+        refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
         refuse_rows_with_images(config.data, ("train_files", "val_files"))
     except CommandLineError:
         raise

@@ -12,12 +12,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 from tree_rl.verl_plugin.compat import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
     Tracking,
+    _agent_loop_registry,
     need_critic,
     need_reference_policy,
     validate_config,
@@ -83,6 +84,7 @@ FILES = (
     "actor_rollout_ref.model.lora_adapter_path",
 )
 """Keys of a path or a list of paths on this machine."""
+CUSTOM = "actor_rollout_ref.rollout.custom"
 VERLS_FOLDER = os.path.dirname(os.path.dirname(verl.__file__))
 
 
@@ -122,15 +124,15 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
         _check_trains_trees(config, given)
         _check_tree_blocks(config, given)
         _check_numbers(config)
-        _check_prepared(copy.deepcopy(config))
-        if config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:
+        prepared = copy.deepcopy(config)
+        _check_prepared(prepared)
+        if _runs_here(config):
             _check_interpreter()
             missing_files(
                 config, FILES, ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
             )
         if trains_trees(config):
-            model, rollout = config.actor_rollout_ref.model, OmegaConf.select(config, "actor_rollout_ref.rollout.name")
-            refuse_model_of_job(model, key="actor_rollout_ref.model", rollout=rollout)
+            _check_models(prepared)
             refuse_rows_with_images(config.data, ("train_files", "val_files"))
         validate_config(config, need_reference_policy(config), need_critic(config))
     except CommandLineError:
@@ -142,6 +144,11 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
             if unknown and key.rpartition(".")[2] == unknown:
                 raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(stock))}") from error
         raise CommandLineError(message) from error
+
+
+def _runs_here(config: DictConfig) -> bool:
+    """Whether all workers run on this machine."""
+    return bool(config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ)
 
 
 def _check_interpreter() -> None:
@@ -232,14 +239,14 @@ def _check_prepared(config: DictConfig) -> None:
         LogProbReuse.of(config)
         return
     refuse_job_options(config)
-    roles = (
-        ("actor_rollout_ref.model", "actor_rollout_ref.actor", ENGINES[0], False),
-        ("critic.model", "critic", ENGINES[2], True),
-    )
-    for model, role, engine, is_value in roles:
+    reuse = f"{ENGINES[0]}.tree.reuse_log_probs"
+    if OmegaConf.select(config, reuse, default=None) is True:
+        raise CommandLineError(
+            f"{reuse}=True: verl's own trainer finds old log-probs by a pass; set trainer.v1.trainer_mode=tree_sync, "
+            "or the first to auto"
+        )
+    for model, role, engine, is_value in _tree_roles(config):
         options = OmegaConf.select(config, model)
-        if not str(options.get("model_type", "")).startswith("tree") or (is_value and not need_critic(config)):
-            continue
         strategy = OmegaConf.select(config, f"{role}.strategy")
         if strategy != "fsdp2":
             raise CommandLineError(f"{role}.strategy={strategy}: trees run on FSDP2; set {role}.strategy=fsdp2")
@@ -247,6 +254,31 @@ def _check_prepared(config: DictConfig) -> None:
             refuse_batches_to_come(config)
         refuse_model_options(options, is_value=is_value, key=model)
         refuse_engine_options(OmegaConf.select(config, engine), is_value=is_value, key=engine)
+
+
+def _tree_roles(config: DictConfig) -> Iterator[tuple[str, str, str, bool]]:
+    """Keys of the model, the role and the engine of each role that trains on trees, and whether it is a critic."""
+    roles = (
+        ("actor_rollout_ref.model", "actor_rollout_ref.actor", ENGINES[0], False),
+        ("critic.model", "critic", ENGINES[2], True),
+    )
+    for role in roles:
+        runs_trees = str(OmegaConf.select(config, f"{role[0]}.model_type", default="")).startswith("tree")
+        if runs_trees and (not role[3] or need_critic(config)):
+            yield role
+
+
+def _check_models(config: DictConfig) -> None:
+    """What the models of a prepared config say, built without weights."""
+    for model, _, engine, is_value in _tree_roles(config):
+        keys = [engine, *(ENGINES[1:2] if not is_value and need_reference_policy(config) else [])]
+        refuse_model_of_job(
+            OmegaConf.select(config, model),
+            key=model,
+            engines={key: OmegaConf.select(config, key) for key in keys},
+            is_value=is_value,
+            rollout=None if is_value else OmegaConf.select(config, "actor_rollout_ref.rollout.name"),
+        )
 
 
 def _check_groups_of_ranks(config: DictConfig) -> None:
@@ -265,8 +297,9 @@ def _check_groups_of_ranks(config: DictConfig) -> None:
 
 
 def _check_agent_loops(config: DictConfig) -> None:
-    """Options of this package's agent loops, which each session would refuse again."""
+    """The default agent loop, and options of this package's, which each session would refuse again."""
     rollout = config.actor_rollout_ref.rollout
+    _check_default_loop(rollout.agent)
     custom = rollout.get("custom", None) or {}
     blocks = {name: custom.get(name, None) for name in ("gateway_agent", "tree_agent")}
     given = {
@@ -278,7 +311,25 @@ def _check_agent_loops(config: DictConfig) -> None:
     lengths["max_turn_tokens"] = rollout.response_length
     for name, options in given.items():
         wanted = as_gateway_agent(options) if name == "tree_agent" else options
-        read_gateway_options(wanted, **lengths, template_options={})
+        read, _ = read_gateway_options(wanted, **lengths, template_options={})
+        if _runs_here(config):
+            try:
+                agent_class(read.agent)
+            except (ImportError, AttributeError) as error:
+                raise CommandLineError(
+                    f"{CUSTOM}.{name}.agent={read.agent}: {one_line(error)}; correct it, or PYTHONPATH"
+                ) from error
+
+
+def _check_default_loop(agent: DictConfig) -> None:
+    """Rows may name loops of their own, so only a near miss is refused."""
+    known, path = set(_agent_loop_registry), agent.get("agent_loop_config_path", None)
+    if path is not None and os.path.exists(os.path.expanduser(path)):
+        known |= {str(entry.get("name", "")) for entry in OmegaConf.load(os.path.expanduser(path))}
+    wanted = agent.get("default_agent_loop", None)
+    hint = "" if wanted in known or wanted is None else did_you_mean(str(wanted), sorted(known), cutoff=0.6)
+    if hint:
+        raise CommandLineError(f"actor_rollout_ref.rollout.agent.default_agent_loop={wanted}: no such agent loop{hint}")
 
 
 def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]) -> None:
