@@ -3,6 +3,7 @@
 There verl 0.9.1 takes TRL's value head: a linear layer on the last hidden states of the model that generates.
 """
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from test_engine_hybrid import save_hybrid
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     BambaConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -33,6 +35,9 @@ from verl.workers.utils.losses import value_loss
 
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.verl_plugin.options import TreeConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from wrapped_models import wrapped_config, wrapped_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -100,6 +105,24 @@ def test_its_values_are_a_linear_layer_on_the_generators_last_hidden_states(path
     for row, got in zip(data["input_ids"].unbind(), values, strict=True):
         hidden = generator.base_model(input_ids=row[None]).last_hidden_state[0]
         torch.testing.assert_close(got, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ("qwen3_5", "gemma3", "mistral3", "qwen3_vl_moe"))
+def test_it_stands_on_a_model_that_also_reads_images(tmp_path: Path, family: str) -> None:
+    wrapped_model(wrapped_config(family)).save_pretrained(tmp_path)
+    loss = partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1))
+    stock, tree = critic(tmp_path, None), critic(tmp_path, TreeConfig(mode="tree", max_tokens=20))
+    alone = ppo_batch(SHAPES["comb"], return_model_output=True, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
+    expected, got = run(stock, alone, loss), run(tree, ppo_batch(SHAPES["comb"], return_model_output=True), loss)
+    everywhere = torch.ones(len(alone["input_ids"].values()), dtype=torch.bool)
+    assert_equal_runs(expected, got, everywhere, ("values",))
+    generator = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    weight, bias = (getattr(tree.module.score, name).full_tensor() for name in ("weight", "bias"))
+    with tree.eval_mode(disable_auto_offload=True):
+        values = tree.infer_batch(ppo_batch(SHAPES["branches"]))["model_output"]["values"].unbind()
+    for row, value in zip(ppo_batch(SHAPES["branches"])["input_ids"].unbind(), values, strict=True):
+        hidden = generator.base_model(input_ids=row[None]).last_hidden_state[0]
+        torch.testing.assert_close(value, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
 
 
 def test_a_class_that_transformers_has_is_left_alone(tmp_path: Path) -> None:

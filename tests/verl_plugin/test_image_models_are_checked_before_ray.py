@@ -35,7 +35,9 @@ def node(path: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_published_kinds_pass(tmp_path: Path, family: str) -> None:
-    refuse_model_of_job(node(saved(tmp_path, family)), key="model")
+    path = saved(tmp_path, family)
+    refuse_model_of_job(node(path), key="model")
+    refuse_model_of_job(node(path), key="critic.model", is_value=True)
 
 
 @pytest.mark.parametrize(

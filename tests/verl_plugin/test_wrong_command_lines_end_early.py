@@ -182,6 +182,7 @@ def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str]) -> None:
 
 def test_the_banner_names_the_budget_that_decides(good: list[str]) -> None:
     rows = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"]
+    rows.append(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3")
     dynamic = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1234"]
     assert "max_tokens of 3 longest rows (ppo_micro_batch_size_per_gpu" in checked(command_line(*good, *rows))[1]
     assert "max_tokens 1234;" in checked(command_line(*good, *dynamic))[1] + ";"

@@ -1,7 +1,9 @@
 """Which models a tree can run exactly. Whatever cannot be exact is refused by name before training starts."""
 
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText, PreTrainedModel
+from transformers.modeling_layers import GenericForTokenClassification
 
 from tree_rl.models.dropout import dropout_reasons
 from tree_rl.models.language_model import is_wrapper, language_model
@@ -123,12 +125,22 @@ def _wrapper_reasons(model: PreTrainedModel) -> list[str]:
     """Why rows of text cannot run on the language model inside a model that also reads images."""
     if not is_wrapper(model):
         return []
-    if model.get_output_embeddings() is None:
+    generator = model if model.get_output_embeddings() is not None else _generator(model)
+    if generator is None:
         return ["verl loads it without a head for tokens"]
-    if language_model(model) is model.base_model:
+    if language_model(generator) is generator.base_model:
         return ["it has no language model of its own beside its other inputs"]
-    rule = find_logits_rule(model)
+    rule = find_logits_rule(generator)
     return [f"rows of text do not run on its language model alone: {rule}"] if isinstance(rule, str) else []
+
+
+def _generator(critic: PreTrainedModel) -> PreTrainedModel | None:
+    """The model that generates, without weights, of a critic's kind; None for what is no critic."""
+    generator = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(critic.config), None)
+    if generator is None or not isinstance(critic, GenericForTokenClassification):
+        return None
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(critic.config)
 
 
 def _router_reasons(settings: dict[str, object], override: str) -> list[str]:

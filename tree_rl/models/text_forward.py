@@ -25,18 +25,25 @@ def use_language_model(model: nn.Module) -> None:
     Args:
         model: checked by `check_model`, before FSDP or PEFT wrap it.
     """
-    restore_own_forwards(language_model(model))
-    if is_wrapper(model) and not runs_language_model(model):
-        rule = find_logits_rule(model)
-        cap = _unchanged if isinstance(rule, str) else rule.apply
-        # Of the instance: the class, its name and its other models stay transformers' own.
-        vars(model)["forward"] = partial(_forward, model, language_model(model), cap)
+    decoder = language_model(model)
+    restore_own_forwards(decoder)
+    if not is_wrapper(model) or runs_language_model(model):
+        return
+    # Of the instance: the class, its name and its other models stay transformers' own.
+    stub: Any = model
+    if stub.get_output_embeddings() is None:
+        # A critic's own forward puts its head on what the base model returns.
+        vars(stub.base_model)["forward"] = partial(_read, stub.base_model, decoder)
+        return
+    rule = find_logits_rule(stub)
+    vars(model)["forward"] = partial(_forward, model, decoder, _unchanged if isinstance(rule, str) else rule.apply)
 
 
 def runs_language_model(model: nn.Module) -> bool:
     """Whether a wrapper has been prepared by `use_language_model`."""
-    forward = vars(model).get("forward")
-    return isinstance(forward, partial) and forward.func is _forward
+    stub: Any = model
+    forwards = [vars(part).get("forward") for part in (model, stub.base_model)]
+    return any(isinstance(forward, partial) and forward.func in (_forward, _read) for forward in forwards)
 
 
 def _forward(
@@ -50,6 +57,21 @@ def _forward(
     **kwargs: Any,
 ) -> CausalLMOutputWithPast:
     """A causal language model's forward, from the parts of a wrapper."""
+    output = _read(model, decoder, input_ids, attention_mask, position_ids, **kwargs)
+    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    logits = finish(model.get_output_embeddings()(output.last_hidden_state[:, kept]))
+    return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+
+def _read(
+    model: Any,
+    decoder: Any,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: Any = None,
+    position_ids: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What a wrapper's language model returns for text."""
     foreign = [
         name for name, value in kwargs.items() if value is not None and any(word in name for word in OTHER_INPUTS)
     ]
@@ -59,10 +81,7 @@ def _forward(
     if position_ids is not None and position_ids.ndim == 3:
         # On text all axes are equal; one of them is what models without axes read.
         position_ids = position_ids[0]
-    output = decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
-    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    logits = finish(model.get_output_embeddings()(output.last_hidden_state[:, kept]))
-    return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+    return decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
 
 
 def _unchanged(logits: Any) -> Any:

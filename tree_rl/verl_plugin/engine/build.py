@@ -230,12 +230,8 @@ def zero_gradients_of_towers(module: nn.Module) -> None:
     stub: Any = module
     if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
         return
-    read = {
-        id(parameter)
-        for part in (language_model(module), stub.get_output_embeddings())
-        for parameter in part.parameters()
-    }
-    for parameter in module.parameters():
+    read = {id(parameter) for parameter in language_model(module).parameters()}
+    for parameter in stub.base_model.parameters():
         if parameter.requires_grad and parameter.grad is None and id(parameter) not in read:
             parameter.grad = torch.zeros_like(parameter)
 
