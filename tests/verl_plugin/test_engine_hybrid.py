@@ -26,7 +26,7 @@ from transformers import (
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()

@@ -35,7 +35,7 @@ from test_engine_experts import CONFIGS, auxiliary_gradients
 from test_engine_ranks import spawn
 from test_engine_router_replay import stock_routers_told
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -205,7 +205,7 @@ def test_recurrent_layers_train_as_on_rows_alone(ranks: list[dict[str, Any]], ou
         ({"ulysses_sequence_parallel_size": 3}, r"fsdp_config\.ulysses_sequence_parallel_size=3 does not divide"),
         (
             {"ulysses_sequence_parallel_size": 2},
-            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: it must divide their number",
+            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: expected a divisor of their number",
         ),
     ),
 )

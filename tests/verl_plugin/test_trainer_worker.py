@@ -181,7 +181,7 @@ def test_a_process_without_the_engine_is_named(paths: dict[str, Path], monkeypat
 
 
 def test_config_names_the_engines_and_refuses_by_key() -> None:
-    from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+    from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
     from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
     def config(**algorithm: Any) -> Any:

@@ -5,7 +5,6 @@ imports the module it belongs to, so a process imports only what it uses.
 """
 
 import os
-import sys
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -14,7 +13,6 @@ from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
 from tree_rl.verl_plugin.launch.plugin_presence import check_job_version
-from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 
 check_verl_version()
 check_job_version(os.environ)
@@ -38,6 +36,5 @@ def _load(our_module: str, _: ModuleType) -> None:
 
 
 import_module("tree_rl.verl_plugin.cpu.platform_cpu")
-accept_model_type(sys.argv)
 for _verl_module, _our_module in REGISTRATIONS.items():
     when_imported(_verl_module)(partial(_load, _our_module))

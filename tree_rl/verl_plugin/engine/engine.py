@@ -17,6 +17,7 @@ from torch import nn
 from tree_rl.models import use_edge_head
 from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
@@ -33,16 +34,9 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
-from tree_rl.verl_plugin.engine.adapters import refuse_adapters
-from tree_rl.verl_plugin.engine.features import (
-    refuse_engine_features,
-    refuse_flat_packing,
-    refuse_foreign_old_log_probs,
-    refuse_ranks,
-)
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
-from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
+from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import RowsReader, host_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
@@ -53,11 +47,22 @@ from tree_rl.verl_plugin.engine.verl_loss import (
     is_token_separable,
     with_length_of_step,
 )
-from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
+from tree_rl.verl_plugin.options import (
+    DISABLED,
+    TREE_LANGUAGE_MODEL,
+    TREE_VALUE_MODEL,
+    TreeConfig,
+    as_tree_config,
+    replay_mode,
+)
+from tree_rl.verl_plugin.refusals.job import ACTOR, refuse_engine, refuse_ranks
+from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.table import refuse
 
 logger = logging.getLogger(__name__)
 
 DEVICES = ["cpu", "cuda"]
+FSDP = "fsdp_config"
 
 
 @EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
@@ -79,7 +84,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
-        refuse_engine_features(model_config, engine_config, is_value=self.is_critic)
+        refuse(engine_config, FSDP, Of.STRATEGY)
+        refuse_engine(model_config, engine_config, is_critic=self.is_critic)
+        size = engine_config.get(SEQUENCE_PARALLEL, 1)
+        refuse({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
         # verl's own model builders know only these two names.
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
@@ -157,8 +165,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         if loss_function is not None and not forward_only and self.tree_config.mode != "flat":
             loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
         if forward_only or not _reuses_log_probs(data):
-            if not (forward_only or self.is_critic):
-                refuse_foreign_old_log_probs(data, self.tree_config)
+            if not (forward_only or self.is_critic) and self.tree_config.reuse_log_probs is True:
+                refuse(data, "", Of.UPDATE_WITH_REUSE)
             return self._run_rows(data, loss_function, forward_only)
         assert loss_function is not None
         sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
@@ -242,7 +250,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _init_device_mesh(self) -> None:
         """verl's meshes. Its patches of attention find no group: trees exchange heads, and their outputs are whole."""
-        refuse_ranks(torch.distributed.get_world_size(), self.engine_config)
+        refuse_ranks(self.engine_config, FSDP, torch.distributed.get_world_size())
         super()._init_device_mesh()
         self.sequence_parallel_group, self.ulysses_parallel_group = self.ulysses_parallel_group, None
 
@@ -254,7 +262,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             module: Any = self._stock_module()
         if uses_liger:
             use_liger_layers(module, **fused)
-        refuse_flat_packing(leaks_when_packed(module), self.engine_config)
+        refuse({"leaks": leaks_when_packed(module), "tree": self.tree_config}, FSDP, Of.PACKING)
         self._plain_module = module
         # Adapters wrap the embedding, and not all of them show its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
@@ -276,7 +284,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
         check_dropout(module)
         if self._is_lora:
-            refuse_adapters(self._plain_module)
+            refuse(self._plain_module, "model", Of.ADAPTERS)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
@@ -342,12 +350,17 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
 
 
 @EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
 class FSDP1Refused(compat.BaseEngine):
     """FSDP1 shards by flat parameters and cannot run trees: say so before a GPU is taken."""
 
+    role = ACTOR
+
     def __init__(self, **_: Any) -> None:
-        raise ValueError(
-            "tree_rl runs on FSDP2, but the strategy is 'fsdp'; set actor_rollout_ref.actor.strategy=fsdp2, "
-            "actor_rollout_ref.ref.strategy=fsdp2 and critic.strategy=fsdp2"
-        )
+        refuse({"strategy": "fsdp"}, self.role, Of.STRATEGY)
+
+
+@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
+class FSDP1CriticRefused(FSDP1Refused):
+    """The same for a critic."""
+
+    role = "critic"

@@ -15,10 +15,11 @@ from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wa
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.features import refuse_batch_features
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
+from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.table import refuse
 
 PATH_WEIGHT_SCALE = "path_weight_scale"
 """Factor on the path weights that came with the rows."""
@@ -54,7 +55,8 @@ class RowsReader:
         Raises:
             UnsupportedFeatureError: multimodal rows, top-k distillation, routes that the engine would ignore.
         """
-        refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=self.is_actor)
+        ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + self.is_actor]
+        refuse(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
         tokens = data["loss_mask"].values().sum().to(self.context.device)
         torch.distributed.all_reduce(tokens, group=self.with_other_rows)
         dp_size = torch.distributed.get_world_size(self.with_other_rows)
