@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
-from jobs import check_main_ppo, on_this_machine
+from jobs import check_train, on_this_machine
 from shell_blocks import ROOT
 
-from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+from tree_rl.verl_plugin.launch.short_forms import expand
 
 PAGE = (ROOT / "docs" / "from_verl.md").read_text(encoding="utf-8")
 
@@ -27,7 +27,8 @@ def test_stock_verl_takes_the_unmarked_lines() -> None:
 
 
 def test_the_marked_lines_make_it_a_job_on_trees(tmp_path: Path) -> None:
-    check_main_ppo(on_this_machine(script(of_trees=True), tmp_path))
+    assert script(of_trees=True)[0] != "-m"
+    check_train(on_this_machine(script(of_trees=True), tmp_path))
 
 
 @pytest.mark.parametrize("table", ["Line by line", "More of it"])
@@ -38,7 +39,7 @@ def test_keys_of_the_tables_exist(table: str) -> None:
     # Values that only Megatron has compose a config of its own.
     overrides = [span for span in overrides if "fused" not in span]
     assert overrides
-    accept_model_type(overrides)
+    overrides = expand(overrides, "ppo_trainer")
     with initialize_config_module("verl.trainer.config", version_base=None):
         while overrides:
             once = {override.partition("=")[0]: override for override in overrides}

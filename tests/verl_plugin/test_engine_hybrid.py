@@ -26,8 +26,8 @@ from transformers import (
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 SHAPES = shapes()
 FLAGS = {"calculate_entropy": True, "return_model_output": True}

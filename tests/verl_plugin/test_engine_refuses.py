@@ -16,8 +16,8 @@ from verl.utils import tensordict_utils as tu
 from tree_rl.models import UnsupportedModelError
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.compat import EngineRegistry
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,8 @@ from test_engine_experts import CONFIGS, auxiliary_gradients
 from test_engine_ranks import spawn
 from test_engine_router_replay import stock_routers_told
 
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -14,9 +14,9 @@ from test_engine_ranks import empty_batch
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS, OnPolicyLoss, is_token_separable
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 SHAPES = shapes()
 ROWS = SHAPES["masks_differ_on_shared_prefix"]

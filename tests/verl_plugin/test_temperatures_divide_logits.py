@@ -12,9 +12,9 @@ from verl.utils import tensordict_utils as tu
 
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
+from tree_rl.verl_plugin.engine.rows_in import LEAST_TEMPERATURE, read_rows
 from tree_rl.verl_plugin.refusals.refusal import Of, UnsupportedFeatureError
 from tree_rl.verl_plugin.refusals.table import refuse
-from tree_rl.verl_plugin.engine.rows_in import LEAST_TEMPERATURE, read_rows
 
 WRONG = (0.0, -0.5, float("nan"), float("inf"))
 TRUNK = tokens(1, 8)

@@ -21,6 +21,8 @@ from tree_rl.verl_plugin.options import as_tree_config
 
 INPUT_ERROR = 2
 """Exit code, as of `tree-rl`'s commands."""
+HAS_A_WORD = "model.use_liger"
+"""An option that is true, false or `auto`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +109,7 @@ def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
             hint = nearest_key(key, keys_of(config)) or "; put + before it to add a key of your own"
             raise CommandLineError(f"{override.input_line}: no such key{hint}") from error
         now = OmegaConf.select(config, key, default=None, throw_on_resolution_failure=False)
-        if isinstance(before, bool | int | float) and isinstance(now, str):
+        if isinstance(before, bool | int | float) and isinstance(now, str) and not key.endswith(HAS_A_WORD):
             expected = "true or false" if isinstance(before, bool) else "a number"
             raise CommandLineError(f"{key}={now}: expected {expected}")
 

@@ -1,7 +1,8 @@
 """What the plugin does where verl's driver, just before Ray, asks for the environment of a config's processes.
 
-The job is checked, and each process of a tree job loads the plugin in the driver's version. verl finds an installed plugin by its entry point and hides a plugin that fails to load. Code that Ray uploads has no
-entry point. `VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and shows a failure.
+The job is checked, and each process of a tree job loads the plugin in the driver's version. verl finds an installed
+plugin by its entry point and hides a plugin that fails to load. Code that Ray uploads has no entry point.
+`VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and shows a failure.
 """
 
 import functools

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tree_rl import __version__
@@ -166,7 +167,7 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     refuse_rows_with_images(config.data, ("train_files", "val_files"))
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
-    except (ValueError, TypeError) as error:
+    except (TypeError, HydraException) as error:
         unknown = one_line(error).partition("unexpected keyword argument ")[2].strip("'")
         for key in written:
             if unknown and key.rpartition(".")[2] == unknown:

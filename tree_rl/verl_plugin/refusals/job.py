@@ -52,9 +52,8 @@ def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
         refuse(node, role.key, Of.STRATEGY)
         if role.key == ACTOR:
             refuse(config, "", Of.POLICY)
-            refuse(node, role.key, Of.ACTOR)
-        refuse(node, role.key, Of.ROLE)
         refuse_engine(model, engine, is_critic=role.is_critic, model_key=role.model, engine_key=role.engine)
+        refuse(node, role.key, *((Of.ACTOR,) if role.key == ACTOR else ()), Of.ROLE)
         if role.is_critic and under_tree_trainer:
             refuse(config, "", Of.CRITIC)
 
