@@ -143,7 +143,7 @@ def warm_start(folder: Path, seed: int) -> Phase:
     return phase(
         "sft",
         folder,
-        "tree_rl.verl_plugin.sft",
+        "tree_rl.sft",
         "sft",
         [
             f"data.train_files={folder / 'start' / 'demonstrations.parquet'}",
@@ -172,7 +172,7 @@ def arm_phase(arm: str, folder: Path, *, seed: int, steps: int) -> Phase:
     return phase(
         arm,
         folder,
-        "verl.trainer.main_ppo",
+        "tree_rl.train",
         "grpo",
         [
             *engine,

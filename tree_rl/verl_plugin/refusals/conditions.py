@@ -290,7 +290,7 @@ def ties_by_hand(_: Any, module: Any) -> Words | None:
 
 def _model(module: Any, tied: bool) -> Words | None:
     is_tied = bool(getattr(module.config, "tie_word_embeddings", False))
-    return {"model": f"{module.config.model_type} (tie_word_embeddings={tied})"} if is_tied == tied else None
+    return {"model": module.config.model_type, "tied": tied} if is_tied == tied else None
 
 
 # A batch.

@@ -53,7 +53,7 @@ FILES = (
     *("data.tool_config_path", "data.function_tool_path"),
     *(f"{ROLLOUT}.agent.agent_loop_config_path", "actor_rollout_ref.model.lora_adapter_path"),
 )
-UNTIED = "{model}, which verl's FSDP engine cannot shard"
+UNSHARDED = "{model} (tie_word_embeddings={tied}), which verl's FSDP engine cannot shard"
 LEAVE_OUT = "set {place}.exclude_modules='.*(embed_tokens|lm_head)', or load an adapter without it"
 TEXT = "trees run rows of text; drop it, or set model_type=language_model"
 COUNT = "{key}={value}: expected a whole number of at least 1"
@@ -204,15 +204,15 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 f"set {ROLLOUT}.name=vllm or sglang", when.generates_with_state),
     ),
     Of.ADAPTERS: (
-        Refusal("", f"LoRA on the embedding in {UNTIED}", LEAVE_OUT, when.adapted("input", LoraLayer, tied=False)),
-        Refusal("", f"LoRA on the head in {UNTIED}", LEAVE_OUT, when.adapted("output", LoraLayer, tied=False)),
-        Refusal("", f"modules_to_save with the embedding in {UNTIED}",
+        Refusal("", f"LoRA on the embedding in {UNSHARDED}", LEAVE_OUT, when.adapted("input", LoraLayer, tied=False)),
+        Refusal("", f"LoRA on the head in {UNSHARDED}", LEAVE_OUT, when.adapted("output", LoraLayer, tied=False)),
+        Refusal("", f"modules_to_save with the embedding in {UNSHARDED}",
                 "load an adapter that names only the head there",
                 when.adapted("input", ModulesToSaveWrapper, tied=False)),
-        Refusal("", f"trainable_token_indices in {UNTIED}",
+        Refusal("", f"trainable_token_indices in {UNSHARDED}",
                 "load an adapter without them, such as one with embed_tokens among target_modules",
                 when.adapted("input", TrainableTokensWrapper, tied=True)),
-        Refusal("", f"ensure_weight_tying of LoRA in {UNTIED}", "load an adapter without it", when.ties_by_hand),
+        Refusal("", f"ensure_weight_tying of LoRA in {UNSHARDED}", "load an adapter without it", when.ties_by_hand),
     ),
     Of.BATCH: (
         *(Refusal("", f"the tree engine does not support {name}=True", "use model_type=language_model",
