@@ -111,21 +111,6 @@ def _texts(value: Any) -> Iterator[str]:
 # The whole config.
 
 
-def divides_by_nothing(temperature: Any, _: Any) -> bool:
-    """No temperature above 0."""
-    return not is_number(temperature) or temperature <= 0
-
-
-def is_no_heat(temperature: Any, _: Any) -> bool:
-    """No temperature of at least 0."""
-    return not is_number(temperature) or temperature < 0
-
-
-def skips_needed_forward(estimator: Any, config: Any) -> bool:
-    """An estimator that reads the policy's probabilities, in bypass mode."""
-    return str(estimator) in NEEDS_SUM_PI_SQUARED and bool(option(config, f"{CORRECTION}.bypass_mode"))
-
-
 def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     """A correction of stale rollouts that verl's V1 trainers would skip silently."""
     correction = correction or {}
@@ -155,11 +140,6 @@ def distils_top_k(loss: Any, config: Any) -> bool:
 def records_in_vain(records: Any, config: Any) -> bool:
     """Routes of the rollout that the actor does not repeat."""
     return bool(records) and not replays(None, option(config, ENGINES[0]) or {})
-
-
-def is_not_read_of_critic(size: Any, config: Any) -> bool:
-    """A size that verl copies to the actor's engine alone."""
-    return size not in (1, option(config, f"{ENGINES[2]}.{SEQUENCE_PARALLEL}", 1))
 
 
 def has_other_ranks(size: Any, config: Any) -> Words | None:
@@ -216,24 +196,9 @@ def is_flat(_: Any, engine: Any) -> bool:
     return as_tree_config(engine.get("tree", None)).mode == "flat"
 
 
-def shares_flat_rows(size: Any, engine: Any) -> bool:
-    """Sequence parallelism of rows that stock verl would run."""
-    return size > 1 and is_flat(size, engine)
-
-
 def replays(_: Any, engine: Any) -> bool:
     """The engine records or repeats routes."""
     return replay_mode(engine) != DISABLED
-
-
-def replays_flat_rows(_: Any, engine: Any) -> bool:
-    """Routes of rows that stock verl would run."""
-    return replays(_, engine) and is_flat(_, engine)
-
-
-def records_its_own(_: Any, engine: Any) -> bool:
-    """Routes of a reference policy, which are not the actor's."""
-    return replay_mode(engine) == "R2" and bool(option(engine, "forward_only", False))
 
 
 def leaves_ranks(size: Any, sizes: Any) -> Words | None:
@@ -256,16 +221,6 @@ def heads_do_not_divide(size: Any, node: Any) -> Words | None:
     except ValueError as error:
         return {"reason": str(error)}
     return None
-
-
-def leaks_when_packed(_: Any, node: Any) -> bool:
-    """Rows see each other where stock verl packs them."""
-    return node["leaks"] and is_flat(_, node)
-
-
-def generates_with_state(_: Any, node: Any) -> bool:
-    """The embedded rollout engine on layers that carry a state."""
-    return node["recurrent"] and node["name"] == "hf"
 
 
 def adapted(part: str, kind: type, *, tied: bool) -> Condition:

@@ -9,10 +9,10 @@ from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.training.options import AUTO
 from tree_rl.verl_plugin.compat import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, Tracking
-from tree_rl.verl_plugin.options import ENGINES, REPLAY_KEY, REPLAYS, ROUTES
+from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, ROUTES
 from tree_rl.verl_plugin.refusals import conditions as when
-from tree_rl.verl_plugin.refusals.conditions import CORRECTION, ROLLOUT
-from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED, ROLLOUT
+from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError, option
 
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
 CHOICES = {
@@ -80,9 +80,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 when.none_of(True)),
         Refusal(f"{ROLLOUT}.temperature", "{option}: training divides logits by it",
                 "expected a number above 0 (validation alone may draw greedily: "
-                f"{ROLLOUT}.val_kwargs.temperature=0)", when.divides_by_nothing),
+                f"{ROLLOUT}.val_kwargs.temperature=0)", lambda heat, _: not (when.is_number(heat) and heat > 0)),
         Refusal(f"{ROLLOUT}.val_kwargs.temperature", "{option}: expected 0 (greedy) or a number above 0", "",
-                when.is_no_heat),
+                lambda heat, _: not (when.is_number(heat) and heat >= 0)),
         Refusal("algorithm.use_pf_ppo",
                 "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
         Refusal("algorithm.adv_estimator",
@@ -90,7 +90,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
         Refusal("algorithm.adv_estimator",
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
-                when.skips_needed_forward),
+                lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
+                                     and option(config, f"{CORRECTION}.bypass_mode"))),
         Refusal(CORRECTION, "{key}.{name}={asked} compares with the rollout's log-probs, which "
                 f"{ROLLOUT}.calculate_log_probs=False leaves out", "set it to True", when.corrects_without_log_probs),
         Refusal(CORRECTION, "{key}.{name}={asked} with {key}.bypass_mode=True is up to the loss, and "
@@ -115,7 +116,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     ),
     Of.CRITIC: (
         Refusal(f"critic.{SEQUENCE_PARALLEL}", "{option}: verl's critic does not read it",
-                f"set critic.fsdp.{SEQUENCE_PARALLEL}", when.is_not_read_of_critic),
+                f"set critic.fsdp.{SEQUENCE_PARALLEL}",
+                lambda size, config: size not in (1, option(config, f"critic.fsdp.{SEQUENCE_PARALLEL}", 1))),
         Refusal(f"critic.fsdp.{SEQUENCE_PARALLEL}",
                 "{option} beside an actor's {of_actor}: both train the same mini-batches of as many ranks",
                 "set them to one size", when.has_other_ranks),
@@ -168,7 +170,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.ENGINE: (
         Refusal(SEQUENCE_PARALLEL, "{option} with {place}.tree.mode=flat, which would leave it to stock verl",
                 "set tree.mode=tree, which runs rows that share nothing too, or model_type=language_model",
-                when.shares_flat_rows),
+                lambda size, engine: size > 1 and when.is_flat(size, engine)),
         Refusal("pad_to_length", "{option}: a tree's forward has the length of its unique tokens"),
         Refusal("qat.enable", "{option}: quantized weights are not tested on trees"),
         Refusal("dtype", "{option}: verl's FSDP engine computes in mixed_precision.param_dtype={computed}",
@@ -178,9 +180,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal("router_replay.record_file", "{option}: verl reads and writes no such file", "unset it"),
         Refusal("router_replay.replay_file", "{option}: verl reads and writes no such file", "unset it"),
         Refusal("router_replay.mode", "{option} with tree.mode=flat (stock verl's FSDP engine does not replay)",
-                "set tree.mode=tree", when.replays_flat_rows),
+                "set tree.mode=tree", lambda _, engine: when.replays(_, engine) and when.is_flat(_, engine)),
         Refusal("router_replay.mode", "{option} on a reference policy, which would record its own routes",
-                "set it to disabled", when.records_its_own),
+                "set it to disabled", lambda mode, engine: mode == RECORDED and option(engine, "forward_only")),
     ),
     Of.CRITIC_ENGINE: (
         Refusal("router_replay.mode", "{option} on a critic: only the actor's routes are recorded",
@@ -197,11 +199,12 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal("", "tree.mode=flat packs rows into one sequence, in which this model's rows would see each other "
                 "(linear attention layers carry their state on; transformers builds the masks of gpt_oss and afmoe "
                 "without positions, which only flash attention makes up for)",
-                "use tree.mode=tree, which keeps rows apart also where they share nothing", when.leaks_when_packed),
+                "use tree.mode=tree, which keeps rows apart also where they share nothing",
+                lambda _, node: node["leaks"] and when.is_flat(_, node)),
     ),
     Of.GENERATION: (
         Refusal("", "rollout.name=hf runs attention layers alone, and this model has layers that carry a state",
-                f"set {ROLLOUT}.name=vllm or sglang", when.generates_with_state),
+                f"set {ROLLOUT}.name=vllm or sglang", lambda _, node: node["recurrent"] and node["name"] == "hf"),
     ),
     Of.ADAPTERS: (
         Refusal("", f"LoRA on the embedding in {UNSHARDED}", LEAVE_OUT, when.adapted("input", LoraLayer, tied=False)),
