@@ -23,12 +23,12 @@ from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows, read_csv
+from tree_rl.cost.memory.choice import Chooser, quick_plan
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS
-from tree_rl.training.memory.choice import Chooser, quick_plan
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.micro_batch_runs import PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.planning.micro_batches import MicroBatch

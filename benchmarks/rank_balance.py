@@ -19,11 +19,11 @@ from tree_rl.benchmark.batch import agent_batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, write_csv
+from tree_rl.cost.balance import GroupPaths, lay_out_cell
+from tree_rl.cost.balance.batch import lay_out_groups, measure_groups
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.tree.balance import GroupPaths, lay_out_cell
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
 from tree_rl.tree.bins import least_loaded
 
 RANKS = (8, 16, 32, 48)

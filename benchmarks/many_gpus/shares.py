@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
+from tree_rl.cost import ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, measure_groups
+from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
-from tree_rl.tree import Forest, ModelShape
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
-from tree_rl.tree.balance.paths import GroupPaths
+from tree_rl.tree import Forest
 from tree_rl.tree.bins import least_loaded
 from tree_rl.tree.forest.jagged import Jagged
 

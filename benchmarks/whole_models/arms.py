@@ -19,8 +19,8 @@ from tree_rl.benchmark.against_verl.engines import CLIP
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
-from tree_rl.tree import ModelShape
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, number_groups
+from tree_rl.cost import ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, measure_groups, number_groups
 from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.verl_plugin.compat import ppo_loss, sft_loss
 from tree_rl.verl_plugin.compat import tensordict_utils as tu

@@ -15,7 +15,7 @@ from many_gpus import shares, verdicts
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.results import read_csv
-from tree_rl.tree.balance.batch import measure_groups
+from tree_rl.cost.balance.batch import measure_groups
 
 SHAPE = MODEL_SIZES["tiny"].shape
 

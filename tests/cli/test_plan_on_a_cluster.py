@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.balance.batch import lay_out_groups, measure_groups
+from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cluster.step import KEPT, StepModel, StepWork
+from tree_rl.cost.cost_fit import CostFit, Work
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.scale.hardware import OPTIMIZER_RATE, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.inspection.scale.step import KEPT, StepModel, StepWork
 from tree_rl.tree import Forest
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
-from tree_rl.tree.cost_fit import CostFit, Work
 
 Run = Callable[..., tuple[int, str, str]]
 EIGHT_B = MODEL_SIZES["8b"]

@@ -14,12 +14,12 @@ import pytest
 
 from tree_rl import __version__
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.inspection.scale.gpus import Gpu
-from tree_rl.inspection.scale.hardware import GIB, OPTIMIZER_RATE, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
+from tree_rl.cost.cluster.gpus import Gpu
+from tree_rl.cost.cluster.hardware import GIB, OPTIMIZER_RATE, Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.memory.budget import MEMORY_FRACTION
+from tree_rl.cost.memory.model import assumed_memory_model
 from tree_rl.inspection.verdict import prediction
-from tree_rl.training.memory.model import assumed_memory_model
-from tree_rl.training.planning.budget import MEMORY_FRACTION
 
 Run = Callable[..., tuple[int, str, str]]
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6], "b": [7, 8, 9]}

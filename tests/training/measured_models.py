@@ -10,11 +10,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.context import StepCall
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.micro_batch_runs import MicroBatchRun
 from tree_rl.training.planning.micro_batches import MicroBatch
 

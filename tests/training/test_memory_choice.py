@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.training.memory.choice import SLACK, ByteBudget, Choice, Chooser, capacities, quick_plan
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.budget import LARGEST_SCALE, LEAST_SCALE, working_scale
+from tree_rl.cost.memory.choice import SLACK, ByteBudget, Choice, Chooser, capacities, quick_plan
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.training.memory.host import local_ranks
-from tree_rl.training.memory.model import MemoryModel
-from tree_rl.training.planning.budget import LARGEST_SCALE, LEAST_SCALE, working_scale
-from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 

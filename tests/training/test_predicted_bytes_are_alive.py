@@ -12,12 +12,12 @@ import torch
 from live_bytes import peak_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.training.context import StepCall
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.micro_batch_runs import MicroBatchRun
 from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.training.memory.choice import Chooser, quick_plan
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import TRITON_CHUNK_TENSORS, MemoryModel
+from tree_rl.cost.memory.choice import Chooser, quick_plan
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.model import TRITON_CHUNK_TENSORS, MemoryModel
 from tree_rl.tree.forest import Forest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"

@@ -13,8 +13,8 @@ from sharing_ranks import SIZES, VOCAB, averaged, prepare, spawn
 from test_sequence_parallel_recovers import fail_once
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from tree_rl.cost.memory import budget
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
-from tree_rl.training.planning import budget
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "max_position_embeddings": 2048}
 BUDGETS = (None, 300)

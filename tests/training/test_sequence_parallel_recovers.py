@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from sharing_ranks import Case, alone, assert_equal_gradients, averaged, build, join, prepare, spawn, step
 
-from tree_rl.training.planning import budget
+from tree_rl.cost.memory import budget
 
 POINTS = [(direction, passes) for direction in ("forward", "backward") for passes in (0, 2)]
 """The failure comes in the pass of that direction through the last layer's MLP after so many others."""

@@ -12,12 +12,12 @@ import pytest
 import torch
 from measured_models import KINDS, build, hostile_rows
 
+from tree_rl.cost.memory import budget as budget_module
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.planning import budget as budget_module
 
 CPU = torch.device("cpu")
 SHARES = (0.95, 0.8, 0.6, 0.5, 0.3, 0.1)

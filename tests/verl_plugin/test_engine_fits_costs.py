@@ -7,8 +7,8 @@ from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
 from hostile_rows import shapes
 
-from tree_rl.tree.cost import CostModel
-from tree_rl.tree.cost_fit import LEAST_EQUATIONS
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS
+from tree_rl.cost.cost_model import CostModel
 from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.trainer.step_metrics import fitted_cost

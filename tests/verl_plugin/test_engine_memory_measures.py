@@ -14,8 +14,8 @@ from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients
 from test_engine_ranks import join, share_of, spawn, update
 
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.step import TreeStep
 from tree_rl.verl_plugin.options import TreeConfig
 

@@ -15,7 +15,7 @@ from equivalence import actor_loss, assert_equal_gradients
 from hostile_rows import shapes
 from test_engine_ranks import empty_batch, join, spawn, update
 
-from tree_rl.training.planning import budget
+from tree_rl.cost.memory import budget
 from tree_rl.verl_plugin.options import TreeConfig
 
 SHAPES = shapes()

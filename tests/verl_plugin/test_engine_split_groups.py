@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from test_engine_ranks import join, spawn, update
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.tree.balance.batch import number_groups
+from tree_rl.cost.balance.batch import number_groups
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig

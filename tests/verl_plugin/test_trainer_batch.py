@@ -14,8 +14,8 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from tree_rl.tree.balance import batch as balance
-from tree_rl.tree.cost import ModelShape
+from tree_rl.cost.balance import batch as balance
+from tree_rl.cost.cost_model import ModelShape
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import queue_rows

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from tree_rl.tree.cost import ModelShape
+from tree_rl.cost.cost_model import ModelShape
 
 Family = Literal["qwen3", "qwen3_moe", "qwen3_5"]
 

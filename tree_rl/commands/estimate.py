@@ -18,9 +18,9 @@ from tree_rl.commands.row_options import (
     read_rows,
     typed_command,
 )
+from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.terminal import one_line_errors, say
-from tree_rl.inspection.scale.gpus import Gpu
 from tree_rl.inspection.scale.options import MOST_GPUS
 from tree_rl.inspection.verdict.as_json import estimated
 from tree_rl.inspection.verdict.prediction import predict_memory, predict_update

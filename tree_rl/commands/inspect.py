@@ -19,6 +19,7 @@ from tree_rl.commands.row_options import (
     read_file,
     typed_command,
 )
+from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files.shown import shown_path
@@ -26,7 +27,6 @@ from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.report import GroupReport, report_groups, total_of
-from tree_rl.inspection.scale.gpus import Gpu
 from tree_rl.inspection.text import format_report
 from tree_rl.inspection.verdict.as_json import inspected
 from tree_rl.inspection.verdict.grouping import regroup
@@ -77,7 +77,7 @@ def inspect_file(
         command = "plan" if model is None else "estimate"
         verdict = Verdict(
             token_bound=total.overlap.token_bound,
-            flop_bound=total.overlap.flop_bound(shape),
+            flop_bound=shape.flop_bound(total.overlap),
             share=share,
             recording=recording,
             regrouped=regrouped,

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from tree_rl.cost.memory.choice import Choice, Chooser, quick_plan
 from tree_rl.inspection.report import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
-from tree_rl.training.memory.choice import Choice, Chooser, quick_plan
 from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks
 from tree_rl.tree.packing import PackedGroups, pack_groups

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.choice import Choice
 from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
-from tree_rl.training.memory.choice import Choice
 from tree_rl.tree.attention_blocks import BLOCK
-from tree_rl.tree.cost import ModelShape
 
 OVERLAP = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
 TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
@@ -92,7 +92,7 @@ def _overlap_cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
         f"{overlap.flat_tokens:,}",
         f"{overlap.por:.3f}",
         f"{overlap.token_bound:.2f}x",
-        f"{overlap.flop_bound(shape):.2f}x",
+        f"{shape.flop_bound(overlap):.2f}x",
         f"{sum(report.causes.values()):,}",
         f"{overlap.depth:,}",
     )

@@ -9,16 +9,16 @@ import torch
 import torch.distributed
 from torch import nn
 
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel import Exchanges, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.rows import Rows
-from tree_rl.tree.cost import ModelShape
 
 Group = torch.distributed.ProcessGroup | None
 FlatRows = Callable[[Sequence[int], PartsLoss | None], tuple[torch.Tensor, EdgeOutputs, list[Metrics]]]

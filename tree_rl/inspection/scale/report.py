@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
+from tree_rl.cost.balance.batch import BatchLayout, GroupOverlap, lay_out_groups, measure_groups
+from tree_rl.cost.cluster.hardware import GIB, Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cluster.step import DeviceMemory, Measured, StepModel, StepTime, StepWork
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
-from tree_rl.inspection.scale.hardware import GIB, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.inspection.scale.step import Measured, StepMemory, StepModel, StepTime, StepWork
 from tree_rl.inspection.text import format_table
-from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap, lay_out_groups, measure_groups
 
 SHARING = (1, 2, 4, 8)
 """Ranks that may share tokens."""
@@ -75,7 +75,7 @@ class Scaled:
         return self.model.time(self.work)
 
     @cached_property
-    def memory(self) -> StepMemory:
+    def memory(self) -> DeviceMemory:
         """Bytes of one GPU."""
         return self.model.memory(self.work)
 

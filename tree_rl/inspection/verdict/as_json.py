@@ -9,12 +9,12 @@ from dataclasses import asdict
 from typing import Any
 
 from tree_rl import __version__
+from tree_rl.cost.cost_model import ModelShape
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.inspection.scale.report import Scaled
 from tree_rl.inspection.verdict.judgement import Verdict
 from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
-from tree_rl.tree.cost import ModelShape
 
 FORMAT = 1
 """Of all objects."""
@@ -93,7 +93,7 @@ def _group(report: GroupReport, shape: ModelShape) -> dict[str, Any]:
         "flat_tokens": overlap.flat_tokens,
         "por": overlap.por,
         "token_bound": overlap.token_bound,
-        "flop_bound": overlap.flop_bound(shape),
+        "flop_bound": shape.flop_bound(overlap),
         "depth": overlap.depth,
         "branches": {str(cause): count for cause, count in report.causes.items()},
     }

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tree_rl.cost.cluster.gpus import Gpu
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cluster.step import StepModel, StepTime
+from tree_rl.cost.memory.budget import GRANULARITY, MEMORY_FRACTION
+from tree_rl.cost.memory.choice import ByteBudget, Chooser, quick_plan
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import forest_of, report_groups, rows_by_group, total_of
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.scale.gpus import Gpu
-from tree_rl.inspection.scale.parameters import Parameters
 from tree_rl.inspection.scale.report import ScaleSettings, Step
-from tree_rl.inspection.scale.step import StepModel, StepTime
 from tree_rl.inspection.verdict.update_share import UpdateShare
-from tree_rl.training.memory.choice import ByteBudget, Chooser, quick_plan
 
-FILLED = 0.8
-"""Share of a GPU's memory that `tree.max_tokens: auto` fills."""
 LEAST_SHARE = 1e-6
 """Of a step, below which updates say nothing about its length."""
-GRANULARITY = 1024
-"""Of the tokens that are advised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +140,7 @@ def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPredict
     least = chooser.choose(largest, ByteBudget(device=0.0), quick_plan)
     tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
     state = model.memory_with(0.0).total
-    room = FILLED * model.cluster.memory - state
+    room = MEMORY_FRACTION * model.cluster.memory - state
     fits = room >= activations.bytes_of(GRANULARITY)
     max_tokens = activations.tokens_of(room) // GRANULARITY * GRANULARITY if fits else None
     runs = None

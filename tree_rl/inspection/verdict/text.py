@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from tree_rl.cost.cluster.hardware import GIB
 from tree_rl.inspection.files.shown import escaped
-from tree_rl.inspection.scale.hardware import GIB
 from tree_rl.inspection.text import format_table
 from tree_rl.inspection.verdict.judgement import REACHED, Verdict
-from tree_rl.inspection.verdict.prediction import FILLED, MemoryPrediction, UpdatePrediction
+from tree_rl.cost.memory.budget import MEMORY_FRACTION
+from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction
 
 NAME_LENGTH = 40
 
@@ -89,7 +90,7 @@ def _best(memory: MemoryPrediction) -> str:
     if memory.max_tokens is None:
         taken = f"{memory.state / GIB:.0f} GiB of {memory.gpu.spec.memory_gib:.0f} are taken before the first token"
         return f"none fits: {taken}; take more GPUs"
-    filled = f"{memory.max_tokens:,} fills {FILLED:.0%} of a GPU"
+    filled = f"{memory.max_tokens:,} fills {MEMORY_FRACTION:.0%} of a GPU"
     return f"{filled}; the largest group runs as: {memory.largest_runs}"
 
 

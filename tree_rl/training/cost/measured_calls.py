@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tree_rl.cost.cost_fit import CostFit, Work
+from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.training.planning.micro_batches import MicroBatch
 from tree_rl.training.rows import Rows
-from tree_rl.tree.cost import CostModel, ModelShape
-from tree_rl.tree.cost_fit import CostFit, Work
 
 Stamp = torch.cuda.Event | float
 

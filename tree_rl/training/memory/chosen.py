@@ -9,10 +9,10 @@ import torch.distributed
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tree_rl.cost.memory.choice import Chooser
+from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.training.context import StepContext
-from tree_rl.training.memory.choice import Chooser
 from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
-from tree_rl.training.memory.model import MemoryModel, Peak
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
 

@@ -12,18 +12,11 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.training.memory.model import MemoryModel
+from tree_rl.cost.memory.budget import MEMORY_FRACTION, rounded_tokens, working_scale
+from tree_rl.cost.memory.model import MemoryModel
 
 logger = logging.getLogger(__name__)
 
-MEMORY_FRACTION = 0.8
-"""Share of the device that model, optimizer and one path of partitions may take; the rest is for fragments."""
-LEAST_TOKENS = 1024
-"""No budget goes below this: shorter forwards leave the GPU idle."""
-GRANULARITY = 1024
-LEAST_SCALE, LARGEST_SCALE = 0.5, 4.0
-"""A measured working set outside of these, over the counted one, is that of something else."""
-SCALE_STEP = 0.01
 _NO_LIMIT = 2**31 - 1
 
 
@@ -92,7 +85,7 @@ class AutoBudget:
         if live_tokens and peak_bytes > base_bytes:
             per_token = (peak_bytes - base_bytes) / live_tokens
             room = MEMORY_FRACTION * total_bytes - base_bytes
-            mine = _rounded(room / per_token)
+            mine = rounded_tokens(room / per_token)
         self.tokens, _ = self._agree(mine, 1.0)
         logger.info("tree.max_tokens=auto: %d unique tokens per forward", self.tokens)
 
@@ -114,7 +107,7 @@ class AutoBudget:
         room = MEMORY_FRACTION * total_bytes - base_bytes
         # Every rank sizes its own room by the largest working set, so that is agreed first.
         _, self.working_scale = self._agree(_NO_LIMIT, scale)
-        self.tokens, _ = self._agree(_rounded(model.scaled(self.working_scale).tokens_of(room)), 1.0)
+        self.tokens, _ = self._agree(rounded_tokens(model.scaled(self.working_scale).tokens_of(room)), 1.0)
         logger.info(
             "tree.max_tokens=auto: %d unique tokens per forward, %.1f GiB beside weights and optimizer; a layer works "
             "with %.2f times the bytes that the model's shape gives",
@@ -130,7 +123,7 @@ class AutoBudget:
             is_out_of_memory: whether this rank did.
             smaller_tokens: the budget that this rank then wants.
         """
-        agreed, _ = self._agree(_rounded(smaller_tokens) if is_out_of_memory else _NO_LIMIT, 1.0)
+        agreed, _ = self._agree(rounded_tokens(smaller_tokens) if is_out_of_memory else _NO_LIMIT, 1.0)
         if agreed == _NO_LIMIT:
             return None
         self.tokens = self._most_flat_tokens = agreed
@@ -145,24 +138,3 @@ class AutoBudget:
         torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self._group)
         least, negative = agreed.tolist()
         return int(least), -negative
-
-
-def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float], measured_bytes: float) -> float:
-    """How large a layer's working set is where an update needed so many bytes; the rest of a peak is known exactly.
-
-    Args:
-        model: with the working set that its shape gives.
-        predicted: peak of the update under a model; 0 without rows.
-        measured_bytes: weights, gradients and optimizer state apart.
-    """
-    low, high = LEAST_SCALE, LARGEST_SCALE
-    if predicted(model.scaled(high)) <= 0:
-        return low
-    while high - low > SCALE_STEP:
-        middle = (low + high) / 2
-        low, high = (middle, high) if predicted(model.scaled(middle)) < measured_bytes else (low, middle)
-    return high
-
-
-def _rounded(tokens: float) -> int:
-    return max(LEAST_TOKENS, int(tokens) // GRANULARITY * GRANULARITY)

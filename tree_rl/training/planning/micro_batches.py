@@ -5,16 +5,16 @@ from functools import partial
 
 import numpy as np
 
-from tree_rl.training.memory.choice import Choice, Chooser, quick_plan
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import MemoryModel, Peak
-from tree_rl.training.memory.partitions import PartitionedPeak
+from tree_rl.cost.cost_model import CostModel
+from tree_rl.cost.memory.choice import Choice, Chooser, quick_plan
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import Budget
 from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.rows import Rows
 from tree_rl.tree.bins import best_fit
-from tree_rl.tree.cost import CostModel
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
 from tree_rl.tree.packing import pack_groups

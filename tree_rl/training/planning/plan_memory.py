@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
-from tree_rl.training.memory.choice import Choice
+from tree_rl.cost.memory.choice import Choice
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 

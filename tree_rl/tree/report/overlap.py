@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -43,19 +42,6 @@ class Overlap:
     def token_bound(self) -> float:
         """1 / (1 - POR): the bound on the speed-up if only tokens counted; 1 without tokens."""
         return self.flat_tokens / self.unique_tokens if self.unique_tokens else 1.0
-
-    def tree_flops(self, shape: ModelShape) -> float:
-        """Operations of one step over the tree."""
-        return shape.cost.step(float(self.unique_tokens), float(self.unique_pairs), float(self.unique_head_tokens))
-
-    def flat_flops(self, shape: ModelShape) -> float:
-        """Operations of one step over the rows."""
-        return shape.cost.step(float(self.flat_tokens), float(self.flat_pairs), float(self.flat_head_tokens))
-
-    def flop_bound(self, shape: ModelShape) -> float:
-        """Flat over tree operations, attention and head included: the honest bound on the speed-up."""
-        tree = self.tree_flops(shape)
-        return self.flat_flops(shape) / tree if tree else 1.0
 
 
 def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:

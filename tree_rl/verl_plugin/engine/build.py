@@ -14,11 +14,11 @@ from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models import check_model, use_tree_attention
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
-from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
     PrecisionType,

@@ -11,8 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from verl.protocol import DataProto
 
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
-from tree_rl.tree.cost import CostModel, ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
+from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.verl_plugin.agent_loops.prompt_forests import WEIGHS_CALLS
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,

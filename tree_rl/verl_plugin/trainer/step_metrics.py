@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tree_rl.cost.balance.batch import BatchLayout, GroupOverlap
+from tree_rl.cost.cost_model import CostModel
 from tree_rl.training.self_check import MEAN_TOLERANCE
-from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap
-from tree_rl.tree.cost import CostModel
 from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.trainer.sessions import Sessions

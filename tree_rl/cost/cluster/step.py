@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tree_rl.inspection.scale.hardware import OPTIMIZER_RATE, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.training.memory.model import MemoryModel, assumed_memory_model
-from tree_rl.tree.balance.batch import BatchLayout
-from tree_rl.tree.cost import FORWARD_AND_BACKWARD, ModelShape
+from tree_rl.cost.balance.batch import BatchLayout
+from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cost_model import FORWARD_AND_BACKWARD, ModelShape
+from tree_rl.cost.memory.model import MemoryModel, assumed_memory_model
 
 FORWARDS = {"log_probs": 1, "forward": 1, "backward": 3}
 """A pass in forwards' time: a backward computes each layer again first."""
@@ -74,7 +74,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepMemory:
+class DeviceMemory:
     """Bytes of one GPU."""
 
     state: float
@@ -177,7 +177,7 @@ class StepModel:
         # Queries, keys, values and the result are sent one by one.
         return layers * (self.cluster.collective(held, self.sharing) + 3 * self.cluster.latency)
 
-    def memory(self, work: StepWork) -> StepMemory:
+    def memory(self, work: StepWork) -> DeviceMemory:
         """Bytes of one GPU at the peak, with the largest micro-batch."""
         return self.memory_with(self.activations.whole(int(min(work.budget, work.tokens_C.max()))).device)
 
@@ -186,11 +186,11 @@ class StepModel:
         """What a forward and backward keep alive."""
         return replace(assumed_memory_model(self.shape), sequence_ranks=self.sharing)
 
-    def memory_with(self, activations: float) -> StepMemory:
+    def memory_with(self, activations: float) -> DeviceMemory:
         """Bytes of one GPU whose activations take so many."""
         # A layer's weights and those of the next, gathered; the float32 gradients of one.
         gathered = (2 * GATHERED + REDUCED) * self.parameters.per_layer + (GATHERED + REDUCED) * self.parameters.root
-        return StepMemory(
+        return DeviceMemory(
             state=KEPT * self.parameters.total / self.shard_ranks,
             gathered=gathered if self.shard_ranks > 1 else 0.0,
             activations=activations,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.tree.cost import CostModel
+from tree_rl.cost.cost_model import CostModel
 
 LEAST_EQUATIONS = 5
 """Fewer say too little to replace the model's shape."""

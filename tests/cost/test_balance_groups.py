@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.tree import CostModel, Forest
-from tree_rl.tree.balance import GroupPaths, batch
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
-from tree_rl.tree.cost import ModelShape
+from tree_rl.cost import CostModel
+from tree_rl.cost.balance import GroupPaths, batch
+from tree_rl.cost.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.tree import Forest
 
 SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
 

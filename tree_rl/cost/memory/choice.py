@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import MemoryModel, Peak
-from tree_rl.training.memory.partitions import PartitionedPeak
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tree_rl.tree.balance.paths import GroupPaths
+from tree_rl.cost.balance.paths import GroupPaths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

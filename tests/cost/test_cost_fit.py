@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.tree.cost import CostModel, ModelShape
-from tree_rl.tree.cost_fit import LEAST_EQUATIONS, MOST_EQUATIONS, CostFit, Work
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS, MOST_EQUATIONS, CostFit, Work
+from tree_rl.cost.cost_model import CostModel, ModelShape
 
 SHAPE = ModelShape(hidden=4096, layers=36, intermediate=12288, heads=32, kv_heads=8, head_dim=128, vocab=151936)
 START = SHAPE.cost

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.tree.cost import ModelShape
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.measures import MemoryMeasures
 
 FLOAT32 = 4
 CHUNK_TENSORS, TRITON_CHUNK_TENSORS = 4.0, 1.5

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 

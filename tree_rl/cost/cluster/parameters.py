@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tree_rl.tree.cost import ModelShape
+from tree_rl.cost.cost_model import ModelShape
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in a config.json."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.cost import CostModel
+from tree_rl.cost.cost_model import CostModel
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.order import RowOrder
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from tree_rl.tree import CostModel, Forest
-from tree_rl.tree.balance import GroupPaths, lay_out_cell
-from tree_rl.tree.balance.layout import LEAST_GAIN
-from tree_rl.tree.balance.paths import MOST_PATHS
+from tree_rl.cost import CostModel
+from tree_rl.cost.balance import GroupPaths, lay_out_cell
+from tree_rl.cost.balance.layout import LEAST_GAIN
+from tree_rl.cost.balance.paths import MOST_PATHS
+from tree_rl.tree import Forest
 from tree_rl.tree.bins import least_loaded
 
 COST = CostModel(per_token=10.0, per_pair=1.0, per_head_token=5.0)

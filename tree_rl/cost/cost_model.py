@@ -12,6 +12,7 @@ import numpy as np
 
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.report.overlap import Overlap
 
 Amount = TypeVar("Amount", float, np.ndarray)
 
@@ -135,3 +136,18 @@ class ModelShape:
             per_pair=FORWARD_AND_BACKWARD * 4.0 * attention_layers * self.heads * self.head_dim,
             per_head_token=FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab,
         )
+
+    def tree_flops(self, overlap: Overlap) -> float:
+        """Operations of one step over a tree."""
+        return self.cost.step(
+            float(overlap.unique_tokens), float(overlap.unique_pairs), float(overlap.unique_head_tokens)
+        )
+
+    def flat_flops(self, overlap: Overlap) -> float:
+        """Operations of one step over its rows."""
+        return self.cost.step(float(overlap.flat_tokens), float(overlap.flat_pairs), float(overlap.flat_head_tokens))
+
+    def flop_bound(self, overlap: Overlap) -> float:
+        """Flat over tree operations, attention and head included: the honest bound on the speed-up; 1 without any."""
+        tree = self.tree_flops(overlap)
+        return self.flat_flops(overlap) / tree if tree else 1.0

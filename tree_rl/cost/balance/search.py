@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.balance.parts import Parts, Runs
+from tree_rl.cost.balance.parts import Parts, Runs
 
 GOOD_ENOUGH = 0.01
 """Share of the lower bound above it at which kicks end."""

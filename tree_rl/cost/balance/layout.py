@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.balance.parts import Parts
-from tree_rl.tree.balance.paths import GroupPaths
-from tree_rl.tree.balance.search import Search, order
+from tree_rl.cost.balance.parts import Parts
+from tree_rl.cost.balance.paths import GroupPaths
+from tree_rl.cost.balance.search import Search, order
 from tree_rl.tree.bins import largest_first, least_loaded
 
 LEAST_GAIN = 0.01
