@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import shapes
 from tensordict import TensorDict
@@ -93,3 +93,18 @@ def test_sft_loss(engines: tuple[Any, Any], name: str) -> None:
     stock = run(engines[0], batch(use_dynamic_bsz=False, micro_batch_size_per_gpu=1), loss)
     tree = run(engines[1], batch(), loss)
     assert_equal_runs(stock, tree, wanted_positions(batch()), ("log_probs",))
+
+
+def test_positions_that_begin_elsewhere_are_rows_alone(engines: tuple[Any, Any]) -> None:
+    stock_engine, tree_engine = engines
+    shared = {"calculate_entropy": True, "return_model_output": True}
+    alone = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+
+    def shifted(**flags: Any) -> TensorDict:
+        data = ppo_batch(SHAPES["branches"], **shared, **flags)
+        data["position_ids"] = nested([row + 5 * index for index, row in enumerate(data["position_ids"].unbind())])
+        return data
+
+    loss = actor_loss("vanilla", "token-mean")
+    stock, tree = run(stock_engine, shifted(**alone), loss), run(tree_engine, shifted(), loss)
+    assert_equal_runs(stock, tree, wanted_positions(shifted()), ("log_probs", "entropy"))

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import row, tokens
+from hydra import compose, initialize_config_module
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
@@ -73,3 +75,58 @@ def test_a_cpu_is_refused_before_the_model_is_loaded(value: bool, tmp_path: Path
         patch.delenv("TRITON_INTERPRET")
         with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: Liger's kernels need a CUDA device"):
             build_engine(path, tree=TreeConfig(), value=value, model=FUSED)
+
+
+AUTO = {"use_liger": "auto"}
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WITHOUT_LAYERS: dict[str, dict[str, Any]] = {
+    "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
+    "Lfm2Config": {"layer_types": ["full_attention"]},
+    "GraniteConfig": {},
+    "Phi3Config": {},
+    "LlamaConfig": {"hidden_act": "gelu"},
+}
+"""Families that Liger's layers do not cover, and one whose activation they do not compute."""
+
+
+@pytest.mark.parametrize("family", WITHOUT_LAYERS)
+def test_a_default_that_a_model_cannot_have_is_off_with_a_notice(
+    family: str, tmp_path: Path, liger: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = getattr(transformers, family)(**SIZES, **WITHOUT_LAYERS[family])
+    path = save_model(tmp_path, config)
+    engine = build_engine(path, tree=TreeConfig(mode="tree"), model=AUTO)
+    assert fused_layers(engine) == 0
+    (notice,) = (record.message for record in caplog.records if "use_liger" in record.message)
+    assert notice.startswith("model.use_liger=auto: the model keeps its own layers, as ")
+    with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: .*; set model\.use_liger=false"):
+        build_engine(path, tree=TreeConfig(mode="tree"), model=FUSED)
+
+
+@pytest.mark.parametrize("value", (False, True))
+def test_the_default_fuses_where_it_can(value: bool, tmp_path: Path, liger: None) -> None:
+    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=value)
+    assert fused_layers(build_engine(path, tree=TreeConfig(mode="tree"), value=value, model=AUTO)) == 6
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET")
+        assert fused_layers(build_engine(path, tree=TreeConfig(mode="tree"), value=value, model=AUTO)) == 0
+
+
+def test_machine_files_ask_for_what_a_model_can_have() -> None:
+    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
+        sft = compose("tree_sft_trainer")
+        told = compose("tree_sft_trainer", overrides=["model.use_liger=true"])
+        path = "hydra.searchpath=[pkg://verl.trainer.config]"
+        rl = compose("machine/gpu", overrides=[path])
+    assert (sft.model.use_liger, told.model.use_liger) == ("auto", True)
+    assert rl.actor_rollout_ref.model.use_liger == rl.critic.model.use_liger == "auto"

@@ -8,7 +8,9 @@ import torch
 from engine_harness import VOCAB, build_engine, nested, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss
 from hostile_rows import row, tokens
+from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
+from transformers import AutoModelForCausalLM, Ministral3Config, PhiConfig
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.models import UnsupportedModelError
@@ -66,6 +68,37 @@ def test_a_trained_first_token(engine: Any) -> None:
     refused(engine, data, r"row 0 \(uid a\): trains its first token")
 
 
+@pytest.mark.parametrize(
+    "positions, token, got, expected",
+    (
+        ([0, 1, 2, 3, 0, 1, 2, 3, 4], 4, 0, 4),  # two texts packed into one row
+        ([0, 1, 2, 5, 6, 7, 8, 9, 10], 3, 5, 3),  # a gap
+        ([3, 4, 5, 5, 6, 7, 8, 9, 10], 3, 5, 6),  # an offset that changes on the way
+        ([0, 0, 0, 1, 2, 3, 4, 5, 6], 1, 0, 1),  # padding in front that stayed in the row
+    ),
+)
+def test_positions_that_do_not_count_the_tokens(
+    engine: Any, positions: list[int], token: int, got: int, expected: int
+) -> None:
+    data = with_column("position_ids", [torch.arange(8), torch.tensor(positions)])
+    refused(engine, data, rf"row 1 \(uid b\): position_ids holds {got} for token {token}; expected {expected}: ")
+
+
+def test_positions_of_another_number_than_the_tokens(engine: Any) -> None:
+    data = with_column("position_ids", [torch.arange(8), torch.arange(7)])
+    refused(engine, data, r"row 1 \(uid b\): has another number of position_ids than tokens \(got 7\)")
+
+
+def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+    rope["original_max_position_embeddings"] = 4
+    config = Ministral3Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=VOCAB, rope_parameters=rope)
+    engine = build_engine(save_model(tmp_path, config), tree=TreeConfig(mode="tree"))
+    data = with_column("position_ids", [torch.arange(8), torch.arange(9) + 2])
+    refused(engine, data, r"row 1 \(uid b\): has position_ids that do not begin at 0.* absolute \(got 2\)")
+
+
 @pytest.mark.parametrize("column", ("advantages", "old_log_probs", "returns"))
 @pytest.mark.parametrize("value", (float("nan"), float("inf")))
 def test_a_number_that_is_not_finite(engine: Any, column: str, value: float) -> None:
@@ -108,6 +141,24 @@ def test_a_model_that_cannot_be_exact_is_refused_when_built(tmp_path: Path) -> N
     path = save_model(tmp_path, tiny_qwen3(attention_dropout=0.1))
     with pytest.raises(UnsupportedModelError, match="attention_dropout"):
         build_engine(path, tree=TreeConfig())
+
+
+def test_dropout_that_a_config_calls_otherwise(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    path = save_model(tmp_path, PhiConfig(**sizes, vocab_size=VOCAB, resid_pdrop=0.1))
+    with pytest.raises(UnsupportedModelError, match=r"resid_pdrop=0\.1: .* set model\.override_config\.resid_pdrop=0"):
+        build_engine(path, tree=TreeConfig())
+
+
+def test_dropout_of_a_loaded_adapter(tmp_path: Path) -> None:
+    path, adapter = save_model(tmp_path / "model", tiny_qwen3()), tmp_path / "adapter"
+    lora = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(path), lora).save_pretrained(adapter)
+    loaded = {"lora_rank": 2, "lora_adapter_path": str(adapter)}
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"lora_adapter_path=.*adapter_config\.json has lora_dropout=0\.1"
+    ):
+        build_engine(path, tree=TreeConfig(), model=loaded)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
 from hostile_rows import shapes
 
@@ -77,3 +77,52 @@ def test_it_can_be_switched_off(model_path: Path) -> None:
     layer = engine.module.model.layers[0].mlp
     layer.forward = leaky(layer)
     run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+
+
+def apart() -> list[Row]:
+    return SHAPES["no_common_root"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    (
+        TreeConfig(mode="tree"),
+        TreeConfig(mode="auto"),
+        TreeConfig(mode="tree", max_tokens=5),
+        TreeConfig(mode="tree", scope="uid"),
+    ),
+    ids=("tree", "auto", "rows_beyond_the_budget", "by_uid"),
+)
+def test_rows_that_share_nothing_are_checked_beside_a_made_up_sibling(model_path: Path, tree: TreeConfig) -> None:
+    engine = build_engine(model_path, tree=tree)
+    layer = engine.module.model.layers[0].mlp
+    layer.forward = leaky(layer)
+    with engine.train_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: log_probs"):
+        engine.forward_backward_batch(ppo_batch(apart()), actor_loss("vanilla", "token-mean"))
+
+
+@pytest.mark.parametrize("name", ("no_common_root", "identical", "strict_prefix", "one_row_untrained"))
+@pytest.mark.parametrize("mode", ("tree", "auto"))
+def test_something_is_compared_whatever_the_first_rows_are(model_path: Path, name: str, mode: str) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode=mode))
+    run(engine, ppo_batch(SHAPES[name], calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    assert 0 < engine.step.self_check_error < 2e-5
+
+
+def test_an_inference_first_is_checked_as_training_computes(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
+    layer = engine.module.model.layers[0].mlp
+    forward, mixing = layer.forward, leaky(layer)
+    layer.forward = lambda hidden: (mixing if layer.training else forward)(hidden)
+    with engine.eval_mode(disable_auto_offload=True):
+        with pytest.raises(TreeMismatchError, match="self-check: log_probs"):
+            engine.infer_batch(ppo_batch(SHAPES["branches"]))
+        assert not any(module.training for module in engine.module.modules())
+
+
+def test_a_critic_whose_rows_share_nothing_is_checked(tmp_path: Path) -> None:
+    path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
+    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=4), value=True)
+    with engine.eval_mode(disable_auto_offload=True):
+        engine.infer_batch(ppo_batch(apart()))
+    assert 0 < engine.step.self_check_error < 2e-5

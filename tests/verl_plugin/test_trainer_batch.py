@@ -56,6 +56,10 @@ def _entry(column: Any, index: int) -> Any:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
+    return local_queue(monkeypatch)
+
+
+def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
     local = LocalQueue()

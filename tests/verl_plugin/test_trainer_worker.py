@@ -39,11 +39,18 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def build_worker(
-    path: Path, *, model_type: str = "tree_language_model", hf_model_type: str | None = None, **engine: Any
+    path: Path,
+    *,
+    model_type: str = "tree_language_model",
+    hf_model_type: str | None = None,
+    learning_rate: float = 1e-2,
+    tree: TreeConfig | None = None,
+    **engine: Any,
 ) -> Any:
     """A worker as verl's trainer builds it, in this process."""
     join_process_group()
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
     is_value = "value" in model_type
     config = TrainingWorkerConfig(
         model_type=model_type,
@@ -59,10 +66,10 @@ def build_worker(
             mixed_precision=FLOAT32,
             max_token_len_per_gpu=4096,
             use_dynamic_bsz=True,
-            tree=TreeConfig(mode="tree", self_check=False),
+            tree=tree or TreeConfig(mode="tree", self_check=False),
             **engine,
         ),
-        optimizer_config=FSDPOptimizerConfig(lr=1e-2, total_training_steps=10),
+        optimizer_config=FSDPOptimizerConfig(lr=learning_rate, total_training_steps=10),
         checkpoint_config=CheckpointConfig(),
     )
     worker = TreeTrainingWorker(config)

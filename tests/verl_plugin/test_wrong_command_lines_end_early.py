@@ -1,6 +1,7 @@
 """A wrong command line of verl's main_ppo: one line that names the key and the remedy, exit code 2, before Ray."""
 
 import copy
+import shlex
 import subprocess
 import sys
 import time
@@ -19,6 +20,17 @@ from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 TREE = "trainer.v1.trainer_mode=tree_sync"
+AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
+"""verl's own trainer with a tree engine."""
+HEATS = (
+    ("0", "0"),
+    ("0.0", "0.0"),
+    ("-0.7", "-0.7"),
+    ("nan", "nan"),
+    ("inf", "inf"),
+    ("null", "None"),
+    ("true", "True"),
+)
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
@@ -58,6 +70,14 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("tree.self_check=maybe", ("tree.self_check='maybe':", "true or false")),
     (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
     ("critic.fsdp.tree.scope=uids", ("critic.fsdp.tree.scope='uids':", "uid, rank")),
+    # What would train on NaN, or on other rows' advantages.
+    *((f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0")) for value, said in HEATS),
+    (f"{ROLLOUT}.temperature=warm", (f"{ROLLOUT}.temperature=warm:", "expected a number")),
+    (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
+    (f"{ROLLOUT}.val_kwargs.temperature=nan", (f"{ROLLOUT}.val_kwargs.temperature=nan:", "0 (greedy)")),
+    (f"{ROLLOUT}.temperature=0 {AS_STOCK}", (f"{ROLLOUT}.temperature=0:", "above 0")),
+    ("algorithm.use_pf_ppo=true", ("algorithm.use_pf_ppo=True:", "set it to False")),
+    (f"algorithm.use_pf_ppo=true algorithm.adv_estimator=gae {AS_STOCK}", ("algorithm.use_pf_ppo=True:", "False")),
     # Values and files.
     (f"{ROLLOUT}.n=0", (f"{ROLLOUT}.n=0:", "at least 1")),
     (f"{ACTOR}.optim.lr=abc", (f"{ACTOR}.optim.lr=abc:", "expected a number")),
@@ -65,6 +85,45 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("trainer.total_training_steps=-1", ("trainer.total_training_steps=-1:", "null")),
     (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
+    # What would end the run after the rollouts, or every session of it.
+    (
+        "distillation.enabled=true distillation.distillation_loss.loss_mode=forward_kl_topk",
+        ("distillation.distillation_loss.loss_mode=forward_kl_topk:", "loss_mode=k3"),
+    ),
+    (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),
+    (f"{ROLLOUT}.multi_turn.tool_config_path=/no.yaml", ("multi_turn.tool_config_path=/no.yaml:", "no such file")),
+    (f"{ROLLOUT}.multi_turn.function_tool_path=no.py", ("multi_turn.function_tool_path=no.py:", "no such file")),
+    (f"{ROLLOUT}.agent.agent_loop_config_path=no.yaml", ("agent_loop_config_path=no.yaml:", "no such file")),
+    ("data.tool_config_path=/no.yaml", ("data.tool_config_path=/no.yaml:", "no such file")),
+    (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", (f"{MODEL}.lora_adapter_path=/no:", "no such file")),
+    ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", ("reuse_log_probs=True, but", "set it to auto")),
+    (f"{ENGINE}.fsdp_size=2 trainer.n_gpus_per_node=3", (f"{ENGINE}.fsdp_size=2 on 3 ranks:", "divisor")),
+    (f"+{ROLLOUT}.custom.tree_agent.max_turn=3", ("custom.tree_agent.max_turn: no such option", "max_turns")),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.session_timeout_s=-1",
+        ("custom.gateway_agent.session_timeout_s=-1:", "more than 0"),
+    ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=no_module.Agent",
+        ("custom.gateway_agent.agent=no_module.Agent: No module named", "PYTHONPATH"),
+    ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.Agent",
+        ("in_environment.Agent: module", "has no attribute"),
+    ),
+    (
+        f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt",
+        ("default_agent_loop=tree_gateway_agnt: no such agent loop", "did you mean tree_gateway_agent?"),
+    ),
+    (f"{ROLLOUT}.agent.default_agent_loop=tool_agnt", ("default_agent_loop=tool_agnt:", "did you mean tool_agent?")),
+    (f"tree.reuse_log_probs=true {AS_STOCK}", ("tree.reuse_log_probs=True:", "trainer_mode=tree_sync")),
+    # Keys in another section: the hint names one that exists.
+    ("critic.model.fsdp_config.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
+    (
+        "actor_rollout_ref.model.fsdp_config.param_offload=true",
+        ("did you mean actor_rollout_ref.", "fsdp_config.param_offload?"),
+    ),
+    ("critic.fsdp_confg.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
     ("data.train_files=[a", ("data.train_files=[a:", "quote it")),
 ]
 
@@ -119,6 +178,23 @@ def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str]) -> None:
     for fact in ("fsdp2 in place of verl's default fsdp", "tree_language_model", "tree_sync", "max_tokens 4096"):
         assert fact in banner
     assert "\n" not in banner
+
+
+def test_the_banner_names_the_budget_that_decides(good: list[str]) -> None:
+    rows = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"]
+    rows.append(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3")
+    dynamic = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1234"]
+    assert "max_tokens of 3 longest rows (ppo_micro_batch_size_per_gpu" in checked(command_line(*good, *rows))[1]
+    assert "max_tokens 1234;" in checked(command_line(*good, *dynamic))[1] + ";"
+    assert "max_tokens 64;" in checked(command_line(*good, *rows, "tree.max_tokens=64"))[1] + ";"
+
+
+def test_the_banner_warns_of_a_key_that_verl_ignores(good: list[str]) -> None:
+    warning = "trainer.balance_batch=False has no effect"
+    assert warning in checked(command_line(*good, "trainer.balance_batch=false"))[1]
+    assert "balance_batch" not in checked(command_line(*good))[1]
+    # Greedy validation is verl's default.
+    checked(command_line(*good, f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.temperature=0.7"))
 
 
 def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
@@ -178,3 +254,13 @@ def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> Non
     assert "ray init" not in ended.stdout
     assert not list(tmp_path.iterdir()), "Hydra's output folder is made by a job that runs"
     print(f"driver ended after {time.monotonic() - started:.1f} s, imports included")
+
+
+def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:
+    correction = "algorithm.rollout_correction"
+    wrong = [f"{correction}.bypass_mode=true", f"{correction}.loss_type=reinforce"]
+    with pytest.raises(CommandLineError) as refused:
+        checked(command_line(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true"))
+    remedy = shlex.split(str(refused.value).partition("; set ")[2].replace(" and ", " "))
+    assert f"+{ACTOR}.policy_loss.rollout_correction=${{{correction}}}" in remedy
+    checked(command_line(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy))

@@ -23,6 +23,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
     ("model.path=/nowhere", ("model.path=/nowhere:", "no such folder")),
     ("model.use_fused_kernels=true", ("model.use_fused_kernels=True:",)),
+    ("model.use_liger=maybe", ("model.use_liger=maybe:", "expected true, false or auto")),
     ("optim.lr=[1", ("optim.lr=[1:", "quote it")),
 ]
 

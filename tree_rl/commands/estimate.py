@@ -20,7 +20,9 @@ from tree_rl.commands.row_options import (
 )
 from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
-from tree_rl.inspection.files.terminal import one_line_errors, say
+from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.terminal import fail, one_line_errors, say
+from tree_rl.inspection.row import any_trains
 from tree_rl.inspection.scale.options import MOST_GPUS
 from tree_rl.inspection.verdict.as_json import estimated
 from tree_rl.inspection.verdict.prediction import predict_memory, predict_update
@@ -55,6 +57,8 @@ def estimate_file(
     with one_line_errors():
         share = chosen_share(update_share, timing)
         rows = read_rows(file, tokenizer, rows_per, group_by, model)
+        if not any_trains(rows):
+            fail(f"{shown_path(file)}: expected a token that trains, found none; no update is to be predicted")
         memory = predict_memory(rows, model, gpu, gpus)
         update = predict_update(rows, model, memory, share, gpu_price)
         more = ("--model", model, "--max-tokens", memory.max_tokens, "--ranks", gpus) if memory.max_tokens else ()

@@ -107,10 +107,17 @@ class ModelShape:
         needed = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
         missing = [name for name in needed if not config.get(name)]
         if missing:
-            raise ValueError(f"expected the sizes {', '.join(missing)}, received none")
+            name = config.get("model_type") or "this model"
+            raise ValueError(
+                f"{name}: expected the sizes {', '.join(missing)} in its config.json, received none: it names them "
+                "otherwise, and what a step costs is not known; train it without trees (model_type=language_model)"
+            )
         heads = config["num_attention_heads"]
         shared = config.get("shared_expert_intermediate_size") or 0
-        intermediate = config[width] * max(per_token, 1) + shared
+        widths = config[width]
+        # Gemma 3n has a width for each layer.
+        mean_width = round(sum(widths) / len(widths)) if isinstance(widths, list | tuple) else widths
+        intermediate = mean_width * max(per_token, 1) + shared
         layer_types = config.get("layer_types") or ()
         with_attention = sum(kind in ATTENTION_LAYERS for kind in layer_types)
         return cls(

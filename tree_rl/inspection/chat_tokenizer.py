@@ -21,6 +21,8 @@ from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes, read_text
 from tree_rl.inspection.files.shown import escaped, shown, shown_path
+from tree_rl.inspection.messages.blocks import text_of
+from tree_rl.inspection.messages.template_form import TemplateForm, TurnEdges
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 
 
@@ -82,6 +84,10 @@ class ChatTokenizer:
         except (jinja2.TemplateError, RecursionError) as error:
             said = escaped(str(error), 160)
             raise InputError(f"{self._name}: expected a chat template in Jinja: {said}; correct it") from error
+        self.form = TemplateForm.of(source, lambda messages: self.render(list(messages), None))
+        """What the template expects of messages."""
+        self.edges = TurnEdges.of(lambda messages, ask=False: self.render(messages, None, ask=ask))
+        """What it writes around turns."""
         self._known: dict[str, Encoding] = {}
         control = sorted({token.content for token in self.vocabulary.get_added_tokens_decoder().values()})
         self.boundary = re.compile("(" + "|".join(map(re.escape, control)) + ")") if control else None
@@ -95,11 +101,15 @@ class ChatTokenizer:
         """Messages as the text that the model reads; control tokens are spelled out.
 
         Args:
-            messages: chat messages, at least one.
+            messages: chat messages, at least one. In place of media stands what the gateway writes there.
             tools: function schemas of the system turn; None for none.
             ask: append the header of the assistant's turn.
         """
-        return self._template.render(messages, tools=tools or None, is_prompt=ask)
+        seen = [
+            {**message, "content": text_of(message["content"])} if isinstance(message.get("content"), list) else message
+            for message in messages
+        ]
+        return self._template.render(seen, tools=tools or None, is_prompt=ask)
 
     def encode(self, text: str) -> EncodedText:
         """Tokenise a text as the vocabulary does, without adding tokens of its own."""

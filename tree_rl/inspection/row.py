@@ -24,6 +24,8 @@ class Row:
     """bool [L], tokens that the model sampled, which have a loss; None when the file does not say."""
     record: int | None = None
     """Its record in the file; None where no file holds it."""
+    step: str | None = None
+    """Step of the training run that drew it; None where the file has none."""
 
     def __post_init__(self) -> None:
         if self.token_ids.size == 0:
@@ -32,6 +34,11 @@ class Row:
             raise RowFileError(
                 f"{self.name}: expected a mask of {len(self.token_ids)} tokens, received {len(self.trained)}"
             )
+
+
+def any_trains(rows: list[Row]) -> bool:
+    """Whether any token has a loss; rows that do not say count as trained."""
+    return any(row.trained is None or row.trained.any() for row in rows)
 
 
 def check_vocabulary(rows: list[Row], vocab_size: int) -> None:

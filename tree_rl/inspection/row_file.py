@@ -1,20 +1,21 @@
 """Rows of a file, whatever it holds: token ids or chat messages."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
 
-from tree_rl.inspection.chat_rows import CONVERSATIONS, TOOLS, RowsPer, read_chat_rows
+from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS, RowsPer, read_chat_rows
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
 from tree_rl.inspection.files.shown import shown, shown_names, shown_path
 from tree_rl.inspection.formats.call_log import CALL_COLUMNS, call_pair, read_calls
 from tree_rl.inspection.formats.text_rows import PAIRS, SEGMENTS, TEXT_COLUMNS, read_text_rows, text_pair
+from tree_rl.inspection.messages.conversation import CONVERSATIONS
 from tree_rl.inspection.recording import Recording, Taken
 from tree_rl.inspection.row import Row, check_vocabulary
+from tree_rl.inspection.steps import STEPS, separate_steps
 from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
 
 NO_PADDING = "text has none"
@@ -28,14 +29,7 @@ def read_row_file(path: Path, **options: Any) -> list[Row]:
     return read_recording(path, **options).rows
 
 
-def read_recording(
-    path: Path,
-    *,
-    tokenizer: Path | None = None,
-    rows_per: RowsPer = RowsPer.TRIAL,
-    group_by: str | None = None,
-    vocab_size: int | None = None,
-) -> Recording:
+def read_recording(path: Path, *, group_by: str | None = None, **options: Any) -> Recording:
     """Read the rows that a trainer would receive, at least one, and say which columns they came from.
 
     Args:
@@ -43,17 +37,25 @@ def read_recording(
         tokenizer: a Hugging Face tokenizer folder; needed for chat messages.
         rows_per: what becomes a row, for chat messages.
         group_by: column whose equal values form a group. None takes the first of uid, group, group_id, task_id;
-            without any of them the whole file is one group.
+            without any of them the whole file is one group. Unless a column is named, steps of a run stand apart.
         vocab_size: ids must be smaller. None takes the tokenizer's; without a tokenizer only negative ids are refused.
 
     Raises:
         InputError: names the file, row or column and what was expected.
     """
-    files = data_files(path)
-    if files != [path]:
-        read = partial(read_recording, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
-        return Recording.joined([read(file) for file in files])
-    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, *TEXT_COLUMNS, *CALL_COLUMNS, *GROUPS}
+    whole = Recording.joined([_read_file(file, group_by=group_by, **options) for file in data_files(path)])
+    return whole if group_by is not None else separate_steps(whole)
+
+
+def _read_file(
+    path: Path,
+    *,
+    tokenizer: Path | None = None,
+    rows_per: RowsPer = RowsPer.TRIAL,
+    group_by: str | None = None,
+    vocab_size: int | None = None,
+) -> Recording:
+    wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, SYSTEM_TEXT, *STEPS, *TEXT_COLUMNS, *CALL_COLUMNS, *GROUPS}
     file = read_columns(path, wanted if group_by is None else {*wanted, group_by})
     if group_by is not None and group_by not in file.columns:
         names = shown_names(file.names)
@@ -74,8 +76,10 @@ def read_recording(
     except RowFileError as error:
         raise RowFileError(f"{shown_path(path)}: {error}") from error
     labels = {} if named else file.labels()
+    column = next((file.values(name) for name in STEPS if name in file.columns), None)
+    steps = [None if column is None else column[row.record or 0] for row in rows]
     return Recording(
-        rows=rows,
+        rows=[row if step is None else replace(row, step=str(step)) for row, step in zip(rows, steps, strict=True)],
         taken=(replace(taken, group=named),),
         labels={name: [str(column[row.record or 0]) for row in rows] for name, column in labels.items()},
     )
@@ -129,9 +133,11 @@ def _read_rows(
         rows, left_out = read_calls(file, pair, groups, chat)
         loss = f"all of {pair[1]}" + (f" ({left_out:,} records that are no answered calls left out)" * bool(left_out))
         return rows, Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
-    tools = file.values(TOOLS) if TOOLS in file.columns else [None] * file.num_rows
+    tools, systems = (
+        file.values(one) if one in file.columns else [None] * file.num_rows for one in (TOOLS, SYSTEM_TEXT)
+    )
     name = str(column)
-    rows = read_chat_rows(name, file.values(name), tools, groups, tokenizer=chat, rows_per=rows_per)
+    rows = read_chat_rows(name, file.values(name), tools, systems, groups, tokenizer=chat, rows_per=rows_per)
     loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
     return rows, Taken(tokens=(name,), loss=loss, padding=NO_PADDING, group=None)
 

@@ -20,11 +20,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
+from tree_rl.models.language_model import language_model
 from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
 from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
 from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors
+from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
 from tree_rl.models.sequence_parallel import SequenceParallel
+from tree_rl.models.support import UnsupportedModelError
+from tree_rl.models.text_forward import use_language_model
+from tree_rl.models.tiled_mlp import KEYWORD as TILE_TOKENS
 from tree_rl.models.tiled_mlp import use_tiled_mlp
 
 PREFIX = "tree_rl_over_"
@@ -32,6 +37,15 @@ BY = "_by_"
 
 # A mask of four dimensions makes transformers skip its own mask building, which would cost N x N.
 SKIP_MASK_SHAPE = (1, 1, 1, 1)
+
+UNRESTRICTING = frozenset(
+    {
+        *("position_ids", "cache_position", "position_embeddings", "past_key_values", "is_causal"),
+        *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("num_items_in_batch", "layer_idx", "deterministic", ROUTER_TRACE, TILE_TOKENS),
+    }
+)
+"""Keywords of transformers' attention interface that say nothing about which tokens see which."""
 
 
 def attention_name(flat_implementation: str, *, impl: str = "auto", deterministic: bool = False) -> str:
@@ -58,6 +72,8 @@ def use_tree_attention(
     Returns:
         The implementation that flat (tree-less) calls keep, for example "sdpa".
     """
+    use_language_model(model)
+    model = language_model(model)
     flat = model.config._attn_implementation
     if flat.startswith(PREFIX):
         return str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])
@@ -121,6 +137,7 @@ def _attention_forward(
             f"attention dropout is {dropout}, but a shared prefix cannot draw one mask per branch; "
             "set model.override_config.attention_dropout=0"
         )
+    _refuse_own_masks(module, query_1HND, key_1HND, attention_mask, kwargs)
     # Views throughout: the gradient of an index would be copied into zeros, laid out head by head.
     query_NHD, key_NHD, value_NHD = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key_1HND, value_1HND))
     if sequence_parallel is not None:
@@ -148,6 +165,40 @@ def _attention_forward(
     if sequence_parallel is not None:
         out_NHD = sequence_parallel.tokens_of_heads(out_NHD)
     return out_NHD.unsqueeze(0), None
+
+
+def _refuse_own_masks(
+    module: Any,
+    query_1HND: torch.Tensor,
+    key_1HND: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    given: dict[str, object],
+) -> None:
+    """Tree attention is causal or sliding: whatever else a layer wants to restrict it by would be dropped in silence.
+
+    Raises:
+        UnsupportedModelError: names the layer and what it asks for.
+    """
+    is_causal = given.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    is_skipped = attention_mask is None or (
+        attention_mask.shape == SKIP_MASK_SHAPE and attention_mask.dtype == torch.bool
+    )
+    others = [name for name, value in given.items() if name not in UNRESTRICTING and value is not None]
+    reason = None
+    if not is_skipped:
+        reason = "a mask of its own beside the causal or sliding one"
+    elif not is_causal:
+        reason = "attention in both directions"
+    elif query_1HND.shape[2] != key_1HND.shape[2]:
+        reason = f"{key_1HND.shape[2]} keys for {query_1HND.shape[2]} tokens"
+    elif others:
+        reason = f"{others[0]}, which tree attention does not read"
+    if reason is not None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} (model_type={module.config.model_type}) cannot train on trees: its attention "
+            f"asks for {reason}; train on rows with model_type=language_model (value_model for a critic)"
+        )
 
 
 def _own_heads(

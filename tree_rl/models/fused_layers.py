@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from tree_kernels.triton_support import interpreted
+from tree_rl.models.language_model import language_model
 from tree_rl.models.support import UnsupportedModelError
 
 PACKAGE = "liger_kernel"
@@ -61,9 +62,14 @@ def check_liger(config: PretrainedConfig, *, device: torch.device, deterministic
     Raises:
         UnsupportedModelError: names the key, what stands against it and the remedy.
     """
-    reason = liger_unavailable_reason(device) or _family_reason(config, deterministic=deterministic)
+    reason = why_not_liger(config, device=device, deterministic=deterministic)
     if reason is not None:
         raise UnsupportedModelError(f"{KEY}=true: {reason}; set {KEY}=false")
+
+
+def why_not_liger(config: PretrainedConfig, *, device: torch.device, deterministic: bool = False) -> str | None:
+    """What `check_liger` would refuse, or None."""
+    return liger_unavailable_reason(device) or _family_reason(config, deterministic=deterministic)
 
 
 def use_liger_layers(model: PreTrainedModel, *, device: torch.device, deterministic: bool = False) -> None:
@@ -81,7 +87,7 @@ def use_liger_layers(model: PreTrainedModel, *, device: torch.device, determinis
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
     # Without a head the layers of a critic change, too, and no fused loss can take the place of the tree's head.
-    base: Any = model.base_model
+    base: Any = language_model(model).base_model
     modelling = vars(sys.modules[type(base).__module__])
     stock = dict(modelling)
     try:
@@ -110,6 +116,7 @@ def _family_reason(config: PretrainedConfig, *, deterministic: bool) -> str | No
     """Why Liger's layers would compute something else than the model's own."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
+    config = config.get_text_config()
     family, settings = config.model_type, config.to_dict()
     if family not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         return f"liger-kernel has no layers for model_type={family}"

@@ -3,16 +3,25 @@
 Legend: R tokens kept, C hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
+from tree_rl.models.own_forwards import own_forward
 
 TOLERANCE = 1e-12
+EXACT = torch.float64
+NOT_PROBED = "its forward could not be probed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +35,12 @@ class LogitsRule:
     computes: bool
     """Whether the model computes with its head's output at all, be it a factor of one."""
 
+    def apply(self, logits: Any) -> Any:
+        """Logits from the head's output, in the operations by which models do so."""
+        if not self.computes:
+            return logits
+        return logits * self.factor if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
 
 def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
     """What happens to logits between the head and the model's output, or why that cannot be said.
@@ -36,29 +51,48 @@ def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
     Args:
         model: causal language model, before any wrapping.
     """
+    width = model.get_output_embeddings().in_features
+    around_body: dict[nn.Module, Callable[..., Any]] = {model.base_model: partial(_body, EXACT, width)}
+    if not is_wrapper(model):
+        return _probe(model, around_body)
+    found = _probe(model, _stubs_of_wrapper(model, width))
+    if isinstance(found, str) and found.startswith(NOT_PROBED) and any(p.is_meta for p in model.parameters()):
+        # Some wrappers look at their weights; the rank that holds them does so.
+        return _probe(model, {model: MethodType(own_forward(type(model)), model), **around_body})
+    return found
+
+
+def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -> LogitsRule | str:
     head = model.get_output_embeddings()
     # Two tokens, the second kept. Logits of either sign from 1/64 to 64: a cap shows at the large ones.
-    column_V = torch.arange(head.out_features, dtype=torch.float64)
+    column_V = torch.arange(head.out_features, dtype=EXACT)
     known_11V = (((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6))[None, None]
     seen: list[tuple[int, ...]] = []
+    accepted = inspect.signature(own_forward(type(model))).parameters if is_wrapper(model) else ()
+    # What processors say of text; some models let such tokens look ahead.
+    type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
+    stubs = {**stubs, head: partial(_project, known_11V, seen)}
     try:
-        with _stubbed(model, head, known_11V, seen), torch.no_grad():
+        with _stubbed(stubs), _visible_masks(model.config), torch.no_grad():
             output = model.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long),
                 position_ids=torch.arange(2)[None],
                 use_cache=False,
                 logits_to_keep=torch.tensor([1]),
+                **type_ids,
             )
             returned = output.logits
+    except _OtherTextError as error:
+        return str(error)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"its forward could not be probed ({type(error).__name__}: {error})"
+        return f"{NOT_PROBED} ({type(error).__name__}: {error})"
     if seen != [(1, 1, head.in_features)]:
         return f"its head runs on {seen} where one token was asked for"
     if not isinstance(returned, torch.Tensor) or returned.shape != known_11V.shape:
         return "its forward changes the shape of the head's output"
     if returned.dtype != known_11V.dtype:
         return f"its forward converts the head's output to {returned.dtype}"
-    return _rule_from(known_11V, returned, model.config.to_dict())
+    return _rule_from(known_11V, returned, model.config.get_text_config().to_dict())
 
 
 def _rule_from(known: torch.Tensor, returned: torch.Tensor, settings: dict[str, Any]) -> LogitsRule | str:
@@ -86,28 +120,94 @@ class _BodyOutput:
         return (self.last_hidden_state,)[index]
 
 
+def _body(dtype: torch.dtype, width: int, *_: object, **__: object) -> _BodyOutput:
+    return _BodyOutput(torch.zeros(1, 2, width, dtype=dtype))
+
+
+def _project(known_11V: torch.Tensor, seen: list[tuple[int, ...]], hidden: torch.Tensor) -> torch.Tensor:
+    seen.append(tuple(hidden.shape))
+    return known_11V
+
+
+@dataclass
+class _TextOutput(BaseModelOutputWithPast):
+    """Hidden states, and nothing under any other name."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _OtherTextError(Exception):
+    """A wrapper hands its language model something else than the text."""
+
+
+def _stubs_of_wrapper(model: PreTrainedModel, width: int) -> dict[nn.Module, Callable[..., Any]]:
+    """The wrapper's own forward, around a language model that looks at what it is given."""
+    decoder = language_model(model)
+    embedded_12C = torch.linspace(-1, 1, 2 * width, dtype=EXACT).view(1, 2, width)
+    embedding: Any = model.get_input_embeddings()
+
+    def embed(*_: object, **__: object) -> torch.Tensor:
+        return embedded_12C
+
+    def read(*_: object, **given: Any) -> BaseModelOutputWithPast:
+        _check_text(given, embedded_12C)
+        return _TextOutput(last_hidden_state=torch.zeros_like(embedded_12C))
+
+    outside = [m for m in model.modules() if m is not decoder and any(part is decoder for part in m.modules())]
+    own = {m: MethodType(own_forward(type(m)), m) for m in outside if not isinstance(m, nn.ModuleList)}
+    return {**own, embedding: embed, decoder: read}
+
+
+def _check_text(given: dict[str, Any], embedded_12C: torch.Tensor) -> None:
+    """What a language model gets is two tokens, as they are, at positions 0 and 1, under a causal mask."""
+    embedded, positions = given.pop("inputs_embeds", None), given.pop("position_ids", None)
+    if embedded is not None and not torch.equal(embedded.to(embedded_12C.dtype), embedded_12C):
+        raise _OtherTextError("it changes embeddings of text before its language model reads them")
+    if positions is None or not (positions == torch.arange(2)).all():
+        raise _OtherTextError("it gives its language model other positions than it was given")
+    masks = given.pop("attention_mask", None)
+    for mask in masks.values() if isinstance(masks, dict) else (masks,):
+        if mask is not None and mask.ndim == 4 and not _is_causal(mask):
+            raise _OtherTextError("tokens of a text see tokens behind them (its mask is not causal)")
+    # What a language model computes by itself from the tokens, a wrapper may compute for it.
+    known = ("input_ids", "past_key_values", "cache_position", "per_layer_inputs")
+    others = [name for name, value in given.items() if isinstance(value, torch.Tensor) and name not in known]
+    if others:
+        raise _OtherTextError(f"it gives its language model {others[0]}, which rows of text do not have")
+
+
+def _is_causal(mask_11QK: torch.Tensor) -> bool:
+    visible_QK = mask_11QK[0, 0] if mask_11QK.dtype == torch.bool else mask_11QK[0, 0] >= 0
+    return not bool(visible_QK[0, 1]) and bool(visible_QK.diagonal().all())
+
+
 @contextmanager
-def _stubbed(
-    model: PreTrainedModel, head: nn.Linear, known_11V: torch.Tensor, seen: list[tuple[int, ...]]
-) -> Iterator[None]:
-    """The model without its body and head: hidden states of zeros, known logits; notes the shapes the head sees."""
+def _visible_masks(config: PretrainedConfig) -> Iterator[None]:
+    """Masks as tensors: other implementations leave out what their kernels do by themselves."""
+    configs = [config, config.get_text_config()]
+    kept = [one._attn_implementation_internal for one in configs]
+    for one in configs:
+        one._attn_implementation_internal = "eager"
+    try:
+        yield
+    finally:
+        for one, implementation in zip(configs, kept, strict=True):
+            one._attn_implementation_internal = implementation
 
-    def body(*_: object, **__: object) -> _BodyOutput:
-        return _BodyOutput(torch.zeros(1, 2, head.in_features, dtype=known_11V.dtype))
 
-    def project(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(tuple(hidden.shape))
-        return known_11V
-
-    stubs = {model.base_model: body, head: project}
+@contextmanager
+def _stubbed(stubs: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Modules whose forwards are replaced."""
     kept = {module: vars(module).get("forward") for module in stubs}
     for module, forward in stubs.items():
         vars(module)["forward"] = forward
     try:
         yield
     finally:
-        for module, forward in kept.items():
-            if forward is None:
+        for module, was in kept.items():
+            if was is None:
                 del vars(module)["forward"]
             else:
-                vars(module)["forward"] = forward
+                vars(module)["forward"] = was

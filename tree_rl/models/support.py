@@ -1,13 +1,17 @@
 """Which models a tree can run exactly. Whatever cannot be exact is refused by name before training starts."""
 
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText, PreTrainedModel
+from transformers.modeling_layers import GenericForTokenClassification
 
-from tree_rl.models.recurrent.layers import GATED_DELTA_NET, KINDS, kind_of, layers_of, readable_layer_types
+from tree_rl.models.dropout import dropout_reasons
+from tree_rl.models.language_model import is_wrapper, language_model
+from tree_rl.models.logits_rule import find_logits_rule
+from tree_rl.models.recurrent.layers import KINDS, kind_of, readable_layer_types
 
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config")
 RECURRENT_MIXERS = (
     "Mixer",
     "MambaLayer",
@@ -21,6 +25,11 @@ RECURRENT_MIXERS = (
 """Endings of the class names of layers that carry state along the sequence."""
 BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
 """Model types whose masks transformers builds without positions."""
+OWN_MASKS = {
+    "index_topk": "a sparse indexer, which lets each token see some tokens only",
+    "keep_window_size": "a dynamic mask, which lets each token see some tokens only",
+}
+"""Keys of a config that give attention another mask than the causal or sliding one, and what it is."""
 
 
 class UnsupportedModelError(ValueError):
@@ -36,27 +45,63 @@ def check_model(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: names the model type, the offending setting and the remedy.
     """
-    config = model.config
-    name = f"{type(model).__name__} (model_type={config.model_type})"
-    reasons = _reasons(model)
-    if reasons:
-        raise UnsupportedModelError(f"{name} cannot train on trees: {'; '.join(reasons)}")
+    _refuse(model, _reasons(model))
+
+
+def check_dropout(model: nn.Module) -> None:
+    """Refuse a model that draws dropout masks, as `check_model` does; adapters that wrap it may bring some.
+
+    Raises:
+        UnsupportedModelError: names each key.
+    """
+    _refuse(model, dropout_reasons(model))
 
 
 def leaks_when_packed(model: PreTrainedModel) -> bool:
     """Whether rows packed into one sequence, as stock verl runs them, see each other in this model.
 
     They do where a layer carries a state along the sequence, and where transformers does not tell the mask at which
-    positions rows begin; flash attention reads positions itself.
+    positions rows begin; flash attention reads positions itself. Models of rotary axes tell it with four axes only.
     """
-    is_blind = model.config.model_type in BLIND_MASKS and "flash" not in model.config._attn_implementation
-    return is_blind or bool(readable_layer_types(model))
+    config = language_model(model).config
+    is_blind = config.model_type in BLIND_MASKS and "flash" not in config._attn_implementation
+    return is_blind or has_recurrent_layers(model) or has_rope_axes(model)
+
+
+def has_recurrent_layers(model: PreTrainedModel) -> bool:
+    """Whether layers of a model carry a state along the sequence."""
+    return bool(readable_layer_types(language_model(model)))
+
+
+def has_rope_axes(model: PreTrainedModel) -> bool:
+    """Whether tokens have several rotary positions. Given one, such a model reads it on all axes, as for text."""
+    return any("mrope_section" in one for one in _ropes(language_model(model).config.to_dict()))
+
+
+def has_absolute_positions(model: PreTrainedModel) -> bool:
+    """Whether a model reads positions themselves, as a table or a scale, and not only the distances of rotary ones."""
+    model = language_model(model)
+    tables = (name.rpartition(".")[2] for name, _ in model.named_modules())
+    settings = model.config.to_dict()
+    rope = settings.get("rope_parameters") or {}
+    scales = settings.get("attn_temperature_tuning") or rope.get("llama_4_scaling_beta")
+    return bool(scales) or any(name == "wpe" or name.startswith(("embed_position", "position_emb")) for name in tables)
+
+
+def _refuse(model: nn.Module, reasons: list[str]) -> None:
+    if reasons:
+        config = getattr(model, "config", None)
+        family = "" if config is None else f" (model_type={config.model_type})"
+        raise UnsupportedModelError(f"{type(model).__name__}{family} cannot train on trees: {'; '.join(reasons)}")
 
 
 def _reasons(model: PreTrainedModel) -> list[str]:
-    config = model.config
-    reasons = []
-    settings = config.to_dict()
+    reasons = _wrapper_reasons(model)
+    if reasons:
+        return reasons
+    override = "model.override_config" + (".text_config" if is_wrapper(model) else "")
+    whole, model = model, language_model(model)
+    settings = model.config.to_dict()
     layer_types = list(settings.get("layer_types") or ())
     recurrent = readable_layer_types(model)
     # Qwen3-Next, Qwen3.5 and Bamba do go through the interface, though they do not say so.
@@ -67,30 +112,48 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     if odd_layers:
         reasons.append(f"layer types {odd_layers} carry state along the sequence; readable are {sorted(readable)}")
     reasons += _recurrence_reasons(model) + _head_size_reasons(model)
-    multimodal = [key for key in MULTIMODAL_KEYS if settings.get(key) is not None]
-    if multimodal:
-        reasons.append(f"multimodal inputs ({multimodal[0]}) are not supported yet")
-    reasons += _rope_reasons(settings, has_text_mrope=bool(layers_of(model, GATED_DELTA_NET)))
-    dropouts = {k: v for k, v in settings.items() if "dropout" in k and isinstance(v, int | float) and v > 0}
-    # A classifier head drops out behind the last layer, once per unique token, as the flat run does.
-    dropouts.pop("classifier_dropout", None)
-    if dropouts:
-        key, value = next(iter(dropouts.items()))
-        reasons.append(f"{key}={value}: branches would share one dropout mask; set model.override_config.{key}=0")
-    return reasons + _router_reasons(settings)
+    own_masks = [f"{key}={settings[key]} is {what}" for key, what in OWN_MASKS.items() if settings.get(key)]
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        own_masks.append("it attends in both directions")
+    reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
+    if settings.get("cross_attention_layers"):
+        reasons.append("some of its layers attend to images alone (cross_attention_layers)")
+    return reasons + _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(settings, override)
 
 
-def _router_reasons(settings: dict[str, object]) -> list[str]:
+def _wrapper_reasons(model: PreTrainedModel) -> list[str]:
+    """Why rows of text cannot run on the language model inside a model that also reads images."""
+    if not is_wrapper(model):
+        return []
+    generator = model if model.get_output_embeddings() is not None else _generator(model)
+    if generator is None:
+        return ["verl loads it without a head for tokens"]
+    if language_model(generator) is generator.base_model:
+        return ["it has no language model of its own beside its other inputs"]
+    rule = find_logits_rule(generator)
+    return [f"rows of text do not run on its language model alone: {rule}"] if isinstance(rule, str) else []
+
+
+def _generator(critic: PreTrainedModel) -> PreTrainedModel | None:
+    """The model that generates, without weights, of a critic's kind; None for what is no critic."""
+    generator = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(critic.config), None)
+    if generator is None or not isinstance(critic, GenericForTokenClassification):
+        return None
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(critic.config)
+
+
+def _router_reasons(settings: dict[str, object], override: str) -> list[str]:
     """Settings of Mixture-of-Experts routers that a tree cannot follow."""
     reasons = []
     jitters = {k: v for k, v in settings.items() if "jitter" in k and isinstance(v, int | float) and v > 0}
     if jitters:
         key, value = next(iter(jitters.items()))
-        reasons.append(f"{key}={value}: branches would share the routers' noise; set model.override_config.{key}=0")
+        reasons.append(f"{key}={value}: branches would share the routers' noise; set {override}.{key}=0")
     if settings.get("output_router_logits"):
         reasons.append(
             "the model's own router auxiliary loss counts unique tokens, not rows (and verl would drop it); set "
-            "model.override_config.output_router_logits=False, and tree.router_aux_loss_coef for the loss over rows"
+            f"{override}.output_router_logits=False, and tree.router_aux_loss_coef for the loss over rows"
         )
     return reasons
 
@@ -122,17 +185,16 @@ def _head_size_reasons(model: PreTrainedModel) -> list[str]:
     return []
 
 
-def _rope_reasons(settings: dict[str, object], *, has_text_mrope: bool) -> list[str]:
+def _rope_reasons(settings: dict[str, object]) -> list[str]:
+    kinds = [one.get("rope_type", one.get("type")) for one in _ropes(settings)]
+    return [
+        f"rope_type={kind} depends on the longest row of a batch" for kind in kinds if kind in LENGTH_DEPENDENT_ROPE
+    ]
+
+
+def _ropes(settings: dict[str, object]) -> list[dict[str, object]]:
+    """Rotary settings, one of each layer type where these differ."""
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return []
-    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
-    reasons = []
-    for one in per_layer_type or [rope]:
-        kind = one.get("rope_type", one.get("type"))
-        if kind in LENGTH_DEPENDENT_ROPE:
-            reasons.append(f"rope_type={kind} depends on the longest row of a batch")
-        # Given one position per token, Qwen3.5 reads it on all three axes: plain rotary positions.
-        if "mrope_section" in one and not has_text_mrope:
-            reasons.append("multimodal rotary positions (mrope_section) are not supported yet")
-    return reasons
+    return [value for value in rope.values() if isinstance(value, dict)] or [rope]

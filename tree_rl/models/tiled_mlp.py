@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.fsdp import FSDPModule
 
 from tree_kernels.accumulation import accumulation_dtype
+from tree_rl.models.language_model import language_model
 from tree_rl.models.recurrent.layers import ReplacedDuringCalls
 
 KEYWORD = "mlp_tile_tokens"
@@ -42,7 +43,7 @@ def use_tiled_mlp(model: nn.Module) -> None:
 
 def tileable_layers(model: nn.Module) -> list[nn.Module]:
     """Decoder layers with a dense MLP, in order."""
-    return [module for module in model.modules() if _mlp(module) is not None]
+    return [module for module in language_model(model).modules() if _mlp(module) is not None]
 
 
 def _mlp(layer: nn.Module) -> nn.Module | None:

@@ -63,8 +63,9 @@ class StepContext:
     """Hooks on the routers of a model with experts; None leaves them alone."""
     is_deterministic: bool = False
     """Whether equal runs shall give equal bits: then no measured time decides how rows run."""
-    leaks_when_packed: bool = False
-    """Whether the host's flat rows see each other; then rows that share nothing run as a forest, too."""
+    always_forest: bool = False
+    """Whether rows that share nothing run as a forest, too: packed by the host they see each other, or their attention
+    takes the square of all their tokens."""
 
     @classmethod
     def of(cls, module: nn.Module, group: Group = None, *, sequence_parallel: Group = None) -> "StepContext":
@@ -83,7 +84,7 @@ class StepContext:
             sequence_parallel=sequence_parallel,
             memory=read_memory_model(module, dtype=first.dtype, device=first.device) if first.is_cuda else None,
             compute_dtype=first.dtype,
-            leaks_when_packed=hasattr(module, "config") and leaks_when_packed(module),
+            always_forest=hasattr(module, "config") and leaks_when_packed(module),
         )
 
     @property

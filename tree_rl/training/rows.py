@@ -3,6 +3,7 @@
 Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,10 @@ class Rows:
 
         Raises:
             RowError: an empty row, a mask of another length, or a trained first token; names the row.
+            ValueError: a temperature that is not a finite number above 0.
         """
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature={temperature}: expected a finite number above 0, which divides the logits")
         ids = Jagged.from_rows([np.asarray(row, dtype=np.int64) for row in token_ids], dtype=np.int64)
         empty = np.flatnonzero(ids.lengths == 0)
         if len(empty):

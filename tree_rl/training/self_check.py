@@ -1,22 +1,29 @@
 """Before the first batch: one group as a tree against the same rows without one. Never wrong by surprise."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.micro_batch_runs import run_forest
 from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import positions_of_rows
 
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 8
+MOST_TOKENS_ALONE = 4096
+"""Of a row whose attention may take memory by the square."""
+MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
+"""Ids that every vocabulary has."""
 MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 """Mean absolute difference over trained tokens; half precision differs by rounding between any two kernels."""
 
@@ -26,60 +33,91 @@ class TreeMismatchError(RuntimeError):
 
 
 def run_self_check(
-    context: StepContext,
-    call: StepCall,
-    micro_batches: Sequence[MicroBatch],
-    *,
-    max_tokens: int,
-    idle_forward: Callable[[], torch.Tensor],
+    context: StepContext, call: StepCall, micro_batches: Sequence[MicroBatch], *, max_tokens: int
 ) -> float:
-    """Largest absolute difference of log-probs (values) between tree and rows; ranks without a tree keep step.
+    """Largest absolute difference of log-probs (values) between tree and rows, in train mode; two forwards on any rank.
 
-    Ranks that share a forest's tokens all run all rows: through the host, or as a forest that merges none of them.
+    Rows that share a prefix are compared, and one of them gets a made-up sibling, so that there is always a branch. A
+    row beyond `max_tokens` is cut, and a rank without rows makes one up. Ranks that share a forest's tokens all run all
+    rows.
 
     Args:
         context: the model and its host.
-        call: whose rows are compared; it says how rows run without a tree, unless ranks share tokens.
+        call: whose rows are compared, through the host's own forward where it has one.
         micro_batches: the plan of this call.
-        max_tokens: most tokens of the compared rows together, so that the check fits where a micro-batch fits.
-        idle_forward: keeps FSDP's collectives in step where nothing is compared.
+        max_tokens: most tokens of a forward, so that the check fits where a micro-batch fits.
 
     Returns:
-        The largest absolute difference over trained tokens; 0 on a rank that had nothing to compare.
+        The largest absolute difference over compared tokens.
 
     Raises:
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
     """
-    rows, ranks = call.rows, context.ranks
-    assert call.flat_rows is not None or ranks is not None
     name = VALUES if VALUES in call.outputs else LOG_PROBS
-    with torch.no_grad():
-        members = _rows_to_compare(micro_batches, max_tokens)
-        if not members:
-            idle_forward()
-            idle_forward()
-            return 0.0
-        forest = Forest.from_rows([rows.token_ids(row) for row in members])
-        # Rows without a tree replay no routes: both sides let the routers choose.
-        asked = replace(call, rows=replace(rows, routes_FLK=None), loss=None, trains=False)
-        of_tree = run_forest(context, asked, members, forest, ranks=ranks).present()[name]
-        # Where packed rows see each other only a row alone is a yardstick, and one forward is due.
-        is_alone = call.flat_rows is not None and context.leaks_when_packed
-        compared = [len(members) - 1] if is_alone else list(range(len(members)))
-        flat = _without_tree(context, asked, [members[row] for row in compared])
-    positions = positions_of_rows(forest.row_index.offsets, compared)
-    wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions([members[row] for row in compared])])
-    of_rows = flat.present()[name].float()
-    error = (of_tree[torch.from_numpy(positions).to(of_tree.device)].float() - of_rows).abs().cpu()[wanted]
-    return _judge(error, name, len(members), context.compute_dtype) if len(error) else 0.0
+    most = min(max_tokens, MOST_TOKENS_ALONE) if context.always_forest else max_tokens
+    members = _rows_to_compare(micro_batches, call.rows, most)
+    whole = bool(members)
+    rows = _excerpt(call.rows, members, None) if whole else _cut_row(call.rows, most)
+    last = rows.num_rows - 1
+    # Where packed rows see each other only a row alone is a yardstick, and one forward is due.
+    by_host = whole and call.flat_rows is not None
+    compared = list(range(rows.num_rows)) if by_host and not context.always_forest else [last]
+    with torch.no_grad(), _train_mode(context.module, is_on=not call.trains):
+        of_tree, forest = _as_tree(context, call, rows, most, name)
+        if by_host:
+            assert call.flat_rows is not None
+            # Rows without a tree replay no routes: both sides let the routers choose.
+            of_rows = call.flat_rows([members[row] for row in compared], None)[1].present()[name]
+        else:
+            of_rows = _row_alone(context, rows, last, name)
+    positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))
+    wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions(compared)])
+    error = (of_tree[positions.to(of_tree.device)].float() - of_rows.float()).abs().cpu()[wanted]
+    return _judge(error, name, len(compared), context.compute_dtype)
 
 
-def _without_tree(context: StepContext, call: StepCall, members: Sequence[int]) -> EdgeOutputs:
-    """Outputs of rows that share nothing, on this rank alone."""
-    if call.flat_rows is not None:
-        return call.flat_rows(members, None)[1]
-    apart = Forest.from_rows([call.rows.token_ids(row) for row in members], merge_key=list(members))
-    return run_forest(context, call, members, apart, ranks=None)
+@contextmanager
+def _train_mode(module: nn.Module, *, is_on: bool) -> Iterator[None]:
+    """Layers that compute otherwise in training are judged by what trains, also before an inference."""
+    modes = [(part, part.training) for part in module.modules()] if is_on else []
+    if is_on:
+        module.train()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _as_tree(
+    context: StepContext, call: StepCall, rows: Rows, max_tokens: int, name: str
+) -> tuple[torch.Tensor, Forest]:
+    """Outputs of rows as one forest, in which the last row has a made-up sibling in front of it."""
+    token_ids = [rows.token_ids(row) for row in range(rows.num_rows)]
+    ids = token_ids[-1]
+    spare = max_tokens - Forest.from_rows(token_ids).num_unique
+    # The sibling is one token longer than what it stands beside: the heavier subtree comes first. Of two tokens behind
+    # it the first still predicts one.
+    beside = min(max(2, min(len(ids) // 2, spare - 1)), len(ids) - 1)
+    cut = len(ids) - beside
+    sibling = np.concatenate([ids[:cut], [int(ids[cut] == 0)], ids[cut:]])
+    both = _excerpt(rows, range(rows.num_rows), sibling)
+    forest = Forest.from_rows([*token_ids, sibling])
+    asked = replace(call, rows=both, loss=None, trains=False)
+    members = list(range(both.num_rows))
+    return run_forest(context, asked, members, forest, ranks=context.ranks).present()[name], forest
+
+
+def _row_alone(context: StepContext, rows: Rows, row: int, name: str) -> torch.Tensor:
+    """Outputs of one row through the model as it was loaded."""
+    ids_1L = torch.from_numpy(rows.token_ids(row)).unsqueeze(0).to(context.device)
+    positions_1L = torch.arange(ids_1L.shape[1], device=context.device).unsqueeze(0)
+    logits_LV = context.forward(input_ids=ids_1L, position_ids=positions_1L, use_cache=False).logits[0]
+    if name == VALUES:
+        return logits_LV[:, 0]
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32)) / float(rows.temperature_B[row])
+    found = logits_LV[:-1].log_softmax(-1).gather(1, ids_1L[0, 1:, None]).squeeze(1)
+    return torch.cat([found, found.new_zeros(1)])
 
 
 def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) -> float:
@@ -88,22 +126,50 @@ def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) ->
         raise TreeMismatchError(
             f"self-check: {name} of {num_rows} rows differ between tree and rows by {mean:.2e} on average "
             f"({worst:.2e} at most), above {MEAN_TOLERANCE[dtype]:.0e} for {dtype}; this model cannot train on trees "
-            "exactly. Report the model type, or train flat with tree.mode=flat"
+            "exactly, or loses something where rows run without a tree: try "
+            "model.override_config.attn_implementation=eager, else train with stock verl (model_type=language_model or "
+            "value_model) and report the model type"
         )
     logger.info("self-check: %s of %d rows agree with rows run alone to %.2e (mean %.2e)", name, num_rows, worst, mean)
     return worst
 
 
-def _rows_to_compare(micro_batches: Sequence[MicroBatch], max_tokens: int) -> list[int]:
-    """A few rows of the smallest forest in which rows share tokens, or of the smallest forest at all.
+def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None) -> Rows:
+    """Some rows, with every next token wanted of a row that trains none; a sibling wants nothing."""
+    token_ids = [rows.token_ids(row) for row in members]
+    extra = [] if sibling is None else [sibling]
+    found = Rows.of([*token_ids, *extra])
+    wanted_F = np.zeros_like(found.wanted_F)
+    for index, row in enumerate(members):
+        own = slice(found.offsets[index], found.offsets[index + 1])
+        trained = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
+        wanted_F[own] = trained if trained.any() else found.wanted_F[own]
+    temperature_B = rows.temperature_B[[*members, *members[-1:]][: found.num_rows]]
+    return replace(found, wanted_F=wanted_F, counted_F=wanted_F, temperature_B=temperature_B)
+
+
+def _cut_row(rows: Rows, max_tokens: int) -> Rows:
+    """The beginning of the first row of two tokens, as far as it fits beside a sibling; made up where there is none."""
+    lengths = np.diff(rows.offsets)
+    found = np.flatnonzero(lengths > 1)
+    if not len(found):
+        return Rows.of([MADE_UP_ROW])
+    row = int(found[0])
+    begin = Rows.of([rows.token_ids(row)[: max(2, 2 * max_tokens // 3)]])
+    return replace(begin, temperature_B=rows.temperature_B[[row]])
+
+
+def _rows_to_compare(micro_batches: Sequence[MicroBatch], rows: Rows, max_tokens: int) -> list[int]:
+    """A few rows of the smallest forest in which rows share tokens, else of the smallest micro-batch.
 
     Neighbours in depth-first order, which share most, as many as fit; none where not even the first one fits.
     """
-    forests = [(batch.rows, batch.forest) for batch in micro_batches if batch.forest is not None]
-    if not forests:
+    lengths = np.diff(rows.offsets)
+    telling = [batch for batch in micro_batches if lengths[list(batch.rows)].max() > 1]
+    if not telling:
         return []
-    sharing = [(rows, forest) for rows, forest in forests if forest.num_unique < forest.num_flat]
-    rows, smallest = min(sharing or forests, key=lambda pair: pair[1].num_flat)
-    order = smallest.row_order.rows[:MOST_ROWS]
-    fitting = int((np.cumsum(smallest.row_index.lengths[order]) <= max_tokens).sum())
-    return [rows[row] for row in order[:fitting]]
+    sharing = [batch for batch in telling if batch.forest is not None and batch.unique_tokens < batch.flat_tokens]
+    smallest = min(sharing or telling, key=lambda batch: batch.flat_tokens)
+    order = range(len(smallest.rows)) if smallest.forest is None else smallest.forest.row_order.rows
+    members = [row for row in (smallest.rows[index] for index in order) if lengths[row] > 1][:MOST_ROWS]
+    return members[: int((np.cumsum(lengths[members]) <= max_tokens).sum())]

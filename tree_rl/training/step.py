@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tree_rl.models.support import check_dropout
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.cost.measured_calls import MeasuredCalls
@@ -85,9 +86,13 @@ class TreeStep:
             options: how rows become trees; None takes the defaults.
             group: data-parallel ranks that run in lock-step; None is the default group, where there is one.
             context: a host's own; it replaces `model` and `group`.
+
+        Raises:
+            UnsupportedModelError: the model draws dropout masks.
         """
         self.options = TreeOptions() if options is None else options
         self.context = StepContext.of(model, group) if context is None else context
+        check_dropout(self.context.module)
         self.budget = AutoBudget(num_ranks=self.context.num_ranks, group=self.context.data_parallel)
         self.known_log_probs = RowMemory()
         self.plans = PlanMemory()
@@ -100,6 +105,7 @@ class TreeStep:
         """One-token forwards of the last call, which kept this rank in step."""
         self.out_of_memory = 0
         """Calls that ran again because a rank ran out of memory."""
+        self._checked: set[bool] = set()
         self.self_check_error: float | None = None
         """Largest difference that the self-check found; None before it ran."""
 
@@ -189,7 +195,7 @@ class TreeStep:
         started = time.perf_counter()
         context, options = self.context, self.options
         is_routed = call.records_routes or call.rows.routes_FLK is not None
-        if call.flat_rows is None or context.leaks_when_packed or is_routed or context.ranks is not None:
+        if call.flat_rows is None or context.always_forest or is_routed or context.ranks is not None:
             options = replace(options, mode="tree")
         budget = self.budget.budget(options.max_tokens, call.host_tokens)
         failure: RowError | None = None
@@ -246,17 +252,19 @@ class TreeStep:
     def _check_once(self, attempt: _Attempt) -> None:
         """The self-check, before the first batch of a host that can run rows without a tree, or that shares tokens."""
         has_other_way = attempt.call.flat_rows is not None or self.context.ranks is not None
-        if not self.options.self_check or self.self_check_error is not None or not has_other_way:
+        # A reference policy inside the actor runs without the adapters that train.
+        if not self.options.self_check or attempt.call.is_reference in self._checked or not has_other_way:
             return
+        self._checked.add(attempt.call.is_reference)
         most = min(attempt.budget.unique_tokens, attempt.budget.flat_tokens)
-        self.self_check_error = run_self_check(
+        error = run_self_check(
             self.context,
             attempt.call,
             attempt.batches,
             # Rows that run alone are not shared.
             max_tokens=most // self.context.sharing_ranks,
-            idle_forward=self.idle_forward,
         )
+        self.self_check_error = max(error, self.self_check_error or 0.0)
 
     def _charge_load(self, load: ExpertLoad, attempt: _Attempt) -> bool:
         """What imbalance of experts costs in this call; False if a rank ran out of memory while counting."""

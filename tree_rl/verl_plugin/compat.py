@@ -44,6 +44,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "need_critic": "verl.trainer.ppo.utils",
     "need_reference_policy": "verl.trainer.ppo.utils",
     "validate_config": "verl.utils.config",
+    "get_distillation_loss_settings": "verl.trainer.distillation.losses",
     "Tracking": "verl.utils.tracking",
     "ADV_ESTIMATOR_REGISTRY": "verl.trainer.ppo.core_algos",
     "POLICY_LOSS_REGISTRY": "verl.trainer.ppo.core_algos",
@@ -67,8 +68,11 @@ PRIVATE_NAMES: dict[str, str] = {
     "_ROLLOUT_REGISTRY": "verl.workers.rollout.base",
     "AgentLoopManagerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "AgentLoopWorkerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
+    "_agent_loop_registry": "verl.experimental.agent_loop.agent_loop",
     "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
     "omega_conf_to_dataclass": "verl.utils.config",
+    "get_hf_auto_model_class": "verl.utils.model",
+    "update_model_config": "verl.utils.model",
 }
 """Private or semi-public names -> the module that defines them."""
 

@@ -11,6 +11,7 @@ from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.npz import group_of_session, read_npz
 from tree_rl.inspection.files.reading import open_regular, read_bytes
 from tree_rl.inspection.files.shown import escaped, shown_path
+from tree_rl.inspection.messages.json_cells import without_padding
 
 RECORDS = ("simulations", "rows", "data", "results")
 """Fields of an object that hold its records."""
@@ -39,7 +40,8 @@ class ColumnFile:
         # pyarrow takes half a second to import; readers of JSON do without.
         from tree_rl.inspection.files.parquet import values_of
 
-        return values_of(column, self.path)
+        # Columns of objects have the fields of all their objects: nulls where one has none.
+        return [without_padding(value) for value in values_of(column, self.path)]
 
 
 def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:

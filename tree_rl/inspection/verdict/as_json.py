@@ -31,6 +31,8 @@ def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape,
         group_by=[asdict(one) for one in verdict.regrouped],
         verdict={
             "helps": verdict.helps,
+            "trains": verdict.trains,
+            "equal_rows": verdict.equal_rows,
             "update_speed_up": verdict.update,
             "step_speed_up": verdict.step,
             "update_share": share.share,

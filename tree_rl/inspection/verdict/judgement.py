@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tree_rl.inspection.recording import Recording
+from tree_rl.inspection.row import any_trains
 from tree_rl.inspection.verdict.grouping import Regrouped
 from tree_rl.inspection.verdict.prediction import MemoryPrediction
 from tree_rl.inspection.verdict.update_share import UpdateShare
@@ -33,9 +34,20 @@ class Verdict:
     """What to type next."""
 
     @property
+    def trains(self) -> bool:
+        """Whether any token has a loss."""
+        return any_trains(self.recording.rows)
+
+    @property
+    def equal_rows(self) -> int:
+        """Rows that repeat another row of their group, token by token."""
+        rows = self.recording.rows
+        return len(rows) - len({(row.group, row.token_ids.tobytes()) for row in rows})
+
+    @property
     def update(self) -> float:
         """Expected speed-up of an update; rows run without a tree where that is faster."""
-        return max(REACHED[0] * self.flop_bound, 1.0)
+        return max(REACHED[0] * self.flop_bound, 1.0) if self.trains else 1.0
 
     @property
     def step(self) -> float:

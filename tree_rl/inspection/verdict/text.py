@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from tree_rl.cost.cluster.hardware import GIB
+from tree_rl.cost.memory.budget import MEMORY_FRACTION
 from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.text import format_table
 from tree_rl.inspection.verdict.judgement import REACHED, Verdict
-from tree_rl.cost.memory.budget import MEMORY_FRACTION
 from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction
 
 NAME_LENGTH = 40
@@ -16,6 +16,8 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
     """The closing lines of `tree-rl inspect`; `assumed` names the model of the bound by operations."""
     taken = "\n              ".join(escaped(str(taken)) for taken in verdict.recording.taken)
     says = "trees help" if verdict.helps else "trees would save little"
+    if not verdict.trains:
+        says = "no token trains: no turn of an assistant, or masks of zeros"
     says += "" if verdict.recording.has_groups else ", if these are the groups"
     share = verdict.share
     lines = [
@@ -26,6 +28,9 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
         "bound by operations",
         f"  whole step  {verdict.step:.2f}x if updates take {share.share:.0%} of a step ({escaped(share.source)})",
     ]
+    if verdict.equal_rows:
+        told = f"{verdict.equal_rows:,} of {len(verdict.recording.rows):,} rows repeat another row of their group"
+        lines.append(f"  equal rows  {told}: duplicates count in the bounds; drop those that were not sampled twice")
     if verdict.memory is None:
         lines.append("  memory      --model CONFIG predicts it, with the best max_tokens")
     else:

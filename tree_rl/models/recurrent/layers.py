@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from tree_rl.models import sequence_parallel
+from tree_rl.models.own_forwards import own_forward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ def kind_of(mixer: object) -> RecurrentKind | None:
 
 
 def _calls_its_own(mixer: Any, name: str) -> bool:
-    return name in vars(mixer) and f"self.{name}" in _source(type(mixer).forward)
+    return name in vars(mixer) and f"self.{name}" in _source(own_forward(type(mixer)))
 
 
 @cache

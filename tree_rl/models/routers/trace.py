@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tree_rl.models.language_model import language_model
 from tree_rl.models.support import UnsupportedModelError
 
 KEYWORD = "router_trace"
@@ -151,7 +152,8 @@ class RouterHooks:
         """Class of a router whose scores cannot be recomputed for other experts: recording works, replay does not."""
         self._traces: dict[int, RouterTrace | None] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        decoder_layers = [(name, m) for name, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
+        stack = language_model(model)
+        decoder_layers = [(name, m) for name, m in stack.named_modules() if isinstance(m, GradientCheckpointingLayer)]
         self.num_layers = len(decoder_layers)
         """L, with and without experts."""
         for name, decoder_layer in decoder_layers:

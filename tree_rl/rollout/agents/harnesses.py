@@ -79,8 +79,6 @@ class ClaudeCode(HarnessAgent):
         variables={
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
-            # A line of version and checksum in front of the system prompt, which differs between tasks.
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         },
     )
 

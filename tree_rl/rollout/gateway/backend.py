@@ -1,11 +1,14 @@
 """The model behind the gateway: token ids in; token ids, log-probs and weight versions out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+LARGEST_LOG_PROB = 1e-5
+"""Rounding may put the log of a probability of 1 above 0."""
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -30,6 +33,7 @@ class Generation:
 
     Raises:
         ValueError: log-probs do not match the tokens.
+        BackendError: one of them is no log of a probability.
     """
 
     token_ids: tuple[int, ...]
@@ -48,6 +52,12 @@ class Generation:
     def __post_init__(self) -> None:
         if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} generated tokens with {len(self.log_probs)} log-probs")
+        for position, log_prob in enumerate(self.log_probs or ()):
+            if not -math.inf < log_prob <= LARGEST_LOG_PROB:
+                raise BackendError(
+                    f"model server: expected log-probs that are finite and at most 0, received {log_prob} for token "
+                    f"{position} of an answer (id {self.token_ids[position]}): its model or its sampler is broken"
+                )
 
 
 class Backend(Protocol):

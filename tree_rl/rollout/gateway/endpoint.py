@@ -35,7 +35,7 @@ class Endpoint:
             await self.stop_session()
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that point a command-line agent to the session."""
+        """Environment variables that point a command-line agent to the session, and keep its beginnings alike."""
         return {
             "OPENAI_BASE_URL": self.openai_url,
             "OPENAI_API_BASE": self.openai_url,
@@ -44,4 +44,6 @@ class Endpoint:
             "ANTHROPIC_API_KEY": self.token,
             "GOOGLE_GEMINI_BASE_URL": self.url,
             "GEMINI_API_KEY": self.token,
+            # Claude Code's line of version and checksum in front of the system prompt differs between calls.
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         }

@@ -223,10 +223,17 @@ class Session:
     async def _up_to_one_call(self, prompt: Prompt, answer: Answer) -> Answer:
         """The answer up to the end of its first tool call, if it makes several."""
 
-        def calls_in(text: str) -> int:
-            return len(self._recorder.read(prompt, text, 0)[0].tool_calls)
+        def cut() -> Answer:
+            _, fault_of_all = self._recorder.read(prompt, answer.text, 0)
 
-        cut = partial(cut_behind_first, answer, calls_in, self._renderer)
+            def calls_in(text: str) -> int:
+                message, fault = self._recorder.read(prompt, text, 0)
+                # A beginning that leaves reasoning open may hold a draft there.
+                is_draft = fault == "in_reasoning" and fault_of_all != "in_reasoning"
+                return 0 if is_draft else len(message.tool_calls)
+
+            return cut_behind_first(answer, calls_in, self._renderer)
+
         return await beside_the_loop(cut, is_long=len(answer.token_ids) > MANY_SHOWN_TOKENS)
 
     async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:

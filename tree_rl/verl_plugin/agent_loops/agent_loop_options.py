@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from tree_rl.rollout.gateway.options import GatewayOptions
@@ -66,6 +68,21 @@ def read_gateway_options(
         "template_options": dict(template_options),
     }
     return GatewayAgentOptions(**{"agent_options": {}, **options}), GatewayOptions(**{**defaults, **gateway})
+
+
+@cache
+def agent_class(path: str) -> type[Any]:
+    """Import an agent's class.
+
+    Raises:
+        ValueError: the path is no `package.module.Class`.
+        ImportError, AttributeError: no such module, or no such class in it.
+    """
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise ValueError(f"{CONFIG_KEY}.agent={path!r}: expected a class as package.module.Class")
+    found: type[Any] = getattr(import_module(module), name)
+    return found
 
 
 def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:

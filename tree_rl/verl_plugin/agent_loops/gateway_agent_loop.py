@@ -7,8 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
 from typing import Any, ClassVar
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
@@ -16,7 +14,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.seeds import derived_seed
-from tree_rl.verl_plugin.agent_loops.agent_loop_options import CONFIG_KEY, GatewayAgentOptions, read_gateway_options
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
+    CONFIG_KEY,
+    GatewayAgentOptions,
+    agent_class,
+    read_gateway_options,
+)
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 from tree_rl.verl_plugin.agent_loops.session_outputs import figures_of_calls, rows_to_outputs
 
@@ -53,7 +56,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         if options.seed is not None:
             places = [str(kwargs.get(name)) for name in ("global_steps", "index", "session_id")]
             sampling_params = {**sampling_params, "seed": derived_seed(options.seed, *places)}
-        agent = _agent_class(options.agent)(**options.agent_options)
+        agent = agent_class(options.agent)(**options.agent_options)
         started = time.monotonic()
         server = self.rollout_config.get("name", "vllm")
         async with self.gateways.lend(self.server_manager, self.tokenizer, gateway_options, server=server) as gateway:
@@ -121,12 +124,3 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             raise error
         logger.warning("agent %s failed and gets reward %s", options.agent, options.failed_reward, exc_info=error)
         return AgentResult(reward=options.failed_reward, status="timed_out" if timed_out else "failed")
-
-
-@cache
-def _agent_class(path: str) -> type[Any]:
-    module, _, name = path.rpartition(".")
-    if not module:
-        raise ValueError(f"{CONFIG_KEY}.agent={path!r}: expected a class as package.module.Class")
-    found: type[Any] = getattr(import_module(module), name)
-    return found

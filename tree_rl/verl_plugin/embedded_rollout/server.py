@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
-from tree_rl.verl_plugin.compat import omega_conf_to_dataclass
+from tree_rl.models.flat_attention import needs_eager
+from tree_rl.models.text_forward import use_language_model
+from tree_rl.verl_plugin.compat import get_hf_auto_model_class, omega_conf_to_dataclass
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import JsonConstraint, JsonSchemas
@@ -215,15 +217,15 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
         "attn_implementation": "eager" if asked == "eager" or needs_eager(hf_config) else GROUPED_SDPA,
         "trust_remote_code": model_config.trust_remote_code,
     }
+    # The trainer's class, so that weights have the same names.
+    auto_class = get_hf_auto_model_class(hf_config)
+    model: PreTrainedModel
     if weights_follow:
-        return AutoModelForCausalLM.from_config(hf_config, **options).to(device)
-    return AutoModelForCausalLM.from_pretrained(model_config.local_path, config=hf_config, **options).to(device)
-
-
-def needs_eager(config: PretrainedConfig) -> bool:
-    """Return whether the model has a logit soft-cap or attention sinks, which SDPA lacks."""
-    text_config = config.get_text_config()
-    return getattr(text_config, "attn_logit_softcapping", None) is not None or text_config.model_type == "gpt_oss"
+        model = auto_class.from_config(hf_config, **options)
+    else:
+        model = auto_class.from_pretrained(model_config.local_path, config=hf_config, **options)
+    use_language_model(model)
+    return model.to(device)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

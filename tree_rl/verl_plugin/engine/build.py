@@ -17,6 +17,11 @@ from tree_kernels.tree_attention import chosen_implementation, unavailable_reaso
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.models.flat_attention import needs_eager
+from tree_rl.models.fused_layers import check_liger, why_not_liger
+from tree_rl.models.language_model import is_wrapper, language_model
+from tree_rl.models.support import leaks_when_packed
+from tree_rl.models.value_head import prepare_value_config
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
 from tree_rl.verl_plugin.compat import (
@@ -29,14 +34,31 @@ from tree_rl.verl_plugin.compat import (
 logger = logging.getLogger(__name__)
 
 FLASH_ATTENTION = "flash_attention_2"
-CPU_FLAT_ATTENTION = "sdpa"
+SDPA, EAGER = "sdpa", "eager"
 
 
 def choose_flat_attention(hf_config: Any) -> None:
-    """Let rows without a tree run SDPA where flash-attn, verl's default, is not available."""
-    if hf_config._attn_implementation == FLASH_ATTENTION and not flash_attention_works():
-        logger.warning("flash-attn is not available: flat forwards use %s", CPU_FLAT_ATTENTION)
-        hf_config._attn_implementation = CPU_FLAT_ATTENTION
+    """Let rows without a tree run what is here and computes the model: flash-attn (verl's default), SDPA or eager."""
+    asked = hf_config._attn_implementation
+    if asked not in (FLASH_ATTENTION, SDPA) or (asked == FLASH_ATTENTION and flash_attention_works()):
+        return
+    chosen = EAGER if needs_eager(hf_config) else SDPA
+    if chosen != asked:
+        why = "flash-attn is not available" if asked == FLASH_ATTENTION else "SDPA has no soft-caps and no sinks"
+        logger.warning("%s: flat forwards use %s", why, chosen)
+        hf_config._attn_implementation = chosen
+
+
+def runs_as_forests(module: Any, flat_attention: str) -> bool:
+    """Whether rows that share nothing run as a forest, too.
+
+    Packed by verl they would see each other, or eager attention would take the square of all their tokens.
+
+    Args:
+        module: built.
+        flat_attention: what its rows run without a tree.
+    """
+    return leaks_when_packed(module) or (flat_attention == EAGER and needs_eager(module.config))
 
 
 def flash_attention_works() -> bool:
@@ -44,8 +66,11 @@ def flash_attention_works() -> bool:
     return torch.cuda.is_available() and is_flash_attn_2_available()
 
 
-def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: bool) -> None:
+def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: bool) -> str:
     """Put tree attention into a built module.
+
+    Returns:
+        The implementation that rows without a tree keep.
 
     Raises:
         UnsupportedModelError: a model that trees cannot run exactly.
@@ -53,6 +78,7 @@ def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: b
     check_model(module)
     flat = use_tree_attention(module, impl=options.attention, deterministic=deterministic)
     logger.info("tree attention over %s on %s", flat, type(module).__name__)
+    return flat
 
 
 def chosen_attention(
@@ -96,12 +122,9 @@ def text_settings(module: Any) -> dict[str, Any]:
 
 
 def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) -> nn.Module:
-    """verl's value model without its hard-wired flash attention."""
+    """verl's value model without its hard-wired flash attention, also of families for which verl needs TRL."""
     config = model_config.hf_config
-    config.num_labels = 1
-    config.classifier_dropout = 0.0
-    config.hidden_dropout = 0.0
-    config.summary_dropout_prob = 0.0
+    prepare_value_config(config)
     dtype = PrecisionType.to_dtype(engine_config.model_dtype or "fp32")
     on_meta = not config.tie_word_embeddings
     with get_init_weight_context_manager(use_meta_tensor=on_meta, mesh=device_mesh)():
@@ -117,6 +140,22 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     built: nn.Module = module
     return built
+
+
+def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) -> bool:
+    """Whether a model gets Liger's layers; `auto`, of our machine files, leaves out what the model cannot have.
+
+    Raises:
+        UnsupportedModelError: `use_liger=true` where they cannot run.
+    """
+    if model_config.use_liger == AUTO:
+        reason = why_not_liger(model_config.hf_config, device=device, deterministic=deterministic)
+        if reason is not None and torch.distributed.get_rank() == 0:
+            logger.warning("model.use_liger=auto: the model keeps its own layers, as %s", reason)
+        return reason is None
+    if model_config.use_liger:
+        check_liger(model_config.hf_config, device=device, deterministic=deterministic)
+    return bool(model_config.use_liger)
 
 
 @contextmanager
@@ -154,6 +193,47 @@ def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
         yield
     finally:
         engine.engine_config = config
+
+
+@contextmanager
+def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> Iterator[None]:
+    """verl shards embeddings by themselves where the head is not tied, also inside a layer that it has sharded: towers
+    of images hold such layers. FSDP2 shards no weight twice, so these go without a shard of their own."""
+    config = engine.engine_config
+    policy = dict(config.wrap_policy or {})
+    layers = sorted(getattr(module, "_no_split_modules", None) or ())
+    with_embedding = {
+        type(layer).__name__
+        for layer in module.modules()
+        if type(layer).__name__ in layers and any(isinstance(part, nn.Embedding) for part in layer.modules())
+    }
+    if policy.get("transformer_layer_cls_to_wrap") or not with_embedding:
+        yield
+        return
+    kept = [layer for layer in layers if layer not in with_embedding]
+    engine.engine_config = dataclasses.replace(config, wrap_policy={**policy, "transformer_layer_cls_to_wrap": kept})
+    try:
+        yield
+    finally:
+        engine.engine_config = config
+
+
+def zero_gradients_of_towers(module: nn.Module) -> None:
+    """Give what rows of text do not reach the gradient of zero that it has where verl runs it on an empty image.
+
+    verl does so for the families whose forward it replaces, so that all ranks gather the same weights; AdamW then
+    decays these, too. In other families the gradient is absent, there as here.
+
+    Args:
+        module: as verl built it, after a backward.
+    """
+    stub: Any = module
+    if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
+        return
+    read = {id(parameter) for parameter in language_model(module).parameters()}
+    for parameter in stub.base_model.parameters():
+        if parameter.requires_grad and parameter.grad is None and id(parameter) not in read:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def moments_to_come(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:

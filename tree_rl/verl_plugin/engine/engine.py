@@ -15,9 +15,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from tree_rl.models import use_edge_head
-from tree_rl.models.fused_layers import check_liger, use_liger_layers
+from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
-from tree_rl.models.support import leaks_when_packed
+from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
@@ -33,6 +33,7 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
+from tree_rl.verl_plugin.engine.adapters import refuse_adapters
 from tree_rl.verl_plugin.engine.features import (
     refuse_engine_features,
     refuse_flat_packing,
@@ -50,6 +51,7 @@ from tree_rl.verl_plugin.engine.verl_loss import (
     VerlLossFunction,
     VerlRows,
     is_token_separable,
+    with_length_of_step,
 )
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
 
@@ -73,6 +75,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     step: TreeStep
     attention_implementation: str
     """Implementation of tree attention that runs."""
+    _flat_attention: str
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
@@ -121,12 +124,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             pending_bytes=lambda: build.moments_to_come(self.module, self.optimizer),
             routers=self._router_hooks,
             is_deterministic=self.engine_config.full_determinism,
-            leaks_when_packed=leaks_when_packed(self._plain_module),
+            always_forest=build.runs_as_forests(self._plain_module, self._flat_attention),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
         self._reader = RowsReader(
-            vocab_size=self._plain_module.get_input_embeddings().num_embeddings,
+            vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
+            first_position=0 if has_absolute_positions(self._plain_module) else None,
             path_weighting=self.tree_config.path_weighting,
             with_other_rows=self.get_data_parallel_group(),
             replay=self.replay,
@@ -150,6 +154,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         Raises:
             RowError: a row that cannot be trained on, named.
         """
+        if loss_function is not None and not forward_only and self.tree_config.mode != "flat":
+            loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
         if forward_only or not _reuses_log_probs(data):
             if not (forward_only or self.is_critic):
                 refuse_foreign_old_log_probs(data, self.tree_config)
@@ -201,6 +207,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             is_reference=self._is_reference or self.optimizer is None,
         )
         result = self.step.run_call(call)
+        if not forward_only:
+            build.zero_gradients_of_towers(self._plain_module)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
         return as_verl_result(result, self.step, data["input_ids"].offsets(), keeps_outputs=keeps)
 
@@ -241,15 +249,17 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _build_module(self) -> nn.Module:
         build.choose_flat_attention(self.model_config.hf_config)
         fused = {"device": torch.device(get_device_name()), "deterministic": self.engine_config.full_determinism}
-        if self.model_config.use_liger:
-            check_liger(self.model_config.hf_config, **fused)
+        uses_liger = build.uses_liger(self.model_config, **fused)
         with build.without_stock_liger(self), build.without_stock_sequence_parallel(self):
             module: Any = self._stock_module()
-        if self.model_config.use_liger:
+        if uses_liger:
             use_liger_layers(module, **fused)
         refuse_flat_packing(leaks_when_packed(module), self.engine_config)
         self._plain_module = module
-        build.let_module_read_trees(module, self.tree_config, deterministic=self.engine_config.full_determinism)
+        # Adapters wrap the embedding, and not all of them show its size.
+        self._vocab_size = module.get_input_embeddings().weight.shape[0]
+        deterministic = self.engine_config.full_determinism
+        self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
         mode = replay_mode(self.engine_config)
         if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
             self._router_hooks = RouterHooks(module)
@@ -264,10 +274,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
+        check_dropout(module)
+        if self._is_lora:
+            refuse_adapters(self._plain_module)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
-        with build.without_pinned_offload(self):
+        with build.without_pinned_offload(self), build.without_nested_shards(self, self._plain_module):
             sharded: nn.Module = super()._build_fsdp_module(module)
             return sharded
 

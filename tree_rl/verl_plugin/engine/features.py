@@ -1,11 +1,17 @@
 """What the tree engine refuses, each with the config key that asked for it: never wrong by surprise."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 
+from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
+from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
+from tree_rl.training.options import AUTO
 from tree_rl.verl_plugin.compat import PrecisionType
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.router_replay import COLUMN, DISABLED, FLAG, KEY, RECORDED, replay_mode
@@ -56,7 +62,11 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
     """
     mtp = model.get("mtp", None) or {}
     rank, adapter = model.get("lora_rank", 0), model.get("lora_adapter_path", None)
+    dropouts = [] if adapter is None else _dropouts_of_adapter(adapter)
     megatron_rank = (model.get("lora", None) or {}).get("rank", 0)
+    fused = model.get("use_liger", False)
+    if fused not in (True, False, None, AUTO):
+        raise UnsupportedFeatureError(f"{key}.use_liger={fused}: expected true, false or {AUTO}")
     refuse_first(
         (
             model.get("use_fused_kernels", False),
@@ -78,6 +88,11 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
             f"set {key}.lora_rank to the adapter's rank",
         ),
         (
+            dropouts,
+            f"{key}.lora_adapter_path={adapter}: its {ADAPTER_CONFIG} has {', '.join(dropouts)}, and branches would "
+            "share one dropout mask; set that to 0.0 there",
+        ),
+        (
             megatron_rank > 0,
             f"{key}.lora.rank={megatron_rank}: only Megatron reads it, and verl would take the actor without adapters "
             f"for its own reference policy; set {key}.lora_rank={megatron_rank} and {key}.lora.rank=0",
@@ -90,6 +105,13 @@ def refuse_model_options(model: Any, *, is_value: bool = False, key: str = "mode
             for name in ("enable", "enable_train", "enable_rollout")
         ),
     )
+
+
+def _dropouts_of_adapter(path: str) -> list[str]:
+    """What a folder on this machine says; adapters elsewhere are checked when they are loaded."""
+    file = Path(path, ADAPTER_CONFIG).expanduser()
+    found = dropout_settings(json.loads(file.read_text())) if file.is_file() else {}
+    return [f"{name}={value}" for name, value in found.items()]
 
 
 def refuse_engine_options(engine: Any, *, is_value: bool = False, key: str = "fsdp_config") -> None:
@@ -248,14 +270,7 @@ def refuse_batch_features(data: TensorDict, *, ignores_routes: bool, is_actor: b
     for key in ("distillation_use_topk", "distillation_only"):
         if tu.get_non_tensor_data(data=data, key=key, default=False):
             raise UnsupportedFeatureError(f"the tree engine does not support {key}=True; use model_type=language_model")
-    images = data.get("multi_modal_inputs", ())
-    for row, inputs in enumerate(images):
-        if tu.unwrap_non_tensor_data(inputs):
-            raise UnsupportedFeatureError(
-                f"row {row} carries multimodal inputs, which the tree engine cannot merge yet"
-            )
-    if "position_ids" in data and data["position_ids"].dim() == 3:
-        raise UnsupportedFeatureError("rows carry three-dimensional (multimodal) position_ids")
+    _refuse_rows_with_images(data)
     if not ignores_routes:
         return
     if tu.get_non_tensor_data(data=data, key=FLAG, default=False):
@@ -265,3 +280,19 @@ def refuse_batch_features(data: TensorDict, *, ignores_routes: bool, is_actor: b
             f"rows carry {COLUMN}, which {KEY}=disabled ignores; set actor_rollout_ref.actor.{KEY}=R3 to repeat "
             "them, or actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
         )
+
+
+def _refuse_rows_with_images(data: TensorDict) -> None:
+    """Rows of text may say of each token that it is text, and have its position on several axes."""
+    remedy = "trees run rows of text; drop it, or set model_type=language_model"
+    for row, inputs in enumerate(data.get("multi_modal_inputs", ())):
+        given = tu.unwrap_non_tensor_data(inputs) or {}
+        for key, value in given.items():
+            if value is not None and not (key in TYPE_IDS and not torch.as_tensor(value).any()):
+                raise UnsupportedFeatureError(f"row {row} carries multimodal inputs ({key}); {remedy}")
+    if "position_ids" in data and data["position_ids"].dim() == 3:
+        for row, position_AL in enumerate(data["position_ids"].unbind()):
+            if not (position_AL == position_AL[:1]).all():
+                raise UnsupportedFeatureError(
+                    f"row {row} carries position_ids of images (its {len(position_AL)} axes differ); {remedy}"
+                )

@@ -3,8 +3,12 @@
 Some of them verl 0.9.1 declares and never reads. Where a user would expect an effect, the run stops.
 """
 
+import math
+from typing import Any
+
 from omegaconf import DictConfig
 
+from tree_rl.verl_plugin.compat import get_distillation_loss_settings
 from tree_rl.verl_plugin.engine.features import (
     SEQUENCE_PARALLEL,
     UnsupportedFeatureError,
@@ -12,6 +16,7 @@ from tree_rl.verl_plugin.engine.features import (
     refuse_first,
     refuse_model_options,
 )
+from tree_rl.verl_plugin.engine.router_replay import DISABLED, KEY, replay_mode
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
 
 VERLS_GRAD_CLIP, VERLS_CLIP_RATIO = 1.0, 0.2
@@ -31,6 +36,7 @@ def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None
     roles = config.actor_rollout_ref
     actor, ref = roles.actor, roles.get("ref", None)
     if roles.model.model_type == TREE_LANGUAGE_MODEL:
+        refuse_batches_to_come(config)
         refuse_model_options(roles.model, key="actor_rollout_ref.model")
         _refuse_clip_ratio(actor)
         _refuse_role(actor, "actor_rollout_ref.actor")
@@ -47,6 +53,62 @@ def refuse_role_options(config: DictConfig, *, trains_tree_critic: bool) -> None
         _refuse_role(config.critic, "critic")
         refuse_engine_options(config.critic.get("fsdp", {}), is_value=True, key="critic.fsdp")
         _refuse_sequence_parallel_of_critic(config)
+
+
+def refuse_job_options(config: DictConfig) -> None:
+    """Check options that no engine sees, under the tree trainers and under verl's own with a tree engine.
+
+    Raises:
+        UnsupportedFeatureError: names the key, its value and the remedy.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    heat, validation = rollout.get("temperature", 1.0), (rollout.get("val_kwargs", None) or {}).get("temperature", 0)
+    refuse_first(
+        (
+            not _is_number(heat) or heat <= 0,
+            f"actor_rollout_ref.rollout.temperature={heat}: training divides logits by it; expected a number above 0 "
+            "(validation alone may draw greedily: actor_rollout_ref.rollout.val_kwargs.temperature=0)",
+        ),
+        (
+            not _is_number(validation) or validation < 0,
+            f"actor_rollout_ref.rollout.val_kwargs.temperature={validation}: expected 0 (greedy) or a number above 0",
+        ),
+        (
+            config.algorithm.get("use_pf_ppo", False),
+            "algorithm.use_pf_ppo=True: verl's V1 trainers resample advantages and not the rows they belong to; set it "
+            "to False",
+        ),
+    )
+
+
+def refuse_batches_to_come(config: DictConfig) -> None:
+    """Refuse what verl's config asks of every batch, which `refuse_batch_features` would refuse after the rollouts.
+
+    Raises:
+        UnsupportedFeatureError: top-k distillation, or recorded routes that no engine repeats.
+    """
+    distillation, roles = config.get("distillation", None) or {}, config.actor_rollout_ref
+    loss = (distillation.get("distillation_loss", None) or {}).get("loss_mode", None)
+    records = roles.rollout.get("enable_rollout_routing_replay", False)
+    replays = replay_mode(roles.actor.get("fsdp_config", None) or {}) != DISABLED
+    refuse_first(
+        (
+            distillation.get("enabled", False) and loss is not None and get_distillation_loss_settings(loss).use_topk,
+            f"distillation.distillation_loss.loss_mode={loss}: it needs the logits of other tokens than the trained "
+            "ones, which the head of a tree does not compute; set distillation.distillation_loss.loss_mode=k3, or "
+            "train without trees",
+        ),
+        (
+            records and not replays,
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True beside "
+            f"actor_rollout_ref.actor.{KEY}=disabled, which ignores the routes; set actor_rollout_ref.actor.{KEY}=R3, "
+            "or the first to False",
+        ),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse_role(role: DictConfig, key: str) -> None:

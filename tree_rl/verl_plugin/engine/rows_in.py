@@ -20,6 +20,10 @@ from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
+PATH_WEIGHT_SCALE = "path_weight_scale"
+"""Factor on the path weights that came with the rows."""
+LEAST_TEMPERATURE = 1e-8
+"""verl's engines divide logits by no less."""
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
@@ -31,6 +35,8 @@ class RowsReader:
     """Ids must be below it."""
     max_positions: int | None
     """Longest row that the model's positions cover; None for no limit."""
+    first_position: int | None
+    """Position at which rows must begin; None where the model reads nothing but distances."""
     path_weighting: str
     """How rows of a tree weigh; decides which columns are read."""
     replay: RouterReplay | None
@@ -65,6 +71,7 @@ class RowsReader:
             data,
             vocab_size=self.vocab_size,
             max_positions=self.max_positions,
+            first_position=self.first_position,
             path_weighting=self.path_weighting,
         )
         if self.replay is None:
@@ -98,19 +105,29 @@ def wanted_of_language_model(data: TensorDict) -> Wanted:
     return (LOG_PROBS, *asked)
 
 
-def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, path_weighting: str = "verl") -> Rows:
+def read_rows(
+    data: TensorDict,
+    *,
+    vocab_size: int,
+    max_positions: int | None,
+    first_position: int | None = None,
+    path_weighting: str = "verl",
+) -> Rows:
     """Read and check the rows of an engine call.
 
     Args:
-        data: verl's batch without padding: nested `input_ids` and `loss_mask`, optional `uid`, `temperature`.
+        data: verl's batch without padding: nested `input_ids` and `loss_mask`, optional `position_ids`, `uid`,
+            `temperature`.
         vocab_size: ids must be below it.
         max_positions: longest row the model's positions cover; None for no limit.
+        first_position: at which rows must begin; None where the model reads nothing but distances.
         path_weighting: `token_unique` leaves out of `counted_F` what `algorithm.rollout_correction` has rejected; it
             and `sep_avg` read their column of weights where the batch has it.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
-            positions, a trained first token, a non-finite advantage, or a path weight that is none; names the row.
+            positions, positions that do not count its tokens, a trained first token, a non-finite advantage, a path
+            weight that is none, or a temperature that is not above 0; names the row.
     """
     labels = _labels(data)
     offsets, token_ids_F = _jagged(data["input_ids"])
@@ -123,6 +140,8 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, p
         flat = int(np.flatnonzero(outside)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
         raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
+    if "position_ids" in data:
+        _check_positions(data["position_ids"], offsets, labels, first_position)
     for column in CHECKED_COLUMNS:
         if column in data:
             _check_finite(data[column], column, labels)
@@ -135,11 +154,38 @@ def read_rows(data: TensorDict, *, vocab_size: int, max_positions: int | None, p
         offsets=offsets,
         wanted_F=wanted_F,
         counted_F=wanted_F & kept_F,
-        temperature_B=_temperatures(data, len(lengths)),
+        temperature_B=_temperatures(data, labels),
         group_B=_groups(data, len(lengths)),
         label_B=tuple(labels),
         weight_F=_path_weights(data, path_weighting, offsets, wanted_F & kept_F, labels),
     )
+
+
+def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], first_position: int | None) -> None:
+    """On a tree a token's position is its depth: rows must count their tokens, from wherever distances alone matter."""
+    if position_ids.dim() == 3:
+        # The axes of a row of text are equal.
+        position_ids = torch.nested.as_nested_tensor(
+            [row_AL[0] for row_AL in position_ids.unbind()], layout=torch.jagged
+        )
+    position_offsets, given_F = _jagged(position_ids)
+    lengths, given_lengths = np.diff(offsets), np.diff(position_offsets)
+    _refuse(given_lengths != lengths, labels, "has another number of position_ids than tokens", given_lengths)
+    begin_B = given_F[offsets[:-1]]
+    expected_F = np.arange(len(given_F)) + np.repeat(begin_B - offsets[:-1], lengths)
+    odd_F = given_F != expected_F
+    if odd_F.any():
+        flat = int(np.flatnonzero(odd_F)[0])
+        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+        raise RowError(
+            f"{labels[row]}: position_ids holds {given_F[flat]} for token {flat - offsets[row]}; expected "
+            f"{expected_F[flat]}: on a tree a token's position is its depth. Let positions count the row's tokens, or "
+            "train on rows with tree.mode=flat"
+        )
+    if first_position is not None:
+        shifted_B = begin_B != first_position
+        reason = f"has position_ids that do not begin at {first_position}, and this model's positions are absolute"
+        _refuse(shifted_B, labels, reason, begin_B)
 
 
 def _path_weights(
@@ -161,7 +207,8 @@ def _path_weights(
         flat = int(np.flatnonzero(wrong_F)[0])
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
         raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected above 0, up to 1")
-    return np.where(counts_F, weight_F, 0.0)
+    scale = float(tu.get_non_tensor_data(data=data, key=PATH_WEIGHT_SCALE, default=1.0))
+    return np.where(counts_F, scale * weight_F, 0.0)
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -186,11 +233,21 @@ def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> 
     return wanted_F
 
 
-def _temperatures(data: TensorDict, num_rows: int) -> np.ndarray:
+def _temperatures(data: TensorDict, labels: list[str]) -> np.ndarray:
+    """float32 [B], at least verl's own least divisor of logits."""
     temperature = tu.get(data, "temperature", 1.0)
     if isinstance(temperature, torch.Tensor):
-        return temperature.detach().to(torch.float32).cpu().numpy()
-    return np.full(num_rows, float(temperature), dtype=np.float32)
+        temperature_B = temperature.detach().to(torch.float32).cpu().numpy()
+    else:
+        temperature_B = np.full(len(labels), _number(temperature), dtype=np.float32)
+    wrong_B = ~(np.isfinite(temperature_B) & (temperature_B > 0))
+    _refuse(wrong_B, labels, "expected a finite rollout.temperature above 0, which divides its logits", temperature_B)
+    return np.maximum(temperature_B, np.float32(LEAST_TEMPERATURE))
+
+
+def _number(value: Any) -> float:
+    """A number, or NaN for what is none."""
+    return float(value) if isinstance(value, int | float | np.number) else float("nan")
 
 
 def _groups(data: TensorDict, num_rows: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """verl's loss and verl's own forward, as a step over trees calls them: by outputs and indices of rows."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,15 @@ SEPARABLE_POLICY_LOSSES = frozenset({"vanilla", "dppo_tv", "dppo_kl", "gpg", "dr
 SEPARABLE_ON_POLICY_LOSSES = frozenset({"gspo", "geo_mean", "kl_cov"})
 """verl's policy losses that couple tokens by their ratios alone: at a ratio of 1 a token's gradient reads no other."""
 
+SEQUENCE_MEAN, SEQUENCE_NORM = "seq-mean", "seq-mean-token-sum-norm"
+"""How the `loss_agg_mode`s begin that average over sequences, and the one that also divides by a length."""
+GEO_MEAN = "geo_mean"
+"""verl's policy loss that divides by the rows of a micro-batch."""
+SEQUENCE_POLICY_LOSSES = frozenset({"sapo", GEO_MEAN})
+"""verl's policy losses that average over sequences under every `loss_agg_mode`."""
+
+HOLDS_CELLS = "holds_cells"
+"""Flag of a mini-batch of whole cells: its `global_batch_size` is the number of its rows on all ranks."""
 REUSE_LOG_PROBS = "reuse_log_probs"
 """Flag of an update whose rows carry no old log-probs: they are those of its own forward."""
 
@@ -65,11 +75,19 @@ class VerlRows:
         """
         self._data, self._loss_function, self._group, self._stock_step = data, loss_function, group, stock_step
         self._selected: tuple[tuple[int, ...], TensorDict] | None = None
+        self._divides_by_rows_of_step = _loss_mode(loss_function) == GEO_MEAN and tu.get_non_tensor_data(
+            data=data, key=HOLDS_CELLS, default=False
+        )
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
         assert self._loss_function is not None
         selected = self._on_device(members)
+        if self._divides_by_rows_of_step:
+            # The loss is proportional to the advantages' size.
+            selected = selected.copy()
+            share = len(members) * selected["dp_size"] / selected["global_batch_size"]
+            selected["advantages"] = selected["advantages"] * share
         model_output = as_model_output(outputs, selected["input_ids"].offsets())
         return self._loss_function(model_output=model_output, data=selected, dp_group=self._group)
 
@@ -106,6 +124,51 @@ class VerlRows:
 
 def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
     return EdgeOutputs.of({name: nested.values() for name, nested in model_output.items()})
+
+
+def with_length_of_step(
+    loss_function: VerlLossFunction, data: TensorDict, group: torch.distributed.ProcessGroup | None
+) -> VerlLossFunction:
+    """verl's loss; where it would divide by the longest response of a micro-batch, by that of the step on all ranks.
+
+    verl does the former in `seq-mean-token-sum-norm` without `loss_scale_factor`, and how rows form micro-batches must
+    not change a loss. All ranks call this.
+    """
+    config = _config_of(loss_function)
+    if config is None or config.loss_agg_mode != SEQUENCE_NORM or config.loss_scale_factor is not None:
+        return loss_function
+    # A rank without rows has no such column.
+    longest = data["response_mask"].offsets().diff().max() if "response_mask" in data else torch.zeros(())
+    longest = longest.to(get_device_id(), torch.int64)
+    torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=group)
+    config = copy.copy(config)
+    # Fields of verl's configs are frozen.
+    vars(config)["loss_scale_factor"] = int(longest)
+    assert isinstance(loss_function, partial)
+    return partial(loss_function.func, *loss_function.args, **{**loss_function.keywords, "config": config})
+
+
+def averages_sequences(loss_function: Any) -> bool:
+    """Whether verl's loss divides by the number of sequences, whatever their lengths."""
+    config = _config_of(loss_function)
+    if config is None:
+        return False
+    return _loss_mode(loss_function) in SEQUENCE_POLICY_LOSSES or config.loss_agg_mode.startswith(SEQUENCE_MEAN)
+
+
+def _config_of(loss_function: Any) -> Any:
+    """The role's config that one of verl's losses is bound to, None of others."""
+    if isinstance(loss_function, OnPolicyLoss):
+        loss_function = loss_function.loss_function
+    config = loss_function.keywords.get("config") if isinstance(loss_function, partial) else None
+    return config if hasattr(config, "loss_agg_mode") else None
+
+
+def _loss_mode(loss_function: Any) -> str | None:
+    """The policy loss that one of verl's losses computes; None of others."""
+    config = _config_of(loss_function)
+    is_policy = config is not None and hasattr(config, "policy_loss")
+    return str(config.policy_loss.get("loss_mode", "vanilla")) if is_policy else None
 
 
 def is_token_separable(loss_function: Any) -> bool:

@@ -11,15 +11,28 @@ def did_you_mean(word: str, choices: Iterable[str], *, cutoff: float = 0.75) -> 
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """As `did_you_mean`, for a dotted key: the parts that exist stay, the first that does not is compared there."""
-    known = list(known)
+    """As `did_you_mean`, for a dotted key; what it names exists.
+
+    Each part that does not exist becomes the nearest that does. Where that leads to no key, a key with the same last
+    part in the same section is meant, at the place that looks most alike.
+    """
+    known = set(known)
     parts = key.split(".")
-    for depth in range(len(parts)):
-        before = parts[:depth]
-        here = {path[depth] for path in (name.split(".") for name in known) if path[:depth] == before and path[depth:]}
-        if parts[depth] not in here:
-            near = difflib.get_close_matches(parts[depth], here, n=1, cutoff=0.7)
-            if near:
-                return f"; did you mean {'.'.join([*before, near[0], *parts[depth + 1 :]])}?"
-            return did_you_mean(key, known, cutoff=0.85)
-    return ""
+    found = _corrected(parts, (), known)
+    if found is None:
+        leaves = difflib.get_close_matches(parts[-1], {name.rpartition(".")[2] for name in known}, n=1, cutoff=0.8)
+        section = [name for name in known if name.split(".")[0] == parts[0] and name.rpartition(".")[2] in leaves]
+        near = difflib.get_close_matches(key, sorted(section), n=1, cutoff=0.6)
+        found = near[0] if near and len(parts) > 1 else None
+    return f"; did you mean {found}?" if found else did_you_mean(key, known, cutoff=0.85)
+
+
+def _corrected(parts: list[str], before: tuple[str, ...], known: set[str]) -> str | None:
+    """The first key that exists, where parts are taken as they are, else as the nearest beside them."""
+    depth = len(before)
+    if depth == len(parts):
+        return ".".join(before)
+    here = {path[depth] for path in (name.split(".") for name in known) if (*path[:depth],) == before and path[depth:]}
+    near = [parts[depth]] if parts[depth] in here else difflib.get_close_matches(parts[depth], here, n=3, cutoff=0.7)
+    tried = (_corrected(parts, (*before, part), known) for part in near)
+    return next((found for found in tried if found is not None), None)

@@ -121,6 +121,11 @@ def complete(config: DictConfig, given: Sequence[str]) -> tuple[list[str], list[
         node = OmegaConf.select(config, engine, default=None)
         if node is not None and node.get("tree", None) is not None and node.get("_target_", None) != ENGINE_CONFIG:
             added.append(f"++{engine}._target_={ENGINE_CONFIG}")
+    if config.trainer.get("balance_batch", True) is not True:
+        notes.append(
+            f"trainer.balance_batch={config.trainer.balance_batch} has no effect: verl's V1 trainers do not read it, "
+            "and give ranks about equal work"
+        )
     for override in added:
         key, _, value = override.lstrip("+").partition("=")
         OmegaConf.update(config, key, value, force_add=True)
@@ -135,7 +140,15 @@ def _banner(config: DictConfig, notes: Sequence[str]) -> str:
         f"trainer {config.trainer.v1.trainer_mode}",
         f"mode {tree.get('mode', 'auto')}",
         f"attention {tree.get('attention', 'auto')}",
-        f"max_tokens {tree.get('max_tokens', None) or actor.actor.get('ppo_max_token_len_per_gpu', None)}",
+        f"max_tokens {tree.get('max_tokens', None) or _verls_budget(actor.actor)}",
         *notes,
     ]
     return f"tree_rl {__version__}: {'; '.join(facts)}"
+
+
+def _verls_budget(role: DictConfig) -> str:
+    """What bounds a forward of a role where `tree.max_tokens` does not."""
+    if role.get("use_dynamic_bsz", False):
+        return str(role.get("ppo_max_token_len_per_gpu", None))
+    rows = role.get("ppo_micro_batch_size_per_gpu", None) or 1
+    return f"of {rows} longest rows (ppo_micro_batch_size_per_gpu, as use_dynamic_bsz=False)"

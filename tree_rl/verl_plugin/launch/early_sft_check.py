@@ -15,6 +15,7 @@ from tree_rl.verl_plugin.launch.compose import read_command_line as read
 from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.launch.early_check import INPUT_ERROR
 from tree_rl.verl_plugin.launch.job_checks import check_kinds, missing_files
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.tree_arguments import written_keys
 from tree_rl.verl_plugin.options import as_tree_config
 
@@ -91,6 +92,8 @@ def _check(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> None:
         refuse_model_options(config.model, is_value=False, key="model")
         refuse_engine_options(config.engine, is_value=False, key="engine")
         missing_files(config, FILES, ("model",))
+        refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
+        refuse_rows_with_images(config.data, ("train_files", "val_files"))
     except CommandLineError:
         raise
     except (ValueError, TypeError, AssertionError, OSError, OmegaConfBaseException, HydraException) as error:

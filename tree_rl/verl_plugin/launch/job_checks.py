@@ -7,23 +7,30 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import verl
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read_gateway_options
+from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 from tree_rl.verl_plugin.compat import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
     Tracking,
+    _agent_loop_registry,
     need_critic,
     need_reference_policy,
     validate_config,
 )
 from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
+from tree_rl.verl_plugin.engine.role_options import refuse_batches_to_come, refuse_job_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
 from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
@@ -62,8 +69,23 @@ SOFT_CHOICES = {
 }
 """Config key -> values that verl 0.9.1 knows; another plugin may add some, so only a near miss of one is refused."""
 RATES = ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")
-FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path")
+FILES = (
+    "data.train_files",
+    "data.val_files",
+    "data.custom_cls.path",
+    "reward.custom_reward_function.path",
+    "custom_reward_function.path",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+    # By default the data's are those of the rollout.
+    "data.tool_config_path",
+    "data.function_tool_path",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+    "actor_rollout_ref.model.lora_adapter_path",
+)
 """Keys of a path or a list of paths on this machine."""
+CUSTOM = "actor_rollout_ref.rollout.custom"
+VERLS_FOLDER = os.path.dirname(os.path.dirname(verl.__file__))
 
 
 def check_words(given: Sequence[str], machines: Sequence[str]) -> None:
@@ -102,12 +124,16 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
         _check_trains_trees(config, given)
         _check_tree_blocks(config, given)
         _check_numbers(config)
-        _check_prepared(copy.deepcopy(config))
-        if config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:
+        prepared = copy.deepcopy(config)
+        _check_prepared(prepared)
+        if _runs_here(config):
             _check_interpreter()
             missing_files(
                 config, FILES, ["actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])]
             )
+        if trains_trees(config):
+            _check_models(prepared)
+            refuse_rows_with_images(config.data, ("train_files", "val_files"))
         validate_config(config, need_reference_policy(config), need_critic(config))
     except CommandLineError:
         raise
@@ -118,6 +144,11 @@ def check_job(config: DictConfig, stock: DictConfig, given: Sequence[str]) -> No
             if unknown and key.rpartition(".")[2] == unknown:
                 raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(stock))}") from error
         raise CommandLineError(message) from error
+
+
+def _runs_here(config: DictConfig) -> bool:
+    """Whether all workers run on this machine."""
+    return bool(config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ)
 
 
 def _check_interpreter() -> None:
@@ -202,22 +233,52 @@ def _check_prepared(config: DictConfig) -> None:
     """What the tree trainers refuse, or, of verl's own trainers, what the tree engines do."""
     _check_groups_of_ranks(config)
     base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
+    _check_agent_loops(config)
     if base is not None:
         prepare_config(config, base)
+        LogProbReuse.of(config)
         return
+    refuse_job_options(config)
+    reuse = f"{ENGINES[0]}.tree.reuse_log_probs"
+    if OmegaConf.select(config, reuse, default=None) is True:
+        raise CommandLineError(
+            f"{reuse}=True: verl's own trainer finds old log-probs by a pass; set trainer.v1.trainer_mode=tree_sync, "
+            "or the first to auto"
+        )
+    for model, role, engine, is_value in _tree_roles(config):
+        options = OmegaConf.select(config, model)
+        strategy = OmegaConf.select(config, f"{role}.strategy")
+        if strategy != "fsdp2":
+            raise CommandLineError(f"{role}.strategy={strategy}: trees run on FSDP2; set {role}.strategy=fsdp2")
+        if not is_value:
+            refuse_batches_to_come(config)
+        refuse_model_options(options, is_value=is_value, key=model)
+        refuse_engine_options(OmegaConf.select(config, engine), is_value=is_value, key=engine)
+
+
+def _tree_roles(config: DictConfig) -> Iterator[tuple[str, str, str, bool]]:
+    """Keys of the model, the role and the engine of each role that trains on trees, and whether it is a critic."""
     roles = (
         ("actor_rollout_ref.model", "actor_rollout_ref.actor", ENGINES[0], False),
         ("critic.model", "critic", ENGINES[2], True),
     )
-    for model, role, engine, is_value in roles:
-        options = OmegaConf.select(config, model)
-        if not str(options.get("model_type", "")).startswith("tree") or (is_value and not need_critic(config)):
-            continue
-        strategy = OmegaConf.select(config, f"{role}.strategy")
-        if strategy != "fsdp2":
-            raise CommandLineError(f"{role}.strategy={strategy}: trees run on FSDP2; set {role}.strategy=fsdp2")
-        refuse_model_options(options, is_value=is_value, key=model)
-        refuse_engine_options(OmegaConf.select(config, engine), is_value=is_value, key=engine)
+    for role in roles:
+        runs_trees = str(OmegaConf.select(config, f"{role[0]}.model_type", default="")).startswith("tree")
+        if runs_trees and (not role[3] or need_critic(config)):
+            yield role
+
+
+def _check_models(config: DictConfig) -> None:
+    """What the models of a prepared config say, built without weights."""
+    for model, _, engine, is_value in _tree_roles(config):
+        keys = [engine, *(ENGINES[1:2] if not is_value and need_reference_policy(config) else [])]
+        refuse_model_of_job(
+            OmegaConf.select(config, model),
+            key=model,
+            engines={key: OmegaConf.select(config, key) for key in keys},
+            is_value=is_value,
+            rollout=None if is_value else OmegaConf.select(config, "actor_rollout_ref.rollout.name"),
+        )
 
 
 def _check_groups_of_ranks(config: DictConfig) -> None:
@@ -228,6 +289,47 @@ def _check_groups_of_ranks(config: DictConfig) -> None:
         size = OmegaConf.select(config, key, default=1)
         if not isinstance(size, int) or size < 1 or ranks % size:
             raise CommandLineError(f"{key}={size} on {ranks} ranks: expected a divisor of their number")
+        sharded = OmegaConf.select(config, f"{engine}.fsdp_size", default=-1)
+        if isinstance(sharded, int) and 0 < sharded < ranks and ranks % sharded:
+            raise CommandLineError(
+                f"{engine}.fsdp_size={sharded} on {ranks} ranks: expected a divisor of their number, or -1 for all"
+            )
+
+
+def _check_agent_loops(config: DictConfig) -> None:
+    """The default agent loop, and options of this package's, which each session would refuse again."""
+    rollout = config.actor_rollout_ref.rollout
+    _check_default_loop(rollout.agent)
+    custom = rollout.get("custom", None) or {}
+    blocks = {name: custom.get(name, None) for name in ("gateway_agent", "tree_agent")}
+    given = {
+        name: OmegaConf.to_container(block, resolve=True)
+        for name, block in blocks.items()
+        if block is not None and (name == "tree_agent" or block.get("agent", None))
+    }
+    lengths = {"max_context_tokens": rollout.prompt_length + rollout.response_length}
+    lengths["max_turn_tokens"] = rollout.response_length
+    for name, options in given.items():
+        wanted = as_gateway_agent(options) if name == "tree_agent" else options
+        read, _ = read_gateway_options(wanted, **lengths, template_options={})
+        if _runs_here(config):
+            try:
+                agent_class(read.agent)
+            except (ImportError, AttributeError) as error:
+                raise CommandLineError(
+                    f"{CUSTOM}.{name}.agent={read.agent}: {one_line(error)}; correct it, or PYTHONPATH"
+                ) from error
+
+
+def _check_default_loop(agent: DictConfig) -> None:
+    """Rows may name loops of their own, so only a near miss is refused."""
+    known, path = set(_agent_loop_registry), agent.get("agent_loop_config_path", None)
+    if path is not None and os.path.exists(os.path.expanduser(path)):
+        known |= {str(entry.get("name", "")) for entry in OmegaConf.load(os.path.expanduser(path))}
+    wanted = agent.get("default_agent_loop", None)
+    hint = "" if wanted in known or wanted is None else did_you_mean(str(wanted), sorted(known), cutoff=0.6)
+    if hint:
+        raise CommandLineError(f"actor_rollout_ref.rollout.agent.default_agent_loop={wanted}: no such agent loop{hint}")
 
 
 def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]) -> None:
@@ -243,7 +345,9 @@ def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]
     """
     for key in files:
         for path in _texts(OmegaConf.select(config, key, default=None)):
-            if "://" not in path and not os.path.exists(os.path.expanduser(path)):
+            # verl also looks for configs beside its own package.
+            places = (os.path.expanduser(path), os.path.join(VERLS_FOLDER, path))
+            if "://" not in path and not any(map(os.path.exists, places)):
                 raise CommandLineError(f"{key}={path}: no such file on this machine")
     for key in (f"{role}.{name}" for role in roles for name in ("path", "tokenizer_path")):
         path = OmegaConf.select(config, key, default=None)

@@ -1,6 +1,6 @@
 """Checks of SFT data before an engine takes a GPU; each refusal names the file, the row and the config key."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow
+import pyarrow.parquet
 from omegaconf import DictConfig, ListConfig
 
 from tree_rl.inspection.files import InputError, RowFileError
@@ -15,6 +16,7 @@ from tree_rl.inspection.files.parquet import read_parquet
 from tree_rl.inspection.files.reading import reason
 from tree_rl.inspection.files.shown import escaped, shown, shown_names, shown_path
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.decoded_messages import decode_messages
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 
@@ -47,7 +49,7 @@ def readable_files(data: DictConfig) -> Iterator[None]:
 
 
 def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
-    """Refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
+    """Decode messages; refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
 
     Args:
         dataset: our rows of token ids, verl's dataset of messages, or one of the user.
@@ -61,12 +63,7 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> 
     if isinstance(dataset, TokenRowsDataset):
         dataset.check_vocabulary(vocab_size)
     elif data.custom_cls.get("path") is None:
-        for row, messages in enumerate(dataset.messages):
-            if not _is_conversation(messages):
-                raise RowFileError(
-                    f"data.{key}: row {row}, column {shown(data.messages_key)}: expected a list of messages with a "
-                    f"role each, received {shown(messages)}"
-                )
+        decode_messages(dataset, data, key=key, place=places_of_rows(dataset, data, key))
     if len(dataset) < data.train_batch_size:
         raise RowFileError(
             f"data.{key}: expected at least the {data.train_batch_size} rows of a batch, received {len(dataset)}; "
@@ -86,7 +83,10 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
         table = getattr(dataset, "dataframe", None)
         if table is None or group_key not in table.columns:
             known = "no columns" if table is None else shown_names(list(map(str, table.columns)))
-            raise InputError(f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}")
+            raise InputError(
+                f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}; name one, or "
+                "set it to null"
+            )
         absent = table[group_key].isna().to_numpy()
         if absent.any():
             row = int(np.argmax(absent))
@@ -98,13 +98,34 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
     return None
 
 
+def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], str]:
+    """Row of verl's dataset -> its file and its number there, from 0; of another dataset, its number in all files.
+
+    Args:
+        dataset: of the rows.
+        data: verl's `data` node.
+        key: of the files in it.
+    """
+    paths = _paths(getattr(dataset, "parquet_files", data.get(key)))
+    is_drawn = getattr(dataset, "shuffle", False) and getattr(dataset, "max_samples", -1) > 0
+    if data.custom_cls.get("path") is not None or is_drawn:
+        names = ", ".join(shown_path(Path(path)) for path in paths)
+        return lambda row: f"row {row} of the data set of {names}"
+    ends = np.cumsum([pyarrow.parquet.read_metadata(path).num_rows for path in paths])
+
+    def place(row: int) -> str:
+        file = int(np.searchsorted(ends, row, side="right"))
+        return f"{shown_path(Path(paths[file]))}: row {row - (ends[file - 1] if file else 0)}"
+
+    return place
+
+
 def _local_files(files: Any) -> list[Path]:
     """Paths on this machine; verl copies those with a scheme, as hdfs://, later."""
+    return [Path(path) for path in _paths(files) if "://" not in path]
+
+
+def _paths(files: Any) -> list[str]:
     if not files:
         return []
-    paths = files if isinstance(files, list | tuple | ListConfig) else [files]
-    return [Path(path) for path in map(str, paths) if "://" not in path]
-
-
-def _is_conversation(messages: Any) -> bool:
-    return isinstance(messages, list) and all(isinstance(item, dict) and "role" in item for item in messages)
+    return list(map(str, files if isinstance(files, list | tuple | ListConfig) else [files]))

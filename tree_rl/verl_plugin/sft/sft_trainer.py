@@ -33,6 +33,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
@@ -69,6 +70,20 @@ class TreeSFTTrainer(SFTTrainer):
         self.training_client.set_loss_fn(loss_fn=self.loss_fn)
         self.engine = self.training_client.engine
 
+    def fit(self) -> None:
+        """verl's loop; behind a checkpoint of an epoch's end it begins the next epoch."""
+        step = self.resume_global_step
+        if step >= self.total_training_steps:
+            if self.rank == 0:
+                longer = "raise trainer.total_epochs (or trainer.total_training_steps) to go on"
+                print(f"tree SFT: all {self.total_training_steps} steps are trained; {longer}")
+            return
+        if step % self.steps_per_epoch == 0:
+            # verl saves inside the epoch's last step, so the loader's state has no batch left, which verl would take
+            # for the next epoch (verl#7401).
+            self.train_dataloader.next_iter_state = None
+        super().fit()
+
     def _build_dataset(self) -> None:
         """Before the engine: a mistake in the data takes no GPU."""
         data = self.config.data
@@ -78,6 +93,7 @@ class TreeSFTTrainer(SFTTrainer):
         for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
             if dataset is not None:
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
+                refuse_unusable_rows(dataset, data, key=key, vocab_size=vocab_size)
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
 
     def _build_dataloader(self) -> None:

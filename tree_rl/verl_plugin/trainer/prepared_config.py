@@ -4,7 +4,7 @@ from omegaconf import DictConfig, open_dict
 
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.engine.role_options import pass_on_critic_budget, refuse_role_options
+from tree_rl.verl_plugin.engine.role_options import pass_on_critic_budget, refuse_job_options, refuse_role_options
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import CORRECTION, NEEDS_SUM_PI_SQUARED
 
@@ -34,6 +34,7 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
         trains_tree_critic = need_critic(config) and critic.model_type == TREE_VALUE_MODEL
         if trains_tree_critic:
             pass_on_critic_budget(config.critic)
+    refuse_job_options(config)
     _refuse_strategies(config, trains_tree_critic=trains_tree_critic)
     refuse_role_options(config, trains_tree_critic=trains_tree_critic)
     _refuse_estimators(config)
@@ -65,10 +66,6 @@ def _refuse_estimators(config: DictConfig) -> None:
             f"algorithm.adv_estimator={estimator} needs the actor's forward, which "
             f"{CORRECTION}.bypass_mode=True skips; set it to False"
         )
-    if algorithm.get("use_pf_ppo", False):
-        raise UnsupportedFeatureError(
-            "algorithm.use_pf_ppo=True: it resamples rows, and a resampled row no longer belongs to its key; set False"
-        )
 
 
 def refuse_dropped_correction(config: DictConfig) -> None:
@@ -97,5 +94,5 @@ def refuse_dropped_correction(config: DictConfig) -> None:
             f"{CORRECTION}.{changed[0]}={correction[changed[0]]} with {CORRECTION}.bypass_mode=True is up to the loss, "
             f"and policy_loss.loss_mode={loss_mode} ignores it; set "
             "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode and "
-            "+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}"
+            "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}'"
         )

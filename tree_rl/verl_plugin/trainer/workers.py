@@ -14,9 +14,12 @@ from verl.workers.config import TrainingWorkerConfig
 from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, DetachActorWorker, EngineRegistry, TrainingWorker
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.engine.rows_in import PATH_WEIGHT_SCALE
+from tree_rl.verl_plugin.engine.verl_loss import HOLDS_CELLS, averages_sequences
 from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
 from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
+from tree_rl.verl_plugin.trainer.rows_of_step import assign_rows_of_step
 
 OF_UPDATE = "log_probs_of_update"
 """Flag of a request for log-probs that the last update has found: no forward runs."""
@@ -49,12 +52,14 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
         """Train on `num_mini_batch` equal runs of rows; without that key exactly as verl does.
 
         `data` holds this rank's rows, cell after cell. `shuffle` reorders whole mini-batches, anew in every epoch and
-        alike on all ranks.
+        alike on all ranks. Losses that average over sequences divide by the rows of their mini-batch on all ranks,
+        whatever `global_batch_size` says.
         """
         num_mini_batch = tu.get_non_tensor_data(data=data, key="num_mini_batch", default=None)
         if num_mini_batch is None:
             return super().train_mini_batch(data)
         tu.pop(data, key="mini_batch_size", default=None)
+        tu.assign_non_tensor(data, **{HOLDS_CELLS: True})
         loader = tu.pop(data, key="dataloader_kwargs", default={})
         if loader.get("shuffle", False):
             epochs = tu.pop(data, key="epochs", default=1)
@@ -63,6 +68,18 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
             data = tu.index_select_tensor_dict(data, order)
             tu.assign_non_tensor(data, num_mini_batch=num_mini_batch * epochs, epochs=1)
         return super().train_mini_batch(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        """verl's optimizer step; a mini-batch of cells is told how many rows it holds."""
+        if tu.get(data, key=HOLDS_CELLS, default=False):
+            engine = self.engine
+            runs_trees = isinstance(engine, TreeFSDPEngineWithLMHead) and engine.tree_config.mode != "flat"
+            weighting = engine.tree_config.path_weighting if runs_trees else "verl"
+            assign_rows_of_step(data, path_weighting=weighting, group=engine.get_data_parallel_group())
+            if not averages_sequences(self.loss_fn):
+                tu.pop(data, key=PATH_WEIGHT_SCALE, default=None)
+        return super().train_batch(data)
 
 
 def ranks_with_rows(workers: Any, role: str) -> int:

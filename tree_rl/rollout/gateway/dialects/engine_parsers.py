@@ -41,12 +41,24 @@ class EngineDialect:
         plain = self._reasoning.read(turn, tools=(), is_reasoning_open=is_reasoning_open)
         if not tools:
             return plain
+        own = self._reasoning.read(turn, tools=tools, is_reasoning_open=is_reasoning_open)
+        if own.fault == "in_reasoning" and own.calls and turn.startswith(own.opening):
+            content = turn[len(own.opening) :]
+            plain = replace(plain, content=content, reasoning=own.reasoning, opening=own.opening, fault=own.fault)
         try:
-            around, found = self._extract(plain.content, tools)
-            calls = tuple(WrittenCall(name=name, arguments=_object(written)) for name, written in found)
+            around, calls = self._calls(plain.content, tools)
+            if plain.reasoning and not plain.content.strip() and self._calls(plain.reasoning, tools)[1]:
+                plain = replace(plain, fault="in_reasoning")
         except _PARSER_ERRORS:
             return replace(plain, fault="refused")
+        # Some parsers make {} of arguments under another name than theirs.
+        if any(mine.arguments and not theirs.arguments for mine, theirs in zip(own.calls, calls, strict=False)):
+            return replace(plain, fault="refused")
         return replace(plain, content=around.strip(), calls=calls) if calls else plain
+
+    def _calls(self, text: str, tools: Tools) -> tuple[str, tuple[WrittenCall, ...]]:
+        around, found = self._extract(text, tools)
+        return around, tuple(WrittenCall(name=name, arguments=_object(written)) for name, written in found)
 
 
 _PARSER_ERRORS = (

@@ -22,6 +22,7 @@ from tree_rl.rollout.gateway.dialects.reasoning import with_reasoning
 _MESSAGE = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CALL = re.compile(r"\bto=[^\s<]+[^{]*<\|message\|>")
 _BODY_END = re.compile(r"<\|(?:end|return|call|start)\|>")
 _HEADER_START = re.compile(r"(?:<\|(?:end|return|call)\|>)?\s*(?:<\|start\|>assistant)?")
 _MARKUP = re.compile(r"<\|(?:start|end|message|channel|constrain|return|call)\|>")
@@ -67,7 +68,7 @@ class Harmony(Dialect):
         reasoning = "\n".join(read.reasoning) if read.reasoning else None
         opening = with_reasoning(reasoning, "") if reasoning else ""
         content = "\n".join(part for part in read.content if part)
-        if read.fault not in (None, "unclosed"):
+        if read.fault not in (None, "unclosed", "in_reasoning"):
             return replace(self.read(turn, tools=(), is_reasoning_open=False), fault=read.fault)
         return Reading(content=content, reasoning=reasoning, opening=opening, calls=tuple(read.calls), fault=read.fault)
 
@@ -90,6 +91,8 @@ class Harmony(Dialect):
         end = len(turn) if closing is None else closing.start()
         channel = _CHANNEL.search(header)
         is_reasoning = channel is not None and channel[1] == "analysis" and recipient is None
+        if is_reasoning and with_tools and _CALL.search(turn, body, end):
+            read.fault = read.fault or "in_reasoning"
         (read.reasoning if is_reasoning else read.content).append(turn[body:end])
         return self._next(turn, end)
 

@@ -16,9 +16,10 @@ class Hermes(CallsBetweenTags):
     name = "hermes"
     start = re.compile(CALL_START)
     end = CALL_END
+    ends_reasoning = CALL_START
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
         """Read one call."""
         value, end = read_json(text, found.end())
         end = self.after(text, end, CALL_END)
-        return [read_named(value)], end
+        return [read_named(value, tools)], end

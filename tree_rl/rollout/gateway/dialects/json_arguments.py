@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
-from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space
+from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space, unwrapped
 from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, CallsInText, ThinkingDialect
+from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 
 
 class KimiK2(CallsBetweenTags):
@@ -16,7 +18,10 @@ class KimiK2(CallsBetweenTags):
     start = re.compile(r"<\|tool_call_begin\|>\s*([^<]*)")
     end = "<|tool_call_end|>"
     wrappers = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    ends_reasoning = wrappers[0]
     _id = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+    _other_id = re.compile(r"functions[._:-]?(.+?)[._:-]?\d+")
+    """As clients and servers respell ids, and the model then writes them itself: `functions_NAME_INDEX`."""
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
         """Read one call."""
@@ -27,7 +32,10 @@ class KimiK2(CallsBetweenTags):
         position = self.after(text, position, self.end)
         if named is None:
             raise UnreadableCallError("no_name")
-        return [WrittenCall(name=named[1], arguments=read_object(value), id=written)], position
+        offered = [tool["function"]["name"] for tool in tools]
+        respelt = self._other_id.fullmatch(written)
+        name = respelt[1] if respelt and named[1] not in offered and respelt[1] in offered else named[1]
+        return [WrittenCall(name=name, arguments=read_object(value), id=written)], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """Templates write the id in place of the name."""
@@ -62,27 +70,41 @@ class DeepSeekV3(CallsBetweenTags):
 
 
 class Mistral(CallsBetweenTags):
-    """`[TOOL_CALLS]NAME[ARGS]JSON` for each call; older models write `[TOOL_CALLS]` and a list of JSON objects."""
+    """`[TOOL_CALLS]NAME[ARGS]JSON` for each call, or without `[ARGS]`.
+
+    Older models write `[TOOL_CALLS]` and a list of JSON objects.
+    """
 
     name = "mistral"
     marks = ("[THINK]", "[/THINK]")
-    start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\])?")
+    start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\]|(?=\{)))?")
+    ends_reasoning = "[TOOL_CALLS]"
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
         """Read the call or the calls behind one mark."""
         value, position = read_json(text, found.end())
         if found["name"]:
-            return [WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])], position
+            written = WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])
+            return [_with_fit_id(written)], position
         calls = value if isinstance(value, list) else [value]
         if not calls:
             raise UnreadableCallError("malformed")
-        return [read_named(call) for call in calls], position
+        return [_with_fit_id(read_named(call, tools)) for call in calls], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """Templates refuse ids of other than nine letters and digits."""
-        if len(sent) == 9 and sent.isascii() and sent.isalnum():
+        if _is_fit(sent):
             return sent
         return blake2b(sent.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+def _is_fit(call_id: str) -> bool:
+    return len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+
+
+def _with_fit_id(call: WrittenCall) -> WrittenCall:
+    """A call without the id that the model wrote, if Mistral's templates would refuse it."""
+    return call if call.id is None or _is_fit(call.id) else replace(call, id=None)
 
 
 class Llama3(ThinkingDialect):
@@ -90,6 +112,7 @@ class Llama3(ThinkingDialect):
 
     name = "llama3"
     _call = re.compile(r'\s*\{\s*"(?:type|name|function)"\s*:')
+    _named = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"parameters"')
     _tag = "<|python_tag|>"
     _begin = re.compile(r"<\|python_tag\|>|(?:\A|</think>)\s*(?=\{)")
 
@@ -98,20 +121,26 @@ class Llama3(ThinkingDialect):
         found = self._begin.search(text, position)
         return len(text) if found is None else found.end()
 
+    def shows_call(self, text: str) -> bool:
+        """Whether a call begins in a text."""
+        return self._tag in text or self._call.search(text) is not None
+
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
         """Read the calls of a text. JSON that is no call is an answer."""
         around, tag, written = text.partition(self._tag)
         if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
             around, tag, written = "", "", text
         if self.marks[0] in around or (not tag and self._call.match(written) is None):
-            return CallsInText(around=text)
+            is_call = any(is_offered(found[1], tools) for found in self._named.finditer(text))
+            return CallsInText(around=text, fault="malformed" if is_call else None)
         calls: list[WrittenCall] = []
         position = 0
         while True:
             value, position = read_json(written, position)
-            if not tag and not _is_call(value):
-                return CallsInText(around=text)
-            calls.append(read_named(value, keys=("parameters", "arguments")))
+            if not tag and not _is_call(value, tools):
+                is_call = isinstance(value, dict) and is_offered(str(value.get("function")), tools)
+                return CallsInText(around=text, fault="no_name" if is_call else None)
+            calls.append(read_named(value, tools, keys=("parameters", "arguments")))
             position = skip_space(written, position)
             if position == len(written):
                 return CallsInText(around=around, calls=calls)
@@ -120,5 +149,12 @@ class Llama3(ThinkingDialect):
             position += 1
 
 
-def _is_call(value: object) -> bool:
-    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
+def _is_call(value: object, tools: Tools) -> bool:
+    """Whether JSON has a name and arguments, or the name of a tool and anything else."""
+    call = unwrapped(value)
+    if not isinstance(call, dict) or "name" not in call:
+        return False
+    name, has_more = call["name"], bool(call.keys() - {"name", "id", "type"})
+    return (
+        "parameters" in call or "arguments" in call or (has_more and isinstance(name, str) and is_offered(name, tools))
+    )

@@ -4,10 +4,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.reading import UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.typed_text import parameters_of
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 _DECODER = json.JSONDecoder()
+_ENVELOPE = frozenset({"id", "index", "type"})
+"""What a call has beside its name and its arguments."""
+_ARGUMENTS = frozenset({"arguments", "parameters", "args", "params", "kwargs", "input"})
+"""What models call the arguments."""
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
@@ -44,15 +49,50 @@ def read_object(arguments: Any) -> Mapping[str, Any]:
     return arguments
 
 
-def read_named(call: Any, *, keys: tuple[str, ...] = ("arguments",)) -> WrittenCall:
-    """A call that is a JSON object with a name, and arguments under one of `keys`. Raises `UnreadableCallError`."""
+def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",)) -> WrittenCall:
+    """A call that is a JSON object with a name and arguments.
+
+    Models also write the arguments under another name, or beside the call's name. These are read, too, or the call is
+    refused: none is left without arguments.
+
+    Args:
+        keys: under which the family writes arguments.
+
+    Raises:
+        UnreadableCallError: it has no name, or what it has beside it cannot be its arguments.
+    """
+    call = unwrapped(call)
     if not isinstance(call, dict):
         raise UnreadableCallError("no_object")
-    if not isinstance(call.get("name"), str) or not call["name"]:
+    name = call.get("name")
+    if not isinstance(name, str) or not name:
         raise UnreadableCallError("no_name")
-    written: Any = next((call[key] for key in keys if key in call), {})
+    written = [call[key] for key in keys if key in call]
+    value: Any = next(filter(None, written), written[0] if written else {})
+    arguments = read_object(value) if value else {}
+    if not arguments:
+        declared = parameters_of(name, tools)
+        kept = {"name", *keys, *(_ENVELOPE if written else _ENVELOPE - declared.keys())}
+        others = {key: other for key, other in call.items() if key not in kept}
+        arguments = read_object(_arguments_beside(others, declared) if others else value)
     id_ = call.get("id")
-    return WrittenCall(name=call["name"], arguments=read_object(written), id=id_ if isinstance(id_, str) else None)
+    return WrittenCall(name=name, arguments=arguments, id=id_ if isinstance(id_, str) else None)
+
+
+def unwrapped(call: Any) -> Any:
+    """A call without OpenAI's wrapper, `{"type": "function", "function": CALL}`."""
+    inner = call.get("function") if isinstance(call, dict) and "name" not in call else None
+    return {**{key: call[key] for key in call if key == "id"}, **inner} if isinstance(inner, dict) else call
+
+
+def _arguments_beside(others: Mapping[str, Any], declared: Mapping[str, Any]) -> Any:
+    """The arguments of a call that has none where they belong, from what else it has."""
+    if others.keys() <= declared.keys():
+        return dict(others)
+    (key, value), *more = others.items()
+    if more or key not in _ARGUMENTS:
+        raise UnreadableCallError("malformed")
+    return value
 
 
 def _ends_inside(text: str, error: json.JSONDecodeError) -> bool:

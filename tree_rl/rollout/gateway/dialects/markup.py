@@ -14,6 +14,11 @@ from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
 from tree_rl.rollout.gateway.dialects.typed_text import parameters_of, typed
 
 
+def _beginnings(mark: str) -> str:
+    """A pattern for all that a mark may begin with, nothing included."""
+    return "".join(f"(?:{re.escape(one)}" for one in mark[:-1]) + ")?" * (len(mark) - 1)
+
+
 class Qwen3Coder(CallsBetweenTags):
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
@@ -21,8 +26,11 @@ class Qwen3Coder(CallsBetweenTags):
     # The models sometimes leave `<tool_call>` out.
     start = re.compile(rf"{CALL_START}\s*(?:<function=(?P<name>[^>\n]+)>)?|<function=(?P<bare>[^>\n]+)>")
     end = "</function>"
+    ends_reasoning = CALL_START
     _parameter = re.compile(r"<parameter=([^>\n]+)>\n?")
-    _value_end = re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>\s*{CALL_END}))")
+    # The models also leave out the last `</tool_call>`, or the one in front of the next call.
+    _call_end = re.compile(rf"\s*(?:{CALL_END}|(?={CALL_START})|{_beginnings(CALL_END)}\Z)")
+    _value_end = re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>{_call_end.pattern}))")
     _bare_value_end = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
@@ -43,7 +51,10 @@ class Qwen3Coder(CallsBetweenTags):
             position = skip_space(text, closing.end())
         position = self.after(text, position, "</function>")
         if found["name"]:
-            position = self.after(text, position, CALL_END)
+            closed = self._call_end.match(text, position)
+            if closed is None:
+                raise UnreadableCallError("malformed")
+            position = closed.end()
         return [WrittenCall(name=name, arguments=arguments)], position
 
 
@@ -53,6 +64,7 @@ class Glm4(CallsBetweenTags):
     name = "glm4"
     start = re.compile(rf"{CALL_START}\s*([^<\n]*)")
     end = CALL_END
+    ends_reasoning = CALL_START
     _key = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
     _value_end = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{CALL_END}))")
 

@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-CallFault = Literal["unclosed", "malformed", "no_json", "no_name", "no_object", "refused"]
-"""Why a call cannot be read. unclosed: the turn ends inside it. malformed: its markup is broken. no_json: its arguments
-are no JSON. no_name: it names no tool. no_object: its arguments are no JSON object. refused: an engine's parser
-fails."""
+CallFault = Literal[
+    "unclosed", "malformed", "no_json", "no_name", "no_object", "in_reasoning", "other_format", "refused"
+]
+"""Why a call cannot be read. unclosed: the turn ends inside it. malformed: its markup is broken, or its arguments stand
+where the family writes none. no_json: its arguments are no JSON. no_name: it names no tool. no_object: its arguments
+are no JSON object. in_reasoning: it stands in reasoning that nothing visible follows; engines read the calls of some
+families there, and so do we. other_format: it is written as the chat template does and the dialect does not. refused:
+an engine's parser fails."""
 
 Tools = Sequence[Mapping[str, Any]]
 """In OpenAI's function format."""
@@ -44,7 +48,7 @@ class Reading:
     """The reasoning with its marks, as it stands in front of the visible text."""
     calls: tuple[WrittenCall, ...] = ()
     fault: CallFault | None = None
-    """Of a call that is left in the text."""
+    """Why a call is left in the text; `in_reasoning` also where it was read."""
 
 
 class Dialect(Protocol):

@@ -21,6 +21,10 @@ from tree_rl.rollout.gateway.dialects.reasoning import (
     split_reasoning,
     with_reasoning,
 )
+from tree_rl.rollout.gateway.dialects.typed_text import is_offered
+
+_NO_NAME = re.compile(r"""[\s(){}\[\]<>"'=]""")
+"""What no tool's name has: a call without arguments has them in its name, in another family's form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +42,8 @@ class ThinkingDialect(Dialect):
     """A dialect with marked reasoning. A family says how it writes calls."""
 
     marks = (THINK_START, THINK_END)
+    end = ""
+    """What ends a call; empty if its arguments' end does."""
 
     @property
     def reasoning_end(self) -> str:
@@ -58,29 +64,49 @@ class ThinkingDialect(Dialect):
 
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
         """Read a turn. If one call cannot be read, the whole visible turn comes as text, as from a stock server."""
-        start = self._calls_begin(turn, is_open=is_reasoning_open) if tools else len(turn)
+        if not tools:
+            thought, visible = split_reasoning(turn, is_open=is_reasoning_open, marks=self.marks)
+            return Reading(content=visible, reasoning=thought, opening=turn[: len(turn) - len(visible)])
+        start, is_closed = self._calls_begin(turn, tools, is_open=is_reasoning_open)
         thought, visible = split_reasoning(turn[:start], is_open=is_reasoning_open, marks=self.marks)
         visible += turn[start:]
         opening = turn[: len(turn) - len(visible)]
-        if not tools:
-            return Reading(content=visible, reasoning=thought, opening=opening)
         try:
             found = self.read_calls(visible, tools)
+            if any(
+                _NO_NAME.search(call.name) and not is_offered(call.name, tools)
+                for call in found.calls
+                if not call.arguments
+            ):
+                raise UnreadableCallError("malformed")
         except UnreadableCallError as error:
             return Reading(content=visible, reasoning=thought, opening=opening, fault=error.fault)
-        if not found.calls:
-            return Reading(content=visible, reasoning=thought, opening=opening, fault=found.fault)
-        return Reading(
-            content=found.around.strip(),
-            reasoning=thought,
-            opening=opening,
-            calls=tuple(found.calls),
-            fault=found.fault,
-        )
+        fault = found.fault
+        if not is_closed or (not found.calls and self._hides_call(thought or "", visible)):
+            fault = "in_reasoning"
+        content = found.around.strip() if found.calls else visible
+        return Reading(content=content, reasoning=thought, opening=opening, calls=tuple(found.calls), fault=fault)
+
+    def _hides_call(self, thought: str, visible: str) -> bool:
+        """Whether a call that was meant stands in the reasoning: nothing or its end follows."""
+        return self.shows_call(thought) and (not visible.strip() or (self.end != "" and self.end in visible))
+
+    @abstractmethod
+    def shows_call(self, text: str) -> bool:
+        """Whether a call begins in a text."""
 
     def first_call(self, text: str, position: int) -> int:
         """Where the first call behind a position begins; the text's end if none does."""
         return len(text)
+
+    def call_in_reasoning(self, turn: str, closed: int, tools: Tools) -> int | None:
+        """Where a call begins that ends reasoning which is open at the turn's start.
+
+        Args:
+            closed: where its closing mark stands, which may be text in the call's arguments; the turn's end if it has
+                none.
+        """
+        return None
 
     @abstractmethod
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
@@ -90,14 +116,18 @@ class ThinkingDialect(Dialect):
             UnreadableCallError: one of them cannot be read.
         """
 
-    def _calls_begin(self, turn: str, *, is_open: bool) -> int:
-        """Where the calls behind the reasoning begin. Marks of reasoning in their arguments are text."""
+    def _calls_begin(self, turn: str, tools: Tools, *, is_open: bool) -> tuple[int, bool]:
+        """Where the calls behind the reasoning begin, and whether it was closed in front of them.
+
+        Marks of reasoning in their arguments are text.
+        """
         start, end = self.marks
-        closed = turn.find(end)
-        if closed < 0:
-            return len(turn)
+        closed = _find(turn, end, 0)
         has_reasoning = is_open or turn.lstrip().startswith(start)
-        return self.first_call(turn, closed if has_reasoning else 0)
+        begun = self.call_in_reasoning(turn, closed, tools) if has_reasoning else None
+        if begun is not None:
+            return begun, False
+        return (len(turn) if closed == len(turn) else self.first_call(turn, closed if has_reasoning else 0)), True
 
 
 class CallsBetweenTags(ThinkingDialect):
@@ -105,10 +135,10 @@ class CallsBetweenTags(ThinkingDialect):
 
     start: re.Pattern[str]
     """Where a call begins."""
-    end = ""
-    """What ends a call; empty if its arguments' end does."""
     wrappers: tuple[str, ...] = ()
     """Tags around all calls of a turn."""
+    ends_reasoning = ""
+    """What closes open reasoning, and begins a call, for the family's parsers in engines; empty if nothing does."""
 
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
         """Read the calls of a text. One that the turn ends inside stays text; those before it are read."""
@@ -120,6 +150,7 @@ class CallsBetweenTags(ThinkingDialect):
             if reasoning < done or not reasoning:
                 reasoning = _find(text, self.marks[0], done)
             if reasoning < found.start():
+                fault = "in_reasoning"
                 break
             try:
                 written, end = self.read_call(text, found, tools)
@@ -136,6 +167,30 @@ class CallsBetweenTags(ThinkingDialect):
         for wrapper in self.wrappers:
             outside = outside.replace(wrapper, "")
         return CallsInText(around=outside, calls=calls, fault=fault)
+
+    def shows_call(self, text: str) -> bool:
+        """Whether a call begins in a text."""
+        return self.start.search(text) is not None
+
+    def call_in_reasoning(self, turn: str, closed: int, tools: Tools) -> int | None:
+        """Where the first whole call begins in reasoning that nothing closes in front of the call's end."""
+        mark = self.ends_reasoning
+        position = _find(turn, mark, 0) if mark else closed
+        while position < closed:
+            found = self.start.search(turn, position)
+            if found is None:
+                return None
+            try:
+                _, end = self.read_call(turn, found, tools)
+            except UnreadableCallError as error:
+                if error.fault == "unclosed":
+                    return None
+                end = 0
+            is_first = not turn[position + len(mark) : found.start()].strip()
+            if is_first and (end > closed or (end and closed == len(turn))):
+                return position
+            position = _find(turn, mark, position + len(mark))
+        return None
 
     def first_call(self, text: str, position: int) -> int:
         """Where the first call behind a position begins."""

@@ -32,6 +32,17 @@ def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
     return {}
 
 
+def is_offered(name: str, tools: Tools) -> bool:
+    """Whether a tool has this name."""
+    return any(name_of(tool) == name for tool in tools)
+
+
+def name_of(tool: Mapping[str, Any]) -> str:
+    """The name of a tool."""
+    function = tool.get("function", tool)
+    return str(function.get("name")) if isinstance(function, Mapping) else ""
+
+
 def typed(text: str, schema: Any) -> Any:
     """The value that a text stands for: what the schema allows, else the text itself.
 

@@ -16,7 +16,7 @@ from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
 DriftKind = Literal["retokenized", "rewritten"]
-LeftCause = Literal["reasoning_dropped", "rewritten", "edited"]
+LeftCause = Literal["reasoning_dropped", "rewritten", "edited", "other_end"]
 WINDOW_TOKENS = 64
 """Two spellings of one text must agree again within so many tokens."""
 
@@ -60,12 +60,13 @@ class LeftTurn:
     """The call that generated the turn."""
     cause: LeftCause
     """reasoning_dropped: the template leaves the turn's reasoning out. rewritten: it writes the turn, or something in
-    front of it, otherwise. edited: the client changed its text or its tool calls."""
+    front of it, otherwise. edited: the client changed its text or its tool calls. other_end: the model ended it with
+    another token, or a stop text, than the template does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnreadCall:
-    """A turn with a tool call that its dialect could not read. The agent got it as text."""
+    """A turn with a tool call that its dialect could not read, or that stands in open reasoning."""
 
     session: str
     call: int
@@ -86,7 +87,7 @@ class DriftReport:
     guessed: tuple[int, ...] = ()
     """Calls whose turns were taken for the latest of several that read alike but have other reasoning."""
     unread: tuple[UnreadCall, ...] = ()
-    """Turns with a tool call that stayed text."""
+    """Turns with a tool call that stayed text, or that stands in open reasoning."""
 
     @property
     def num_avoided(self) -> int:

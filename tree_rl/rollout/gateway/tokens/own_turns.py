@@ -1,24 +1,25 @@
 """A session's own turns, found again when a client sends them back.
 
 Clients change the form of what they received: they add fields, space arguments otherwise, write null as "", trim and
-drop the reasoning. A message's key ignores all of that.
+drop the reasoning. They change what stands in front of it, too: a clock, cleared results of tools, a reminder.
 """
 
-import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
+from tree_rl.rollout.gateway.tokens.message_keys import joined_key, key_after, key_alone
 
-NOT_AS_JAVASCRIPT = re.compile(r"\d[.eE]|\d{16}")
-"""In JSON, numbers that JavaScript may write in another way; text may have them, too."""
+__all__ = ["OwnTurn", "OwnTurns", "Restored", "key_after"]
+
+MOST_COMPARED = 64
+"""Of turns that may be one whose beginning has changed, the latest so many are compared."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OwnTurn:
     """A generated turn."""
 
@@ -29,6 +30,12 @@ class OwnTurn:
     """Who asked for it."""
     call: int
     """Index of the recorded call."""
+    before: tuple[int, ...]
+    """Calls that generated the turns of its history, in order."""
+    key: bytes
+    """Of its message alone."""
+    keys_before: tuple[bytes, ...]
+    """Of each message of its history alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +43,7 @@ class Restored:
     """A request's messages as the session knows them."""
 
     messages: tuple[ChatMessage, ...]
-    """With the reasoning that clients drop."""
+    """With the reasoning that clients drop, and the calls that results of tools answer."""
     key: bytes
     """Of the last message; empty without messages."""
     own_calls: tuple[int, ...]
@@ -45,6 +52,42 @@ class Restored:
     """Those of `own_calls` that were taken for the latest of several turns that read alike."""
     edited: tuple[int, ...]
     """Calls whose turns stand here with other text or other tool calls."""
+    moved: tuple[int, ...] = ()
+    """Those of `own_calls` whose turns stand behind other messages than they were generated behind."""
+    unclear: tuple[int, ...] = ()
+    """The latest of several calls that may have generated a turn behind other messages. None was taken."""
+    keys: tuple[bytes, ...] = field(default=(), compare=False)
+    """Of each message alone."""
+    turns_key: bytes = field(default=b"", compare=False)
+    """Of the assistant's messages among them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sent:
+    """A request's messages and their keys."""
+
+    messages: Sequence[ChatMessage]
+    agent: str
+    alone: tuple[bytes, ...]
+    keys: tuple[bytes, ...]
+    """Of each message and all before it."""
+    turns_keys: tuple[bytes, ...]
+    """Of each message's assistant messages up to it."""
+    repeated_ids: frozenset[str]
+    """Ids of several tool calls: they tell nothing."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Found:
+    """What the session knows of the turns of a request, the last one first."""
+
+    calls: list[int] = field(default_factory=list)
+    guessed: list[int] = field(default_factory=list)
+    edited: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    unclear: list[int] = field(default_factory=list)
+    later: OwnTurn | None = None
+    """The own turn found last: the next one of the conversation."""
 
 
 class OwnTurns:
@@ -52,10 +95,18 @@ class OwnTurns:
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, list[OwnTurn]] = {}
+        self._by_turns: dict[bytes, list[OwnTurn]] = {}
+        """By the assistant's messages up to the turn."""
+        self._by_front: dict[tuple[bytes, bytes], list[OwnTurn]] = {}
+        """By the turn alone and the message right in front of it."""
+        self._by_id: dict[str, OwnTurn] = {}
+        """By the ids of tool calls."""
         self._of_call: dict[int, OwnTurn] = {}
         self._behind: dict[bytes, OwnTurn] = {}
         """The latest turn behind each history."""
         self._sent: dict[bytes, ChatMessage] = {}
+        self._alone: dict[bytes, bytes] = {}
+        """One copy of each message's own key."""
         self._went_on: dict[int, set[bytes]] = {}
         """Calls with turns that read alike -> keys of the messages that came behind each."""
 
@@ -64,69 +115,124 @@ class OwnTurns:
 
         Of turns that read alike, the one with the client's tool-call ids is meant, else the one that leads to a later
         turn of the conversation, else one of the same agent: the one that this conversation continued before, or the
-        latest that none has continued.
+        latest that none has continued. A turn behind other messages than it was generated behind is found by its ids,
+        by the turns before it, or by the message in front of it; of several that fit none is taken.
         """
-        key, keys = b"", []
-        for message in messages:
-            key = key_after(key, message)
-            keys.append(key)
-        restored = list(messages)
-        calls: list[int] = []
-        guessed: list[int] = []
-        edited: list[int] = []
-        leads_on: OwnTurn | None = None
-        # Backwards: a turn knows the history that it was generated behind.
+        sent = self._with_keys(messages, agent)
+        restored, found = list(messages), _Found()
+        # Backwards: a turn knows the turns before it.
         for index in reversed(range(len(messages))):
-            message = messages[index]
+            if messages[index].role == "assistant":
+                own = self._find(sent, index, found)
+                restored[index] = messages[index] if own is None else own.message
+        restored = with_ids_of_calls(restored, answered_calls(messages))
+        for index, message in enumerate(restored):
             if message.role != "assistant":
                 # Clients send every message with every call. One copy of it is kept.
-                known = self._sent.setdefault(keys[index], message)
+                known = self._sent.setdefault(sent.keys[index], message)
                 restored[index] = known if known == message else message
-                continue
-            expected = None if leads_on is None else leads_on.history[index]
-            following = keys[index + 1] if index + 1 < len(keys) else b""
-            own, is_guess = self._own(keys[index], message, expected, agent, following)
-            if own is None:
-                replaced = self._behind.get(keys[index - 1] if index else b"")
-                edited += [] if replaced is None else [replaced.call]
-                continue
-            leads_on = own
-            restored[index] = own.message
-            calls.append(own.call)
-            guessed += [own.call] if is_guess else []
         return Restored(
             messages=tuple(restored),
-            key=key,
-            own_calls=tuple(reversed(calls)),
-            guessed=tuple(reversed(guessed)),
-            edited=tuple(reversed(edited)),
+            key=sent.keys[-1] if messages else b"",
+            own_calls=tuple(reversed(found.calls)),
+            guessed=tuple(reversed(found.guessed)),
+            edited=tuple(reversed(found.edited)),
+            moved=tuple(reversed(found.moved)),
+            unclear=tuple(reversed(found.unclear)),
+            keys=sent.alone,
+            turns_key=sent.turns_keys[-1] if messages else b"",
         )
 
     def add(self, behind: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
         """Add a turn that was generated behind these messages."""
-        turn = OwnTurn(message=message, history=behind.messages, agent=agent, call=call)
-        self._by_key.setdefault(key_after(behind.key, message), []).append(turn)
+        key = key_alone(message)
+        turn = OwnTurn(
+            message=message,
+            history=behind.messages,
+            agent=agent,
+            call=call,
+            before=behind.own_calls,
+            key=key,
+            keys_before=behind.keys,
+        )
+        self._by_key.setdefault(joined_key(behind.key, key), []).append(turn)
+        self._by_turns.setdefault(joined_key(behind.turns_key, key), []).append(turn)
+        if behind.messages and _says_something(behind.messages[-1]):
+            self._by_front.setdefault((key, behind.keys[-1]), []).append(turn)
+        self._by_id.update((called.id, turn) for called in message.tool_calls)
         self._of_call[call] = self._behind[behind.key] = turn
 
     def of_call(self, call: int) -> OwnTurn:
         """The turn that a recorded call generated."""
         return self._of_call[call]
 
-    def _own(
-        self, key: bytes, message: ChatMessage, expected: ChatMessage | None, agent: str, following: bytes
-    ) -> tuple[OwnTurn | None, bool]:
-        """The turn that a message is, and whether another one would have fitted as well."""
-        sent = (message.reasoning or "").strip()
-        alike = [own for own in self._by_key.get(key, []) if sent in ("", (own.message.reasoning or "").strip())]
-        if len(alike) < 2:
-            return (alike[0] if alike else None), False
+    def _with_keys(self, messages: Sequence[ChatMessage], agent: str) -> _Sent:
+        key = turns_key = b""
+        alone, keys, turns_keys = [], [], []
+        for message in messages:
+            own_key = key_alone(message)
+            alone.append(self._alone.setdefault(own_key, own_key))
+            key = joined_key(key, own_key)
+            turns_key = joined_key(turns_key, own_key) if message.role == "assistant" else turns_key
+            keys.append(key)
+            turns_keys.append(turns_key)
+        ids = Counter(call.id for message in messages for call in message.tool_calls)
+        return _Sent(
+            messages=messages,
+            agent=agent,
+            alone=tuple(alone),
+            keys=tuple(keys),
+            turns_keys=tuple(turns_keys),
+            repeated_ids=frozenset(id_ for id_, count in ids.items() if count > 1),
+        )
+
+    def _find(self, sent: _Sent, index: int, found: _Found) -> OwnTurn | None:
+        """The own turn that a message is. What else the session knows of it goes into `found`."""
+        message, key = sent.messages[index], sent.keys[index]
+        named = self._named(sent, index)
+        alike = [own for own in self._by_key.get(key, ()) if _may_be(own, message)]
+        own: OwnTurn | None = None
+        if named is not None and named.key == sent.alone[index] and _may_be(named, message):
+            own = named
+        elif alike:
+            own, is_guess = self._of_alike(alike, sent, index, found.later)
+            found.guessed += [own.call] if is_guess else []
+        elif named is None:
+            fitting = self._behind_others(sent, index, found.later)
+            if len({one.message.reasoning for one in fitting}) > 1:
+                found.unclear.append(fitting[-1].call)
+                return None
+            own = fitting[-1] if fitting else None
+        if own is None:
+            replaced = named or self._behind.get(sent.keys[index - 1] if index else b"")
+            found.edited += [] if replaced is None else [replaced.call]
+            return None
+        found.later = own
+        found.calls.append(own.call)
+        found.moved += [] if own in self._by_key.get(key, ()) else [own.call]
+        return own
+
+    def _named(self, sent: _Sent, index: int) -> OwnTurn | None:
+        """The turn that made a message's tool calls, by their ids."""
+        ids = [call.id for call in sent.messages[index].tool_calls]
+        turns = {own.call: own for id_ in ids if (own := self._by_id.get(id_)) and id_ not in sent.repeated_ids}
+        return next(iter(turns.values())) if len(turns) == 1 else None
+
+    def _of_alike(
+        self, alike: Sequence[OwnTurn], sent: _Sent, index: int, later: OwnTurn | None
+    ) -> tuple[OwnTurn, bool]:
+        """Which of the turns behind the same messages a message is, and whether another would have fitted as well."""
+        if len(alike) == 1:
+            return alike[0], False
+        message = sent.messages[index]
+        following = sent.keys[index + 1] if index + 1 < len(sent.keys) else b""
         sent_ids = [call.id for call in message.tool_calls]
         certain = (
             [own for own in alike if sent_ids and [call.id for call in own.message.tool_calls] == sent_ids]
-            or [own for own in alike if own.message is expected]
-            or [own for own in alike if sent]
+            or [own for own in alike if later is not None and own.call in later.before]
+            or [own for own in alike if (message.reasoning or "").strip()]
         )
-        same_agent = [own for own in alike if own.agent == agent] or alike
+        same_agent = [own for own in alike if own.agent == sent.agent] or alike
         own = certain[-1] if certain else self._likeliest(same_agent, following)
         if following:
             self._went_on.setdefault(own.call, set()).add(following)
@@ -139,34 +245,51 @@ class OwnTurns:
         went_on = [own for own in alike if following in self._went_on.get(own.call, ())]
         return (went_on or [own for own in alike if own.call not in self._went_on] or alike)[-1]
 
+    def _behind_others(self, sent: _Sent, index: int, later: OwnTurn | None) -> list[OwnTurn]:
+        """The turns that a message may be although it stands behind other messages, the likeliest last.
 
-def key_after(before: bytes, message: ChatMessage) -> bytes:
-    """Key of a message: a digest of its role, text and tool calls, and of all messages before it.
+        Its text alone tells too little: an agent may have made it up. So the turns before it are the same, or the
+        message right in front of it, or a later turn of the conversation had it in its history.
+        """
+        key, before = sent.alone[index], later.before if later is not None else ()
+        front = sent.alone[index - 1] if index else b""
+        led = [own for own in map(self._of_call.__getitem__, before[-MOST_COMPARED:]) if own.key == key]
+        same_turns = self._by_turns.get(sent.turns_keys[index], [])[-MOST_COMPARED:]
+        same_front = self._by_front.get((key, front), [])[-MOST_COMPARED:]
+        known_turns = [own for own in same_turns if own.before or _begins_alike(own, sent, index)]
+        candidates = {own.call: own for own in (*led, *known_turns, *same_front)}
+        fitting = [own for _, own in sorted(candidates.items()) if _may_be(own, sent.messages[index])]
+        if len(fitting) < 2:
+            return fitting
+        shared = {own.call: len(set(sent.alone[:index]).intersection(own.keys_before)) for own in fitting}
+        most = max(shared.values())
+        signs: Iterable[Callable[[OwnTurn], bool]] = (
+            lambda own: own in same_turns and own.keys_before[-1:] == (front,),
+            lambda own: own.call == before[-1] if before else False,
+            lambda own: own.call in before,
+            lambda own: shared[own.call] == most,
+            lambda own: own.agent == sent.agent,
+        )
+        for sign in signs:
+            fitting = [own for own in fitting if sign(own)] or fitting
+        return fitting
 
-    Args:
-        before: key of the message before it, empty for the first.
-    """
-    content = message.content.strip() if message.role == "assistant" else message.content
-    parts = [message.role, content]
-    for call in message.tool_calls:
-        parts += [call.name, call.arguments if isinstance(call.arguments, str) else _normal_form(call.arguments)]
-    # The lengths say where each part ends.
-    text = "".join([repr([len(part) for part in parts]), *parts])
-    return blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+def _may_be(own: OwnTurn, message: ChatMessage) -> bool:
+    """Whether a message has the turn's reasoning, or lost it."""
+    return (message.reasoning or "").strip() in ("", (own.message.reasoning or "").strip())
 
 
-def _normal_form(arguments: Mapping[str, Any]) -> str:
-    """JSON that is the same however a client has spaced, ordered or written it.
-
-    JavaScript, the language of many clients, knows floats alone: it writes 1.0 as 1, and rounds long integers.
-    """
-    written = json.dumps(arguments, sort_keys=True)
-    if NOT_AS_JAVASCRIPT.search(written) is None:
-        return written
-    return json.dumps(json.loads(written, parse_int=_number, parse_float=_number), sort_keys=True)
+def _says_something(message: ChatMessage) -> bool:
+    return message.role in ("user", "tool") and bool(message.content.strip())
 
 
-def _number(written: str) -> float | int | str:
-    number = float(written)
-    # Beyond the range of floats, digits are all that is left to compare.
-    return written if math.isinf(number) else int(number) if number.is_integer() else number
+def _begins_alike(own: OwnTurn, sent: _Sent, index: int) -> bool:
+    """Whether a conversation's first own turn stands behind much the same as before."""
+    given = {key for key, one in zip(own.keys_before, own.history, strict=True) if _says_something(one)}
+    if not given.isdisjoint(sent.alone[:index]):
+        return True
+    if not own.history or not index or own.history[-1].role != sent.messages[index - 1].role:
+        return False
+    known, now = (set(re.findall(r"\w+", one.content)) for one in (own.history[-1], sent.messages[index - 1]))
+    return 2 * len(known & now) >= min(len(known), len(now)) > 0

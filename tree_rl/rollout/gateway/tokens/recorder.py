@@ -106,6 +106,7 @@ class Recorder:
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
         self._note_left_turns(restored, text, match)
+        self._note_other_ends(match)
         return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening)
 
     def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, tuple[str, str], Match]:
@@ -118,18 +119,39 @@ class Recorder:
 
     def _note_left_turns(self, restored: Restored, text: str, match: Match) -> None:
         """Remember turns that this prompt brings back without continuing them, and why."""
-        self._guessed.update(restored.guessed)
+        self._guessed.update(restored.guessed + restored.unclear)
         for call in restored.edited:
             self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="edited"))
+        for call in restored.unclear:
+            self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="rewritten"))
         continued = {node.turn.call for node, _ in match.turns if node.turn is not None}
         left = next((call for call in restored.own_calls if call not in continued), None)
         if left is None or left in self._left:
             return
-        reasoning = (self._own.of_call(left).message.reasoning or "").strip()
+        own = self._own.of_call(left)
+        if not {*restored.edited, *restored.unclear}.isdisjoint(own.before):
+            return  # The branch begins there.
+        reasoning = (own.message.reasoning or "").strip()
         closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
-        is_kept = not reasoning or re.search(closed, text)
+        is_kept = not reasoning or left in restored.moved or re.search(closed, text)
         cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
+
+    def _note_other_ends(self, match: Match) -> None:
+        """Remember turns that this prompt closes in another way than the model did."""
+        behind, node = match.rest, match.node
+        while node.parent is not None:
+            if node.turn is not None:
+                end = self._renderer.decode(node.turn.response_ids[len(node.ids) :])
+                if behind and not behind.startswith(end) and not self._is_own_end(node.turn, end):
+                    left = LeftTurn(session=self._session, call=node.turn.call, cause="other_end")
+                    self._left.setdefault(node.turn.call, left)
+            behind, node = node.text, node.parent
+
+    def _is_own_end(self, turn: GeneratedTurn, end: str) -> bool:
+        """Whether the template itself ends the turn so, elsewhere in a conversation."""
+        closings = {closing for _, closing in turn.forms() if closing}
+        return end in (closings or self._renderer.turn_ends[1:])
 
     async def record(self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None = None) -> ChatMessage:
         """Record an answer, and return the message for the agent. Calls are recorded in the order of their answers."""

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from tree_rl.rollout.gateway.dialects.families import AUTO, dialect_named
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.call_format import checked_dialect
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.tokens.template_form import PROBE, TemplateForm, conversation_of, find_form
 
@@ -73,6 +74,7 @@ class Renderer:
         self._templates: dict[str, ChatTemplate] = {}
         self.dialect = dialect_named(dialect, template=self._template_source([PROBE_TOOL]), tokenizer=tokenizer)
         self._form = self._find_form(template_options)
+        self.dialect = checked_dialect(self.dialect, self.render, specials=self.specials)
         self.opens_reasoning = False
         """Whether `dropped_opening` leaves reasoning open."""
         self.dropped_opening = self._find_dropped_opening()

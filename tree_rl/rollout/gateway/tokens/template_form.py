@@ -1,13 +1,14 @@
 """Messages as a chat template reads them. Templates differ in what they have a field for and in what they refuse."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tree_rl.rollout.gateway.dialects.reading import Dialect
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.tool_results import answered_calls
 
 PROBE = "reasoning-probe"
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -34,12 +35,42 @@ def conversation_of(messages: Sequence[ChatMessage], form: TemplateForm, dialect
     """A conversation as a template reads it."""
     if form.folds_system or form.joins_questions:
         messages = folded(messages, form)
-    written_ids: dict[str, str] = {}
-    for message in messages:
+    ids = _written_ids(messages, dialect)
+    return [_message(message, form, dialect, ids[place]) for place, message in enumerate(messages)]
+
+
+def _written_ids(messages: Sequence[ChatMessage], dialect: Dialect) -> list[list[str]]:
+    """The ids that the template writes in each message: of its calls, or of the call that it answers.
+
+    They follow from what stands in front of a message: later messages change none.
+    """
+    answered = answered_calls(messages)
+    ids: list[list[str]] = []
+    used: set[str] = set()
+    num_calls = 0
+    for place, message in enumerate(messages):
+        written: list[str] = []
         for call in message.tool_calls:
-            standing = call.written_id or dialect.call_id(call.id, name=call.name, index=len(written_ids))
-            written_ids[call.id] = standing
-    return [_message(message, form, dialect, written_ids) for message in messages]
+            standing = call.written_id or _new_id(call, dialect, num_calls, used)
+            num_calls += 1
+            used.add(standing)
+            written.append(standing)
+        called, sent = answered[place], message.tool_call_id
+        if called is not None:
+            written = [ids[called[0]][called[1]]]
+        elif sent is not None:
+            written = [dialect.call_id(sent, name=message.name or "tool", index=num_calls)]
+        ids.append(written)
+    return ids
+
+
+def _new_id(call: CalledTool, dialect: Dialect, index: int, used: Set[str]) -> str:
+    """An id that no earlier call has, in families that make ids of their own."""
+    sent = call.id
+    while (made := dialect.call_id(sent, name=call.name, index=index)) in used and made != call.id:
+        index += 1
+        sent = f"{call.id}#{index}"
+    return made
 
 
 def folded(messages: Sequence[ChatMessage], form: TemplateForm) -> list[ChatMessage]:
@@ -95,9 +126,7 @@ def find_form(render: Callable[[Sequence[ChatMessage], TemplateForm], str], dial
     return replace(form, folds_system=not 0 <= later.find(PROBE) < later.find(OTHER))
 
 
-def _message(
-    message: ChatMessage, form: TemplateForm, dialect: Dialect, written_ids: Mapping[str, str]
-) -> dict[str, Any]:
+def _message(message: ChatMessage, form: TemplateForm, dialect: Dialect, ids: Sequence[str]) -> dict[str, Any]:
     content = message.content
     if form.is_text_or_reasoning and message.tool_calls and message.reasoning:
         content = ""
@@ -108,19 +137,17 @@ def _message(
         else:
             read[form.reasoning_field] = message.reasoning
     if message.tool_calls:
-        read["tool_calls"] = [_call(call, form, written_ids) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        sent = message.tool_call_id
-        standing = written_ids.get(sent)
-        read["tool_call_id"] = standing or dialect.call_id(sent, name=message.name or "tool", index=len(written_ids))
+        read["tool_calls"] = [_call(call, form, id_) for call, id_ in zip(message.tool_calls, ids, strict=True)]
+    elif ids:
+        read["tool_call_id"] = ids[0]
     if message.name is not None:
         read["name"] = message.name
     return read
 
 
-def _call(call: CalledTool, form: TemplateForm, written_ids: Mapping[str, str]) -> dict[str, Any]:
+def _call(call: CalledTool, form: TemplateForm, written_id: str) -> dict[str, Any]:
     arguments = call.arguments
     if form.has_text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
-    return {"type": "function", "id": written_ids[call.id], "function": function}
+    return {"type": "function", "id": written_id, "function": function}

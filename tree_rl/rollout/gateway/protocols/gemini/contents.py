@@ -8,6 +8,7 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
+from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
 
 ROLES = ("user", "model", "function")
 UNSEEN = {"image": "image", "audio": "sound"}
@@ -30,8 +31,8 @@ def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatM
             messages.append(turn)
         else:
             for content in group:
-                messages += _given(content.objects("parts", required=True), messages, left_out)
-    return messages
+                messages += _given(content.objects("parts", required=True), left_out)
+    return with_ids_of_calls(messages, answered_calls(messages))
 
 
 def text_of_parts(parts: Iterable[Fields], left_out: list[str]) -> str:
@@ -72,28 +73,21 @@ def _called(call: Fields, name: str) -> CalledTool:
     return CalledTool(id=call.text("id", "") or name, name=call.text("name"), arguments=arguments or {})
 
 
-def _given(parts: Sequence[Fields], before: Sequence[ChatMessage], left_out: list[str]) -> list[ChatMessage]:
+def _given(parts: Sequence[Fields], left_out: list[str]) -> list[ChatMessage]:
     """Tool results are messages of their own, in front of the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
     for part in parts:
         if part.raw("functionResponse") is not None:
-            results.append(_result(part.child("functionResponse"), [*before, *results], left_out))
+            results.append(_result(part.child("functionResponse"), left_out))
         else:
             texts.append(_text(part, left_out))
     return [*results, ChatMessage(role="user", content="\n".join(texts))] if texts or not results else results
 
 
-def _result(response: Fields, before: Sequence[ChatMessage], left_out: list[str]) -> ChatMessage:
-    """The result of one of the last turn's calls that have none yet: by id, else by name, else in order."""
-    name, sent_id = response.text("name", ""), response.text("id", "")
-    start = max((place for place, message in enumerate(before) if message.role == "assistant"), default=0)
-    answered = {message.tool_call_id for message in before[start:]}
-    open_calls = [call for call in (before[start].tool_calls if before else ()) if call.id not in answered]
-    by_id = [call for call in open_calls if call.id == sent_id]
-    found = (by_id or [call for call in open_calls if call.name == name] or open_calls)[:1]
-    call_id = found[0].id if found else sent_id or None
-    return ChatMessage(role="tool", content=_output(response, left_out), tool_call_id=call_id, name=name or None)
+def _result(response: Fields, left_out: list[str]) -> ChatMessage:
+    name, sent_id = response.text("name", "") or None, response.text("id", "") or None
+    return ChatMessage(role="tool", content=_output(response, left_out), tool_call_id=sent_id, name=name)
 
 
 def _output(response: Fields, left_out: list[str]) -> str:

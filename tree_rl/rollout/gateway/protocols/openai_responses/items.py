@@ -95,9 +95,11 @@ class _Conversation:
         while place >= 0 and self.messages[place].role == "tool":
             place -= 1
         behind = self.messages[place].tool_calls if place >= 0 else ()
-        if call.id in [one.id for one in behind]:
+        alike = [one for one in behind if one.id == call.id and _is_same(one, call)]
+        if alike and call.id not in [message.tool_call_id for message in self.messages[place + 1 :]]:
             return
-        if self._stage == "" and behind and behind[0].id in [known.id for known in turn]:
+        # An id that has its result is used again: another turn.
+        if self._stage == "" and not alike and behind and behind[0].id in [known.id for known in turn]:
             self.messages[place] = replace(self.messages[place], tool_calls=(*behind, call))
             return
         calls = self.messages[-1].tool_calls if self._stage else ()

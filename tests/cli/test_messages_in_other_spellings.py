@@ -1,0 +1,339 @@
+"""One conversation, however it is spelled, gives the rows of its plain form; what says nothing is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.files import InputError
+from tree_rl.inspection.row import Row
+from tree_rl.inspection.row_file import read_row_file
+
+Run = Callable[..., tuple[int, str, str]]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CHATML = (EXAMPLES / "qwen_chat_template.jinja").read_text()
+QUESTION_FIRST = """{%- set seen = namespace(last=-1) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if seen.last < 0 %}{{- raise_exception('No user query found in messages.') }}{% endif %}
+{%- if tools %}{{- '<|im_start|>tools ' + tools | tojson + '<|im_end|>\n' }}{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' and loop.index0 > seen.last %}{{- '<think>\n\n</think>\n\n' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}
+{%- for name, value in call.function.arguments | items %}{{- '<' + name + '>' + value | string }}{% endfor %}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
+"""As Qwen 3.5: refuses a beginning without a question, drops empty reasoning of earlier turns, takes objects alone."""
+CALL = {"name": "look", "arguments": {"path": "a.py"}}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"path": {"type": "string"}}}}}]
+PLAIN = [
+    {"role": "system", "content": "You mend code."},
+    {"role": "user", "content": "Fix it."},
+    {"role": "assistant", "content": "I look.", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "x = 1"},
+    {"role": "assistant", "content": "Done."},
+]
+TEXT = json.dumps
+CALLED = {
+    **PLAIN[2],
+    "tool_calls": TEXT([{"type": "function", "function": TEXT({**CALL, "arguments": TEXT({"path": "a.py"})})}]),
+}
+BLOCKS = [
+    PLAIN[0],
+    {"role": "user", "content": [{"type": "text", "text": "Fix "}, {"type": "text", "text": "it."}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t", "name": "look", "input": CALL["arguments"]},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x = 1"}]}],
+    },
+    {"role": "assistant", "content": [{"type": "text", "text": "Done."}]},
+]
+GEMINI = [
+    PLAIN[0],
+    {"role": "user", "parts": [{"text": "Fix it."}]},
+    {"role": "model", "parts": [{"text": "I look."}, {"functionCall": {"name": "look", "args": CALL["arguments"]}}]},
+    {"role": "user", "parts": [{"functionResponse": {"name": "look", "response": "x = 1"}}]},
+    {"role": "model", "parts": [{"text": "Done."}]},
+]
+SPELLINGS: dict[str, dict[str, Any]] = {
+    "text": {"messages": TEXT(PLAIN), "tools": TEXT(TOOLS)},
+    "text of text": {"messages": TEXT(TEXT(PLAIN)), "tools": TEXT(TEXT(TOOLS))},
+    "list of texts": {"messages": [TEXT(one) for one in PLAIN], "tools": [TEXT(one) for one in TOOLS]},
+    "calls as text": {"messages": [*PLAIN[:2], CALLED, *PLAIN[3:]], "tools": TOOLS},
+    "wrapped": {"messages": {"messages": PLAIN, "tools": TEXT(TOOLS)}},
+    "text of wrapped": {"messages": TEXT({"input": TEXT(PLAIN), "tools": TOOLS})},
+    "parameters as text": {
+        "messages": PLAIN,
+        "tools": [
+            {
+                "type": "function",
+                "function": TEXT({"name": "look", "parameters": TEXT(TOOLS[0]["function"]["parameters"])}),
+            }
+        ],
+    },
+    "blocks": {"messages": BLOCKS, "tools": TOOLS},
+    "blocks as text": {
+        "messages": [{**one, "content": TEXT(one["content"])} if n else one for n, one in enumerate(BLOCKS)],
+        "tools": TOOLS,
+    },
+    "tools of Anthropic": {
+        "messages": BLOCKS[1:],
+        "system": "You mend code.",
+        "tools": [{"name": "look", "input_schema": TOOLS[0]["function"]["parameters"]}],
+    },
+    "Gemini": {"messages": GEMINI, "tools": TOOLS},
+    "nulls": {"messages": [{"tool_calls": None, "name": None, **one} for one in PLAIN], "tools": TOOLS},
+}
+
+
+def write_tokenizer(folder: Path, template: str) -> Path:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(alphabet)}, merges=[]))
+    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = decoders.ByteLevel()
+    vocabulary.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    folder.mkdir()
+    vocabulary.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture
+def chatml(tmp_path: Path) -> Path:
+    return write_tokenizer(tmp_path / "chatml", CHATML)
+
+
+@pytest.fixture
+def question_first(tmp_path: Path) -> Path:
+    return write_tokenizer(tmp_path / "question_first", QUESTION_FIRST)
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, records)) if path.suffix == ".jsonl" else json.dumps(records))
+    return path
+
+
+def of(rows: list[Row]) -> list[tuple[list[int], list[int]]]:
+    return [(row.token_ids.tolist(), np.flatnonzero(row.trained).tolist()) for row in rows if row.trained is not None]
+
+
+def trained_text(row: Row, folder: Path) -> str:
+    assert row.trained is not None
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pieces = np.split(np.arange(len(row.token_ids)), np.flatnonzero(np.diff(row.trained.astype(int))) + 1)
+    chosen = [row.token_ids[piece] for piece in pieces if row.trained[piece[0]]]
+    return "|".join(vocabulary.decode(piece.tolist(), skip_special_tokens=False) for piece in chosen)
+
+
+@pytest.mark.parametrize("rows_per", RowsPer)
+@pytest.mark.parametrize("template", ["chatml", "question_first"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_give_the_rows_of_the_plain_form(
+    name: str, template: str, rows_per: RowsPer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(template)
+    expected = read_row_file(
+        write(tmp_path / "p.json", [{"messages": PLAIN, "tools": TOOLS}]), tokenizer=folder, rows_per=rows_per
+    )
+    assert len(expected) == (1 if rows_per is RowsPer.TRIAL else 2)
+    for ending in ("json", "jsonl"):
+        found = read_row_file(write(tmp_path / f"f.{ending}", [SPELLINGS[name]]), tokenizer=folder, rows_per=rows_per)
+        assert of(found) == of(expected)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {
+            "request": TEXT({"messages": PLAIN[:-1], "tools": TEXT(TOOLS)}),
+            "response": TEXT({"choices": [{"message": PLAIN[-1]}]}),
+        },
+        {"messages": TEXT(PLAIN[:-1]), "response": TEXT(PLAIN[-1]), "model_parameters": TEXT({"tools": TOOLS})},
+        {
+            "type": "GENERATION",
+            "input": TEXT({"messages": PLAIN[:-1], "tools": TOOLS}),
+            "output": TEXT(TEXT(PLAIN[-1])),
+        },
+        {"input": [TEXT(one) for one in PLAIN[:-1]], "output": {"output": PLAIN[-1]}, "tools": TEXT(TOOLS)},
+        {"prompt": TEXT(PLAIN[:-1]), "completion": TEXT([PLAIN[-1]]), "tools": TOOLS},
+    ],
+    ids=["openai", "litellm", "langfuse", "list of texts", "trl"],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_logs_kept_as_text(record: dict[str, Any], ending: str, tmp_path: Path, chatml: Path) -> None:
+    plain = write(tmp_path / "p.json", [{"messages": PLAIN, "tools": TOOLS}])
+    expected = read_row_file(plain, tokenizer=chatml, rows_per=RowsPer.CALL)[-1:]
+    assert of(read_row_file(write(tmp_path / f"f.{ending}", [record]), tokenizer=chatml)) == of(expected)
+
+
+def test_an_answer_in_json_stays_text(tmp_path: Path, chatml: Path) -> None:
+    record = {"request": {"messages": PLAIN[:2]}, "response": '{"name": "x", "content": "y"}'}
+    (row,) = read_row_file(write(tmp_path / "f.jsonl", [record]), tokenizer=chatml)
+    assert trained_text(row, chatml).strip() == record["response"] + "<|im_end|>"
+
+
+@pytest.mark.parametrize("tools", ["look around", ["look"], 7])
+def test_tools_that_are_none_are_named(tools: Any, tmp_path: Path, chatml: Path) -> None:
+    with pytest.raises(InputError, match="row 0, column messages, tools: expected function schemas"):
+        read_row_file(write(tmp_path / "f.json", [{"messages": PLAIN, "tools": tools}]), tokenizer=chatml)
+
+
+def test_every_turn_trains_where_beginnings_are_refused(tmp_path: Path, question_first: Path) -> None:
+    """A greeting before the first question, and turns whose reasoning the template drops once a question follows."""
+    hello = {"role": "assistant", "content": "Hello!"}
+    chat = [PLAIN[0], hello, PLAIN[1], PLAIN[4], {"role": "user", "content": "Again."}, {**hello, "content": "No."}]
+    file = write(tmp_path / "f.json", [{"messages": chat}])
+    (row,) = read_row_file(file, tokenizer=question_first)
+    end = "<|im_end|>\n"
+    assert trained_text(row, question_first) == f"Hello!{end}|Done.{end}|\n</think>\n\nNo.{end}"
+    # No model of this template was asked before the first question.
+    calls = read_row_file(file, tokenizer=question_first, rows_per=RowsPer.CALL)
+    assert [trained_text(call, question_first) for call in calls] == [
+        f"\n</think>\n\nDone.{end}",
+        f"\n</think>\n\nNo.{end}",
+    ]
+
+
+def test_a_conversation_without_a_question_is_refused(tmp_path: Path, question_first: Path) -> None:
+    file = write(tmp_path / "f.json", [{"messages": [PLAIN[0], PLAIN[4]]}])
+    with pytest.raises(InputError, match=r"row 0, message 0: the chat template refuses it: .*No user query"):
+        read_row_file(file, tokenizer=question_first)
+
+
+def test_the_recording_of_the_readme(tmp_path: Path, question_first: Path, tree_rl: Run) -> None:
+    records = json.loads((EXAMPLES / "tau_bench_airline" / "trajectories.json").read_text())[:3]
+    file = write(tmp_path / "f.json", records)
+    for command in (("inspect",), ("plan", "--max-tokens", 9000)):
+        code, _, err = tree_rl(*command, file, "--tokenizer", question_first, "--rows", "call")
+        assert (code, err) == (0, "")
+
+
+def test_nulls_that_parquet_adds_are_dropped(tmp_path: Path, chatml: Path) -> None:
+    other = {"name": "run", "arguments": {"file": "b.py"}}
+    chats = [PLAIN, [*PLAIN[:2], {**PLAIN[2], "tool_calls": [{"type": "function", "function": other}]}, *PLAIN[3:]]]
+    tools = [
+        {"type": "function", "function": {"name": "run", "parameters": {"properties": {"file": {"type": "string"}}}}}
+    ]
+    records = [{"messages": chat, "tools": TOOLS + tools, "uid": "a"} for chat in chats]
+    padded = pyarrow.Table.from_pylist(records).column("messages").to_pylist()
+    assert padded[0][2]["tool_calls"][0]["function"]["arguments"] == {"path": "a.py", "file": None}
+    for template in (chatml,):
+        expected = read_row_file(write(tmp_path / "p.json", records), tokenizer=template)
+        assert of(read_row_file(write(tmp_path / "f.parquet", records), tokenizer=template)) == of(expected)
+
+
+def test_a_null_in_json_text_stays(tmp_path: Path, chatml: Path) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"path": null}'}}
+    record = {"messages": [*PLAIN[:2], {"role": "assistant", "content": "", "tool_calls": [call]}]}
+    (row,) = read_row_file(write(tmp_path / "f.parquet", [record]), tokenizer=chatml)
+    assert '{"path": null}' in trained_text(row, chatml)
+    whole = {"messages": TEXT([*PLAIN[:2], {"role": "assistant", "content": "", "tool_calls": [call]}])}
+    (text,) = read_row_file(write(tmp_path / "g.parquet", [whole]), tokenizer=chatml)
+    assert of([text]) == of([row])
+
+
+@pytest.mark.parametrize("spelled", ["bot", "model", "Assistant", "chatgpt", "GPT", "gpt-4o", " ai "])
+@pytest.mark.parametrize("names", [("role", "content"), ("from", "value")])
+def test_the_models_turns_train_under_every_name(
+    spelled: str, names: tuple[str, str], tmp_path: Path, chatml: Path
+) -> None:
+    chat = [PLAIN[0], PLAIN[1], PLAIN[4]]
+    expected = read_row_file(write(tmp_path / "p.json", [{"messages": chat}]), tokenizer=chatml)
+    roles = ["system", "human", spelled]
+    renamed = [{names[0]: role, names[1]: one["content"]} for role, one in zip(roles, chat, strict=True)]
+    found = read_row_file(write(tmp_path / "f.jsonl", [{"conversations": renamed}]), tokenizer=chatml)
+    assert of(found) == of(expected) and found[0].trained is not None and found[0].trained.any()
+
+
+@pytest.mark.parametrize("name", ["role", "from"])
+def test_an_unknown_role_is_named(name: str, tmp_path: Path, chatml: Path) -> None:
+    chat = [{name: "user", "content": "Fix it."}, {name: "policy", "content": "Done."}]
+    with pytest.raises(InputError, match=r"row 0, column messages, message 1: expected the role .*, received policy"):
+        read_row_file(write(tmp_path / "f.json", [{"messages": chat}]), tokenizer=chatml)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"messages": PLAIN[:2], "uid": "a"}, {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0], "uid": "a"}],
+    ids=["no turn", "mask of zeros"],
+)
+def test_a_file_that_trains_nothing_is_promised_nothing(
+    record: dict[str, Any], tmp_path: Path, chatml: Path, tree_rl: Run
+) -> None:
+    file = write(tmp_path / "f.json", [record] * 8)
+    verdict = json.loads(tree_rl("inspect", file, "--tokenizer", chatml, "--json")[1])["verdict"]
+    assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, 1.0)
+    out = tree_rl("inspect", file, "--tokenizer", chatml)[1]
+    assert "Verdict: no token trains" in out and "trees help" not in out
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODEL_SIZES["tiny"].config()))
+    code, out, err = tree_rl("estimate", file, "--tokenizer", chatml, "--model", config)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "expected a token that trains, found none" in err
+
+
+def test_equal_rows_are_named(tmp_path: Path, tree_rl: Run) -> None:
+    records = [{"uid": uid, "input_ids": ids} for uid, ids in (("a", [1, 2]), ("a", [1, 2]), ("b", [1, 2]), ("a", [1]))]
+    out = tree_rl("inspect", write(tmp_path / "f.json", records))[1]
+    assert "equal rows  1 of 4 rows repeat another row of their group" in out
+    assert "equal rows" not in tree_rl("inspect", write(tmp_path / "g.json", records[1:]))[1]
+
+
+def test_the_next_line_proposes_the_run_and_not_the_number_of_the_call(tmp_path: Path, tree_rl: Run) -> None:
+    """Two runs of five calls: a column of five groups is no better than one of two."""
+    records = [
+        {"run_id": f"run{run}", "call": call, "input_ids": [1, 2, 3, *(10 * run + turn for turn in range(call + 2))]}
+        for run in (1, 2)
+        for call in range(5)
+    ]
+    found = json.loads(tree_rl("inspect", write(tmp_path / "trace_runs.jsonl", records), "--json")[1])
+    assert [one["column"] for one in found["group_by"]] == ["run_id", "call"]
+    assert found["verdict"]["next"].endswith("--group-by run_id")
+
+
+STEPS = [(1, "Done."), (1, "Dont."), (2, "Done."), (2, "Maybe.")]
+
+
+@pytest.mark.parametrize("names", [("input", "output", "step"), ("prompt", "completion", "global_step")])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_steps_of_a_dump_stand_apart(
+    names: tuple[str, str, str], is_folder: bool, tmp_path: Path, chatml: Path
+) -> None:
+    records = [dict(zip(names, ("Fix it.", answer, step), strict=True)) for step, answer in STEPS]
+    path = write(tmp_path / "f.jsonl", records)
+    if is_folder:
+        path = tmp_path / "dumps"
+        path.mkdir()
+        for step in (1, 2):
+            write(path / f"{step}.jsonl", [record for record in records if record[names[2]] == step])
+    groups = [row.group for row in read_row_file(path, tokenizer=chatml)]
+    assert len(set(groups)) == 2 and groups[0] == groups[1] != groups[2] == groups[3]
+    if not is_folder:
+        named = [row.group for row in read_row_file(path, tokenizer=chatml, group_by=names[0])]
+        assert len(set(named)) == 1
+
+
+def test_steps_of_an_agent_stay_together(tmp_path: Path) -> None:
+    records = [{"task_id": "a", "step": step, "input_ids": list(range(1, 5 + step))} for step in range(4)]
+    assert {row.group for row in read_row_file(write(tmp_path / "f.jsonl", records))} == {"a"}
+    answers = [{"task_id": "a", "step": step, "input_ids": [1, 2, 7 + step]} for step in (1, 1, 2, 2)]
+    assert len({row.group for row in read_row_file(write(tmp_path / "g.jsonl", answers))}) == 2

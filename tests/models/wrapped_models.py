@@ -1,0 +1,222 @@
+"""Tiny models of published kinds that also read images: a tower, a language model and a head."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+VOCAB = 97
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+QWEN_TOKENS = {
+    "image_token_id": 90,
+    "video_token_id": 91,
+    "vision_start_token_id": 92,
+    "vision_end_token_id": 93,
+}
+AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+DELTA_NET = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {**AXES, "partial_rotary_factor": 1.0, "mrope_interleaved": True},
+    "layer_types": ["linear_attention", "full_attention"],
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+
+WRAPPED: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "text_config": {**TEXT, **DELTA_NET},
+        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": []},
+        **QWEN_TOKENS,
+    },
+    "qwen3_5_moe": {
+        "text_config": {**TEXT, **DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
+        "vision_config": QWEN_VISION,
+        **QWEN_TOKENS,
+    },
+    "gemma3": {
+        "text_config": {**TEXT, **WINDOWS, "query_pre_attn_scalar": 8},
+        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 95,
+    },
+    "mistral3": {
+        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
+        "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8},
+        "image_token_index": 95,
+    },
+    "ministral3": {
+        "model_type": "mistral3",
+        "text_config": {**TEXT, "model_type": "ministral3"},
+        "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8},
+        "image_token_index": 95,
+    },
+    "qwen2_vl": {
+        "text_config": {**TEXT, "rope_parameters": AXES},
+        "vision_config": {
+            "depth": 1,
+            "embed_dim": 16,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 4,
+        },
+        **QWEN_TOKENS,
+    },
+    "qwen2_5_vl": {
+        "text_config": {**TEXT, "rope_parameters": AXES},
+        "vision_config": {**QWEN_VISION, "fullatt_block_indexes": [0], "window_size": 16},
+        **QWEN_TOKENS,
+    },
+    "qwen3_vl": {
+        "text_config": {**TEXT, "rope_parameters": {**AXES, "mrope_interleaved": True}},
+        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+        **QWEN_TOKENS,
+    },
+    "qwen3_vl_moe": {
+        "text_config": {**TEXT, **EXPERTS, "rope_parameters": {**AXES, "mrope_interleaved": True}},
+        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+        **QWEN_TOKENS,
+    },
+    "glm4v": {
+        "text_config": {**TEXT, "rope_parameters": {**AXES, "partial_rotary_factor": 1.0}},
+        "vision_config": {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
+        "image_token_id": 90,
+        "video_token_id": 91,
+    },
+    "glm46v": {
+        "text_config": {**TEXT, "model_type": "glm4v_text", "rope_parameters": {**AXES, "partial_rotary_factor": 1.0}},
+        "vision_config": {**VISION, "model_type": "glm4v_vision", "depth": 1, "num_heads": 2, "out_hidden_size": 32},
+        "image_token_id": 90,
+        "video_token_id": 91,
+    },
+    "glm4v_moe": {
+        "text_config": {
+            **TEXT,
+            "rope_parameters": {**AXES, "partial_rotary_factor": 1.0},
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        "vision_config": {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
+        "image_token_id": 90,
+        "video_token_id": 91,
+    },
+    "llava": {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": {**VISION, "model_type": "clip_vision_model"},
+        "image_token_index": 95,
+    },
+    "internvl": {
+        "text_config": {**TEXT, "model_type": "qwen3"},
+        "vision_config": {**VISION, "image_size": [8, 8], "patch_size": [4, 4]},
+        "image_token_id": 95,
+    },
+    "aya_vision": {
+        "text_config": {**TEXT, "model_type": "cohere2", "logit_scale": 0.25, **WINDOWS},
+        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "image_token_index": 95,
+    },
+    "idefics3": {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": VISION,
+        "image_token_id": 95,
+    },
+    "lfm2_vl": {
+        "text_config": {
+            **{key: value for key, value in TEXT.items() if key != "head_dim"},
+            "model_type": "lfm2",
+            "layer_types": ["conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+        },
+        "vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4},
+        "image_token_id": 95,
+    },
+    "gemma4": {
+        "text_config": {
+            **TEXT,
+            **WINDOWS,
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+        },
+        "vision_config": VISION,
+        "audio_config": None,
+        "image_token_id": 95,
+    },
+    "llama4": {
+        "text_config": {**TEXT, "num_local_experts": 4, "intermediate_size_mlp": 48},
+        "vision_config": {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+        "image_token_index": 95,
+    },
+    "paligemma": {
+        "text_config": {**TEXT, "model_type": "gemma"},
+        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "image_token_index": 95,
+    },
+    "mllama": {
+        "text_config": {**TEXT, "cross_attention_layers": [1]},
+        "vision_config": {**VISION, "vision_output_dim": 16, "intermediate_layers_indices": [0]},
+        "image_token_index": 95,
+    },
+}
+
+
+def wrapped_config(name: str, *, tied: bool = False, **text: Any) -> PretrainedConfig:
+    """A config with `text_config` and `vision_config`, as published ones have.
+
+    Args:
+        name: key of `WRAPPED`.
+        tied: whether the head is the embedding.
+        text: replaces entries of `text_config`.
+    """
+    settings = dict(WRAPPED[name])
+    settings["text_config"] = {**settings["text_config"], **text, "tie_word_embeddings": tied}
+    return AutoConfig.for_model(settings.pop("model_type", name), **settings, tie_word_embeddings=tied)
+
+
+def wrapped_model(config: PretrainedConfig) -> PreTrainedModel:
+    """A random model; states of recurrent layers decay slowly, for float32 sums of large decays are no yardstick."""
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, experts_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            torch.nn.init.uniform_(parameter, -4.0, -1.0)
+    return model

@@ -1,0 +1,299 @@
+"""A call that a model wrote is read with its arguments, or stays in sight with a cause."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import anthropic
+import pytest
+from dialect_writers import WRITERS
+from dictated_answers import Scene, user
+from gateway_harness import CHATML, SHELL, Agent, build_tokenizer, rows, run_session, serving, tool_result
+
+from tree_rl.rollout.gateway.backend import BackendError, Generation
+from tree_rl.rollout.gateway.dialects.engine_parsers import EngineDialect
+from tree_rl.rollout.gateway.dialects.families import DIALECTS
+from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.dialects.reading import Reading
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
+
+MEANT = [("shell", {"command": "ls"})]
+HERMES_CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+ENGINES_READ = ("hermes", "qwen3_coder", "glm4", "kimi_k2", "mistral", "mistral_list")
+"""Forms whose calls end open reasoning in vLLM."""
+ENGINES_LEAVE = ("deepseek_v3", "deepseek_v3_1", "llama3")
+CALLING_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NAME, ARGUMENTS = "{{ call.function.name }}", "{{ call.function.arguments | tojson }}"
+PAIRS = "{% for key, value in call.function.arguments.items() %}{{ key }}IS'{{ value }}'{% endfor %}"
+OTHER_FORMATS = {
+    "gemma4": (
+        "<|tool_call>call:"
+        + NAME
+        + "{{ '{' }}"
+        + PAIRS.replace("IS'", ':<|"|>').replace("'", '<|"|>')
+        + "}<tool_call|>",
+        '<|tool_call>call:shell{command:<|"|>ls<|"|>}<tool_call|>',
+    ),
+    "lfm2": (
+        "<|tool_call_start|>[" + NAME + "(" + PAIRS.replace("IS", "=") + ")]<|tool_call_end|>",
+        "<|tool_call_start|>[shell(command='ls')]<|tool_call_end|>",
+    ),
+    "muse": (
+        '<atem:function_calls>\n<atem:invoke name="' + NAME + '">' + ARGUMENTS + "</atem:invoke>",
+        '<atem:function_calls>\n<atem:invoke name="shell">{"command": "ls"}</atem:invoke>',
+    ),
+    "without tags": ("run " + NAME + " with " + ARGUMENTS, 'run shell with {"command": "ls"}'),
+}
+
+
+def read(form: str, turn: str, *, is_open: bool = False) -> Reading:
+    return DIALECTS[WRITERS[form][0]]().read(turn, tools=[SHELL], is_reasoning_open=is_open)
+
+
+def found(reading: Reading) -> list[tuple[str, Any]]:
+    return [(call.name, dict(call.arguments)) for call in reading.calls]
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["prompt opens", "model opens"])
+@pytest.mark.parametrize("form", [*ENGINES_READ, *ENGINES_LEAVE])
+def test_a_call_in_open_reasoning_is_read_as_engines_do_and_counted(form: str, is_open: bool) -> None:
+    start, end = DIALECTS[WRITERS[form][0]]().marks
+    begun = ("" if is_open else start) + "I look.\n"
+    reading = read(form, begun + WRITERS[form][1](MEANT), is_open=is_open)
+    assert reading.fault == "in_reasoning" and reading.content == ""
+    assert found(reading) == (MEANT if form in ENGINES_READ else [])
+    assert (reading.reasoning == "I look.") == (form in ENGINES_READ)
+    # The closing mark in an argument closes nothing.
+    meant = [("shell", {"command": f"a{end}b"})]
+    spanning = read(form, begun + WRITERS[form][1](meant), is_open=is_open)
+    assert form not in ENGINES_READ or found(spanning) == meant
+
+
+@pytest.mark.parametrize("form", [*ENGINES_READ, *ENGINES_LEAVE])
+def test_a_draft_in_closed_reasoning_is_no_call_and_a_lost_one_is_counted(form: str) -> None:
+    _, end = DIALECTS[WRITERS[form][0]]().marks
+    call = WRITERS[form][1](MEANT)
+    draft = read(form, f"maybe {call}{end}Done.", is_open=True)
+    assert (found(draft), draft.content, draft.fault) == ([], "Done.", None)
+    silent = read(form, f"maybe {call}{end}\n\n", is_open=True)
+    assert (found(silent), silent.fault) == ([], "in_reasoning")
+    cut = read(form, f"maybe {call[: len(call) * 2 // 3]}", is_open=True)
+    assert (found(cut), cut.fault) == ([], "in_reasoning")
+    plain = read(form, "I think of nothing", is_open=True)
+    assert (plain.reasoning, plain.fault) == ("I think of nothing", None)
+
+
+def test_a_call_inside_harmonys_analysis_is_counted() -> None:
+    turn = '<|channel|>analysis<|message|>why <|channel|>commentary to=functions.shell<|message|>{"command": "ls"}'
+    reading = DIALECTS["harmony"]().read(turn, tools=[SHELL], is_reasoning_open=False)
+    assert (found(reading), reading.fault) == ([], "in_reasoning")
+
+
+def play_unclosed(tiny: SimpleNamespace, **options: Any) -> tuple[Any, list[Any]]:
+    seen: list[Any] = []
+
+    async def play(client: Any, _: Any) -> None:
+        agent = Agent(client, [{"role": "user", "content": "go"}], tools=[SHELL])
+        message = await agent.step()
+        seen.append(message)
+        await agent.step(tool_result(message, "a.py"))
+
+    answers = {"a.py": "It is done.", "go": f"<think>\nI look.\n{HERMES_CALL}"}
+    return run_session(tiny.backend(answers), play, **options), seen
+
+
+@pytest.mark.parametrize("reasoning", ["field", "inline"])
+def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNamespace, reasoning: str) -> None:
+    record, (message,) = play_unclosed(tiny, reasoning=reasoning)
+    assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}
+    assert [(one.call, one.cause) for one in record.drift.unread] == [(0, "in_reasoning")]
+    assert record.drift.figures()["drift_unread_in_reasoning"] == 1
+    if reasoning == "field":
+        assert len(rows(record.calls)) == 1
+
+
+def test_a_streamed_answer_of_anthropic_has_the_call(tiny: SimpleNamespace) -> None:
+    backend = tiny.backend({"go": f"<think>\nI look.\n{HERMES_CALL}"})
+    tool = {"name": "shell", "input_schema": SHELL["function"]["parameters"]}
+
+    async def run() -> Any:
+        async with serving(backend, backend.tokenizer) as gateway:
+            endpoint = gateway.endpoint(gateway.open_session())
+            async with anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.token) as client:
+                question = [{"role": "user", "content": "go"}]
+                async with client.messages.stream(model="m", max_tokens=200, messages=question, tools=[tool]) as stream:
+                    return await stream.get_final_message()
+
+    message = asyncio.run(run())
+    assert [block.input for block in message.content if block.type == "tool_use"] == [{"command": "ls"}]
+    assert message.stop_reason == "tool_use"
+
+
+def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:
+    draft = HERMES_CALL.replace("ls", "rm")
+    turn = f"<think>\n{draft}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}"
+    seen: list[Any] = []
+
+    async def play(client: Any, _: Any) -> None:
+        question = [{"role": "user", "content": "go"}]
+        options = {"tools": [SHELL], "parallel_tool_calls": False}
+        seen.append(await client.chat.completions.create(model="m", messages=question, **options))
+
+    run_session(tiny.backend({"go": turn}), play)
+    (call,) = seen[0].choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"command": "ls"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"name": "shell", "parameters": {"command": "ls"}},
+        {"name": "shell", "args": {"command": "ls"}},
+        {"name": "shell", "input": '{"command": "ls"}'},
+        {"name": "shell", "command": "ls"},
+        {"name": "shell", "arguments": {}, "parameters": {"command": "ls"}},
+        {"name": "shell", "arguments": "{}", "command": "ls"},
+        {"name": "shell", "arguments": '{"command": "ls"}'},
+        {"type": "function", "function": {"name": "shell", "arguments": {"command": "ls"}}},
+    ],
+)
+@pytest.mark.parametrize("form", ["<tool_call>{}</tool_call>", "[TOOL_CALLS][{}]", "[TOOL_CALLS]{}", "{}"])
+def test_arguments_are_read_wherever_a_model_puts_them(form: str, written: dict[str, Any]) -> None:
+    family = {"<": "hermes", "[": "mistral", "{": "llama3"}[form[0]]
+    assert found(read(family, form.replace("{}", json.dumps(written)))) == MEANT
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"name": "shell", "cmd": "ls"},
+        {"name": "shell", "arguments": {}, "cmd": "ls"},
+        {"name": "shell", "args": ["ls"]},
+        {"name": "shell", "arguments": None},
+        {"name": "shell", "arguments": None, "what": 1},
+        {"name": "shell", "arguments": "ls"},
+        {"name": "shell", "parameters": None},
+        {"function": "shell", "parameters": {"command": "ls"}},
+    ],
+)
+@pytest.mark.parametrize("form", ["<tool_call>{}</tool_call>", "[TOOL_CALLS][{}]", "{}"])
+def test_arguments_that_cannot_be_told_are_text_with_a_cause(form: str, written: dict[str, Any]) -> None:
+    family = {"<": "hermes", "[": "mistral", "{": "llama3"}[form[0]]
+    turn = form.replace("{}", json.dumps(written))
+    reading = read(family, turn)
+    assert (found(reading), reading.content) == ([], turn) and reading.fault is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "turn"),
+    [
+        ("glm4", '<tool_call>shell{"command": "ls"}</tool_call>'),
+        ("glm4", '<tool_call>{"name": "shell", "arguments": {"command": "ls"}}</tool_call>'),
+        ("glm4", '<tool_call>shell(command="ls")</tool_call>'),
+        ("qwen3_coder", '<tool_call><function=shell command="ls"></function></tool_call>'),
+        ("qwen3_coder", '<function=shell>{"command": "ls"}</function>'),
+        ("kimi_k2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>null<|tool_call_end|>"),
+        ("deepseek_v3_1", '<｜tool▁call▁begin｜>shell<｜tool▁sep｜>["ls"]<｜tool▁call▁end｜>'),
+        ("harmony", '<|channel|>commentary to=functions.shell<|message|>"ls"<|call|>'),
+    ],
+)
+def test_a_call_in_another_familys_form_does_not_run_without_arguments(form: str, turn: str) -> None:
+    reading = read(form, turn)
+    assert found(reading) == [] and reading.fault is not None
+    assert reading.content == (turn if form != "harmony" else '"ls"')
+
+
+def test_calls_of_mistral_need_no_mark_of_arguments() -> None:
+    assert found(read("mistral", '[TOOL_CALLS]shell{"command": "ls"}')) == MEANT
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder"])
+@pytest.mark.parametrize("calls", [MEANT, [("shell", {})], [*MEANT, *MEANT]], ids=["one", "no arguments", "two"])
+def test_a_whole_xml_call_needs_no_last_tag(form: str, calls: list[Any]) -> None:
+    turn = WRITERS[form][1](calls)
+    for kept in (turn.removesuffix("</tool_call>"), turn[:-4], turn.replace("</tool_call>", "")):
+        reading = read(form, kept)
+        assert (found(reading), reading.content, reading.fault) == (calls, "", None)
+
+
+def test_an_engine_that_drops_arguments_is_refused_and_one_in_reasoning_counts() -> None:
+    """A stand-in for the engine: none is installed here."""
+    dialect = object.__new__(EngineDialect)
+    dialect._reasoning = Hermes()
+
+    def extract(text: str, tools: Any) -> tuple[str, list[tuple[str, str]]]:
+        around, start, call = text.partition("<tool_call>")
+        return (around, [("shell", json.dumps(json.loads(call[:-12]).get("arguments", {})))]) if start else (text, [])
+
+    dialect._extract = extract
+    lost = '<tool_call>{"name": "shell", "parameters": {"command": "ls"}}</tool_call>'
+    reading = dialect.read(lost, tools=[SHELL], is_reasoning_open=False)
+    assert (found(reading), reading.content, reading.fault) == ([], lost, "refused")
+    reading = dialect.read(f"why {HERMES_CALL}", tools=[SHELL], is_reasoning_open=True)
+    assert (found(reading), reading.reasoning, reading.fault) == (MEANT, "why ", "in_reasoning")
+
+
+def tokenizer_that_writes(call: str) -> Any:
+    tokenizer = build_tokenizer(CALLING_TEMPLATE.replace("CALL", call))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
+    return tokenizer
+
+
+@pytest.mark.parametrize("family", OTHER_FORMATS)
+def test_a_template_that_no_dialect_reads_is_told_at_start_and_its_calls_count(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    template, turn = OTHER_FORMATS[family]
+    scene = Scene(tokenizer_that_writes(template), tools=(SHELL,))
+    assert "which dialect='hermes' does not read" in caplog.text
+    message = scene.answer([user("go")], turn)
+    assert (message.content, message.tool_calls) == (turn, ())
+    scene.answer([user("hello")], "I call nothing.")
+    assert [(one.call, one.cause) for one in scene.recorder.drift_report().unread] == [(0, "other_format")]
+
+
+def test_a_template_that_writes_no_call_counts_by_its_control_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    """As LFM2's: it shows the tools, and leaves earlier calls out."""
+    scene = Scene(tokenizer_that_writes(""), tools=(SHELL,))
+    assert "writes a tool call as nothing" in caplog.text
+    scene.answer([user("go")], OTHER_FORMATS["lfm2"][1])
+    assert [one.cause for one in scene.recorder.drift_report().unread] == ["other_format"]
+
+
+@pytest.mark.parametrize("template", [None, CHATML, CALLING_TEMPLATE.replace("CALL", HERMES_CALL)])
+def test_other_templates_are_not_judged(template: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """One that its dialect reads, and one without tools."""
+    if template is not None and "tool_calls" in template:
+        template = template.replace('"shell"', f'"{NAME}"').replace('{"command": "ls"}', ARGUMENTS)
+    Renderer(build_tokenizer(template), {})
+    assert "does not read" not in caplog.text
+
+
+@pytest.mark.parametrize("end", ["<|endoftext|>", "<|im_start|>"])
+def test_a_turn_that_ends_with_another_token_branches_with_a_cause(end: str) -> None:
+    scene = Scene(build_tokenizer())
+    answer = scene.answer([user("go")], "It is done.", end=end)
+    for _ in range(2):
+        scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
+    assert [(one.call, one.cause) for one in scene.recorder.drift_report().left] == [(0, "other_end")]
+
+
+def test_a_turn_that_ends_as_the_template_does_or_at_a_limit_has_no_cause() -> None:
+    scene = Scene(build_tokenizer())
+    answer = scene.answer([user("go")], "It is done.")
+    scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
+    assert scene.recorder.drift_report().left == ()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 0.5])
+def test_log_probs_that_are_none_are_refused_by_name(wrong: float) -> None:
+    with pytest.raises(BackendError, match=rf"at most 0, received {wrong} for token 1 of an answer \(id 8\)"):
+        Generation(token_ids=(7, 8), log_probs=(-0.5, wrong), finish_reason="stop")
+    assert Generation(token_ids=(7, 8), log_probs=(0.0, 1e-7), finish_reason="stop").log_probs == (0.0, 1e-7)

@@ -1,0 +1,222 @@
+"""Own turns whose beginning a client changes get their reasoning back, and their branch is reported."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from client_edits import sent_back
+from dictated_answers import Scene, said, user
+from gateway_harness import SHELL, build_tokenizer
+
+from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.gateway.protocols.fields import Fields
+from tree_rl.rollout.gateway.protocols.gemini.requests import read_request as read_gemini
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.openai_responses.items import read_items
+from tree_rl.rollout.gateway.protocols.openai_responses.store import StoredResponses
+from tree_rl.rollout.transcript import rows_of_calls
+
+History = list[ChatMessage]
+CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls %d"}}\n</tool_call>'
+KEEPS_REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
+    "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def system(text: str) -> ChatMessage:
+    return ChatMessage(role="system", content=text)
+
+
+def result(text: str, call: CalledTool) -> ChatMessage:
+    return ChatMessage(role="tool", content=text, tool_call_id=call.id)
+
+
+def thoughts(messages: tuple[ChatMessage, ...]) -> list[str | None]:
+    return [one.reasoning and one.reasoning.strip() for one in messages if one.role == "assistant"]
+
+
+def without_reasoning(history: History) -> History:
+    return [replace(one, reasoning=None) for one in history]
+
+
+def with_a_clock(history: History) -> History:
+    return [replace(one, content=one.content.replace("10:01", "10:02")) for one in history]
+
+
+def with_cleared_results(history: History) -> History:
+    return [replace(one, content="[cleared]") if one.role == "tool" else one for one in history]
+
+
+def with_a_reminder(history: History) -> History:
+    return [replace(one, content=f"Be careful.\n{one.content}") if one.role == "user" else one for one in history]
+
+
+def with_all(history: History) -> History:
+    return with_a_clock(with_cleared_results(with_a_reminder(history)))
+
+
+CHANGES = [with_a_clock, with_cleared_results, with_a_reminder, with_all]
+
+
+def as_chat(history: History, new_id: Callable[[str], str]) -> History:
+    return list(sent_back(history, lambda forms: forms[0], "openai", new_id))
+
+
+def as_messages(history: History, new_id: Callable[[str], str]) -> History:
+    read = list(
+        sent_back([one for one in history if one.role != "system"], lambda forms: forms[0], "anthropic", new_id)
+    )
+    return [*(one for one in history if one.role == "system"), *read]
+
+
+def as_gemini(history: History, new_id: Callable[[str], str]) -> History:
+    contents = []
+    for one in history:
+        if one.role == "tool":
+            response = {"functionResponse": {"name": "shell", "response": {"output": one.content}}}
+            contents.append({"role": "user", "parts": [response]})
+        elif one.role == "assistant":
+            calls = [{"functionCall": {"name": call.name, "args": call.arguments}} for call in one.tool_calls]
+            contents.append({"role": "model", "parts": [*([{"text": one.content}] if one.content else []), *calls]})
+        elif one.role == "user":
+            contents.append({"role": "user", "parts": [{"text": one.content}]})
+    body = {"contents": contents, "systemInstruction": {"parts": [{"text": history[0].content}]}}
+    return list(read_gemini(body, model="m", is_stream=False, as_events=False).messages)
+
+
+def as_responses(history: History, new_id: Callable[[str], str]) -> History:
+    items: list[Fields] = []
+    for one in history:
+        if one.role == "tool":
+            output = {"type": "function_call_output", "call_id": new_id(one.tool_call_id or ""), "output": one.content}
+            items.append(Fields(output))
+        elif one.content or not one.tool_calls:
+            items.append(Fields({"type": "message", "role": one.role, "content": one.content}))
+        for call in one.tool_calls:
+            called = {"name": call.name, "arguments": call.arguments_json, "call_id": new_id(call.id)}
+            items.append(Fields({"type": "function_call", **called}))
+    return read_items(items, (), StoredResponses())[0]
+
+
+def worked(scene: Scene, system_text: str, question: str, *, agent: str = "main", thought: str = "thought") -> History:
+    """A tool loop of two calls whose turns read alike but for their commands."""
+    history = [system(system_text), user(question)]
+    for number in range(2):
+        turn = f"<think>\n{thought} {number}\n</think>\n\n{CALL % number}"
+        message = scene.answer(history, turn, agent=agent)
+        history += [message, result(f"file {number}", message.tool_calls[0])]
+    return history
+
+
+@pytest.mark.parametrize("new_id", [lambda old: old, lambda old: f"toolu_{old}", lambda old: "call_0"])
+@pytest.mark.parametrize("client", [as_chat, as_messages, as_responses, as_gemini])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tool_loop_keeps_its_reasoning(
+    tiny: SimpleNamespace,
+    change: Callable[[History], History],
+    client: Callable[..., History],
+    new_id: Callable[[str], str],
+) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    history = worked(scene, "It is 10:01.", "Repair it.")
+    drawn = [(call.prompt_ids, call.response_ids) for call in scene.recorder.calls]
+    prompt = scene.prompt(*client(without_reasoning(change(history)), new_id))
+    assert thoughts(prompt.restored.messages) == ["thought 0", "thought 1"]
+    text = tiny.tokenizer.decode(prompt.ids)
+    assert text.index("thought 0") < text.index("file 0" if "file 0" in text else "[cleared]") < text.index("thought 1")
+    report = scene.recorder.drift_report()
+    first = 1 if change is with_cleared_results else 0
+    assert [(left.call, left.cause) for left in report.left] == [(first, "rewritten")] and report.guessed == ()
+    assert [(call.prompt_ids, call.response_ids) for call in scene.recorder.calls] == drawn
+
+
+@pytest.mark.parametrize("change", [with_a_clock, with_a_reminder, with_all])
+def test_turns_without_calls_keep_their_reasoning(change: Callable[[History], History]) -> None:
+    scene = Scene(build_tokenizer(KEEPS_REASONING))
+    history = [system("It is 10:01."), user("Repair it.")]
+    for number in range(3):
+        message = scene.answer(history, f"<think>\nthought {number}\n</think>\n\nso")
+        history += [message, user(f"and {number}")]
+    prompt = scene.prompt(*without_reasoning(change(history)))
+    assert thoughts(prompt.restored.messages) == ["thought 0", "thought 1", "thought 2"]
+    report = scene.recorder.drift_report()
+    assert [(left.call, left.cause) for left in report.left] == [(0, "rewritten")] and report.guessed == ()
+
+
+def test_a_session_goes_on_in_one_row_behind_the_changed_beginning(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    history = with_a_clock(worked(scene, "It is 10:01.", "Repair it."))
+    for number in range(2, 5):
+        turn = f"<think>\nthought {number}\n</think>\n\n{CALL % number}"
+        message = scene.answer(without_reasoning(history), turn)
+        history += [message, result(f"file {number}", message.tool_calls[0])]
+    assert len(rows_of_calls(scene.recorder.calls)) == 2
+    assert [left.call for left in scene.recorder.drift_report().left] == [0]
+
+
+def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    talks = {name: worked(scene, "It is 10:01.", f"Look into {name}.", thought=name) for name in ("ants", "bees")}
+    for name, history in talks.items():
+        sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: "call_0")
+        assert thoughts(scene.prompt(*sent).restored.messages) == [f"{name} 0", f"{name} 1"]
+    report = scene.recorder.drift_report()
+    assert [(left.call, left.cause) for left in report.left] == [(0, "rewritten"), (2, "rewritten")]
+    assert report.guessed == ()
+
+
+def test_of_several_turns_that_fit_none_is_taken_and_all_is_counted(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    asked = [system("It is 10:01."), user("Repair it.")]
+    messages = [scene.answer(asked, f"<think>\nthought {number}\n</think>\n\n{CALL % 0}") for number in range(2)]
+    history = [*asked, messages[0], result("file", messages[0].tool_calls[0])]
+    sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: "call_0")
+    assert thoughts(scene.prompt(*sent).restored.messages) == [None]
+    report = scene.recorder.drift_report()
+    assert report.guessed == (1,) and [(left.call, left.cause) for left in report.left] == [(1, "rewritten")]
+    # The client's own ids tell.
+    kept = scene.prompt(*without_reasoning(with_a_clock(history)))
+    assert thoughts(kept.restored.messages) == ["thought 0"]
+
+
+def test_ids_that_a_client_uses_again_name_no_turn(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    history = [system("It is 10:01."), user("Repair it.")]
+    for number in range(2):
+        message = scene.answer(history, f"<think>\nthought {number}\n</think>\n\n{CALL % 0}")
+        history += [message, result(f"file {number}", message.tool_calls[0])]
+    first = history[2].tool_calls[0].id
+    sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: first)
+    assert thoughts(scene.prompt(*sent).restored.messages) == ["thought 0", "thought 1"]
+
+
+def test_later_turns_of_a_shortened_conversation_keep_their_reasoning(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    history = worked(scene, "It is 10:01.", "Repair it.")
+    sent = [history[0], user("Summary: half done."), *without_reasoning(history[4:])]
+    assert thoughts(scene.prompt(*sent).restored.messages) == ["thought 1"]
+    assert [(left.call, left.cause) for left in scene.recorder.drift_report().left] == [(1, "rewritten")]
+
+
+def test_a_turn_that_was_edited_behind_a_changed_beginning_is_reported_as_edited(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+    history = without_reasoning(with_a_clock(worked(scene, "It is 10:01.", "Repair it.")))
+    history[2] = replace(history[2], content="I look.")
+    assert thoughts(scene.prompt(*history).restored.messages) == [None, "thought 1"]
+    assert [(left.call, left.cause) for left in scene.recorder.drift_report().left] == [(0, "edited")]
+
+
+def test_a_text_that_an_agent_made_up_gets_no_reasoning(tiny: SimpleNamespace) -> None:
+    scene = Scene(tiny.tokenizer)
+    scene.answer([system("Be brief."), user("Repair the parser.")], "<think>\nwhy\n</think>\n\nso")
+    made_up = [system("Be brief."), user("How are you?"), said("so"), user("and")]
+    assert scene.prompt(*made_up).restored.messages == tuple(made_up)
+    assert scene.recorder.drift_report().left == ()
+
+
+def test_the_variables_of_an_endpoint_switch_the_checksum_of_claude_code_off() -> None:
+    variables = Endpoint(url="http://127.0.0.1:1/s/a", token="t", model="policy").environment()
+    assert variables["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"

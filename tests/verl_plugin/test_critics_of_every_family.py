@@ -1,0 +1,139 @@
+"""A critic trains on trees as on rows alone also where transformers has no token classifier of its family.
+
+There verl 0.9.1 takes TRL's value head: a linear layer on the last hidden states of the model that generates.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import VOCAB, build_engine, ppo_batch, save_model
+from equivalence import assert_equal_runs, run
+from hostile_rows import shapes
+from test_engine_hybrid import save_hybrid
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BambaConfig,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    Glm4MoeConfig,
+    GraniteConfig,
+    Lfm2Config,
+    Olmo2Config,
+    OlmoeConfig,
+    PretrainedConfig,
+    Qwen3ForTokenClassification,
+)
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from verl.workers.config import CriticConfig
+from verl.workers.utils.losses import value_loss
+
+from tree_rl.models.value_head import prepare_value_config
+from tree_rl.verl_plugin.options import TreeConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from wrapped_models import wrapped_config, wrapped_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+}
+HEADS, EXPERTS = {"head_dim": 8}, {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LAYERS = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
+DELTA = {f"linear_{name}": size for name, size in (("num_value_heads", 4), ("num_key_heads", 2))} | {
+    f"linear_{name}_head_dim": 8 for name in ("key", "value")
+}
+FAMILIES: dict[str, PretrainedConfig] = {
+    "granite": GraniteConfig(**SIZES, residual_multiplier=0.5),
+    "olmo2": Olmo2Config(**SIZES),
+    "gemma3": Gemma3TextConfig(**SIZES, **HEADS, sliding_window=7, query_pre_attn_scalar=8),
+    "gemma4": Gemma4TextConfig(
+        **SIZES, **HEADS, global_head_dim=8, vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8
+    ),
+    "lfm2": Lfm2Config(**SIZES, **LAYERS),
+    "bamba": BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1], attn_rotary_emb=4),
+    "qwen3.5": Qwen3_5TextConfig(**SIZES, **HEADS, **DELTA, layer_types=["linear_attention", "full_attention"]),
+    "glm4_moe": Glm4MoeConfig(**SIZES, **HEADS, **EXPERTS, n_routed_experts=4, first_k_dense_replace=1),
+    "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+}
+SHAPES = shapes()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that generates, as it lies on a disk."""
+    return save_hybrid(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
+
+
+def critic(path: Path, tree: TreeConfig | None) -> Any:
+    torch.manual_seed(5)  # the head is new
+    return build_engine(path, tree=tree, value=True)
+
+
+def test_it_trains_as_on_rows_alone(path: Path) -> None:
+    loss = partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1))
+    stock, tree = critic(path, None), critic(path, TreeConfig(mode="tree", max_tokens=20))
+    for shape in ("comb", "two_groups", "strict_prefix"):
+        alone = ppo_batch(SHAPES[shape], return_model_output=True, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
+        expected = run(stock, alone, loss)
+        got = run(tree, ppo_batch(SHAPES[shape], return_model_output=True), loss)
+        everywhere = torch.ones(len(alone["input_ids"].values()), dtype=torch.bool)
+        assert_equal_runs(expected, got, everywhere, ("values",))
+        assert {"score.weight", "score.bias"} <= got["gradients"].keys()
+
+
+def test_its_values_are_a_linear_layer_on_the_generators_last_hidden_states(path: Path) -> None:
+    engine = critic(path, TreeConfig(mode="tree"))
+    data = ppo_batch(SHAPES["branches"])
+    with engine.eval_mode(disable_auto_offload=True):
+        values = engine.infer_batch(data)["model_output"]["values"].unbind()
+    generator = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    weight, bias = (getattr(engine.module.score, name).full_tensor() for name in ("weight", "bias"))
+    for row, got in zip(data["input_ids"].unbind(), values, strict=True):
+        hidden = generator.base_model(input_ids=row[None]).last_hidden_state[0]
+        torch.testing.assert_close(got, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ("qwen3_5", "gemma3", "mistral3", "qwen3_vl_moe"))
+def test_it_stands_on_a_model_that_also_reads_images(tmp_path: Path, family: str) -> None:
+    wrapped_model(wrapped_config(family)).save_pretrained(tmp_path)
+    loss = partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1))
+    stock, tree = critic(tmp_path, None), critic(tmp_path, TreeConfig(mode="tree", max_tokens=20))
+    alone = ppo_batch(SHAPES["comb"], return_model_output=True, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
+    expected, got = run(stock, alone, loss), run(tree, ppo_batch(SHAPES["comb"], return_model_output=True), loss)
+    everywhere = torch.ones(len(alone["input_ids"].values()), dtype=torch.bool)
+    assert_equal_runs(expected, got, everywhere, ("values",))
+    generator = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    weight, bias = (getattr(tree.module.score, name).full_tensor() for name in ("weight", "bias"))
+    with tree.eval_mode(disable_auto_offload=True):
+        values = tree.infer_batch(ppo_batch(SHAPES["branches"]))["model_output"]["values"].unbind()
+    for row, value in zip(ppo_batch(SHAPES["branches"])["input_ids"].unbind(), values, strict=True):
+        hidden = generator.base_model(input_ids=row[None]).last_hidden_state[0]
+        torch.testing.assert_close(value, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
+
+
+def test_a_class_that_transformers_has_is_left_alone(tmp_path: Path) -> None:
+    save_model(tmp_path, AutoConfig.for_model("qwen3", **SIZES), value=True)
+    engine = critic(tmp_path, TreeConfig(mode="tree"))
+    assert isinstance(engine._plain_module, Qwen3ForTokenClassification)
+
+
+def test_a_type_without_a_base_model_names_it_and_the_remedy() -> None:
+    class StrangeConfig(PretrainedConfig):
+        model_type = "strange"
+
+    with pytest.raises(ValueError, match=r"^model_type=strange: .*critic\.model\.path.*adv_estimator"):
+        prepare_value_config(StrangeConfig())

@@ -1,0 +1,88 @@
+"""A job on a checkpoint that also reads images: what trees cannot run ends the driver before Ray, reason first."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+from test_wrong_command_lines_end_early import TREE
+from verl.trainer import main_ppo
+
+from tree_rl.models import UnsupportedModelError
+from tree_rl.verl_plugin.launch.compose import CommandLineError, read_command_line
+from tree_rl.verl_plugin.launch.early_check import checked
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from wrapped_models import wrapped_config
+
+PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
+
+
+def saved(path: Path, family: str, **text: Any) -> str:
+    config = wrapped_config(family, **text)
+    config.architectures = [f"{family}ForConditionalGeneration"]
+    config.save_pretrained(path)
+    return str(path)
+
+
+def node(path: str, **more: Any) -> Any:
+    return OmegaConf.create({"path": path, **more})
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_kinds_pass(tmp_path: Path, family: str) -> None:
+    path = saved(tmp_path, family)
+    refuse_model_of_job(node(path), key="model")
+    refuse_model_of_job(node(path), key="critic.model", is_value=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "reason"),
+    (
+        ("llama4", {}, "chunked_attention"),
+        ("mllama", {}, "attend to images alone"),
+        ("paligemma", {}, "tokens of a text see tokens behind them"),
+        ("qwen3_5", {"attention_dropout": 0.1}, r"attention_dropout=0\.1"),
+    ),
+)
+def test_others_are_refused_with_the_reason(tmp_path: Path, family: str, text: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"^model\.path=.* cannot train on trees: .*{reason}"):
+        refuse_model_of_job(node(saved(tmp_path, family, **text)), key="model")
+
+
+def test_the_named_remedy_is_one(tmp_path: Path) -> None:
+    path = saved(tmp_path, "gemma3", attention_dropout=0.1)
+    refuse_model_of_job(node(path, override_config={"text_config": {"attention_dropout": 0.0}}), key="model")
+
+
+def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> None:
+    path = saved(tmp_path, "qwen3_5")
+    with pytest.raises(UnsupportedModelError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
+        refuse_model_of_job(node(path), key="model", rollout="hf")
+    refuse_model_of_job(node(path), key="model", rollout="vllm")
+
+
+def test_a_command_line_ends_with_the_models_reason(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    path, rows = saved(tmp_path / "model", "mllama"), tmp_path / "rows.parquet"
+    arguments = [str(main_ppo.__file__), TREE, f"actor_rollout_ref.model.path={path}"]
+    arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "algorithm.adv_estimator=grpo"]
+    line = read_command_line(arguments, config_path="config", config_name="ppo_trainer")
+    assert line is not None
+    with pytest.raises(CommandLineError, match=r"^actor_rollout_ref\.model\.path=.*attend to images alone"):
+        checked(line)
+
+
+@pytest.mark.parametrize("column", ("images", "videos", "pictures"))
+def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b", "c"], column: [[], None, ["x.png"]]}), file)
+    data = OmegaConf.create({"train_files": [str(file)], "image_key": "pictures" if column == "pictures" else "images"})
+    with pytest.raises(ValueError, match=rf"^data\.train_files=.*rows\.parquet: row 2 has {column}; trees run rows of"):
+        refuse_rows_with_images(data, ("train_files", "val_files"))
+    pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
+    refuse_rows_with_images(data, ("train_files", "val_files"))

@@ -1,0 +1,258 @@
+"""A step of `tree_sync` divides by the rows that it holds: stock's engine on the same rows finds the same step."""
+
+import pickle
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_harness import build_engine, gradients, nested, save_model, tiny_qwen3
+from equivalence import actor_loss, assert_equal_gradients, run
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from test_engine_ranks import join, spawn
+from test_trainer_batch import LocalQueue, local_queue, make_trainer, put_rows, queue
+from test_trainer_worker import build_worker
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.config import FSDPCriticConfig
+from verl.workers.utils.losses import value_loss
+
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
+from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
+
+__all__ = ["queue"]
+BRANCHES = [[1, 5], [2, 3], [4, 1], [1, 3]]
+"""Rows of each session of four prompts; three prompts to a mini-batch make two steps of two prompts."""
+UNTRAINED = "uid-1_1_2"
+AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+ACTOR_CASES = [*(("vanilla", mode) for mode in AGG_MODES), ("geo_mean", "token-mean"), ("sapo", "token-mean")]
+TREE = TreeConfig(mode="tree", max_tokens=40, self_check=False)
+"""A budget that makes several micro-batches of a step."""
+
+
+class AskedError(Exception):
+    """Ends an update where verl would send it to the workers."""
+
+
+class Recorder:
+    """Workers that only note what they are asked."""
+
+    def __init__(self, ranks: int) -> None:
+        self._dispatch_info = {"actor": list(range(ranks))}
+
+    def _note(self, batch: Any) -> None:
+        self.batch = batch
+        raise AskedError
+
+    update_actor = train_mini_batch = _note
+
+
+def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[str, Any]:
+    """What the trainer sends to the workers of a step: rows in order, their columns and the flags of both roles."""
+    trainer = make_trainer(ranks=ranks, critic=True)
+    actor = {"ppo_mini_batch_size": 3, "ppo_epochs": 1, "calculate_entropy": True, "entropy_coeff": 0.01}
+    actor |= {"data_loader_seed": 1, "shuffle": False, "fsdp_config": {"tree": {"path_weighting": weighting}}}
+    critic = {"ppo_mini_batch_size": 3, "ppo_epochs": 1, "data_loader_seed": 1, "shuffle": False}
+    rollout = {"temperature": 0.9, "calculate_log_probs": False}
+    roles = {"actor_rollout_ref": {"actor": actor, "rollout": rollout}, "critic": critic}
+    trainer.config = OmegaConf.merge(trainer.config, roles)
+    batch = put_rows(queue, BRANCHES)
+    row = queue.rows[UNTRAINED]
+    row["loss_mask"] = row["response_mask"] = torch.zeros_like(row["response_mask"])
+    metrics: dict[str, Any] = {}
+    batch = trainer._compute_advantage(trainer._balance_batch(batch, metrics), metrics)
+    assert trainer._steps == (2, 2) and any(tag.get("is_padding") for tag in batch.tags)
+    flags = {}
+    for role, update in (("actor", trainer._update_actor), ("critic", trainer._update_critic)):
+        trainer.actor_rollout_wg = trainer.critic_wg = workers = Recorder(ranks)
+        with pytest.raises(AskedError):
+            update(batch, metrics)
+        flags[role] = dict(workers.batch.extra_info)
+    real = [not tag.get("is_padding", False) for tag in batch.tags]
+    return {"rows": queue.rows, "keys": batch.keys, "real": real, "flags": flags}
+
+
+def columns(rows: dict[str, Any], keys: list[str], **flags: Any) -> TensorDict:
+    """Rows as verl's dispatch hands them to a worker."""
+    local = LocalQueue()
+    local.rows = rows
+    data = local.kv_batch_get(keys, "train")
+    data.pop("extra_fields", None)
+    for name, column in data.items():
+        if isinstance(column, torch.Tensor) and not column.is_nested:
+            data[name] = nested(list(column.unbind()))
+    budget = {"use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": 100_000}
+    tu.assign_non_tensor(data, **budget, **flags)
+    return data
+
+
+def step_of(sent: dict[str, Any], step: int, ranks: int) -> list[str]:
+    """Keys of the real rows of a step on all ranks."""
+    places = np.arange(len(sent["keys"])).reshape(ranks, 2, -1)[:, step].flatten()
+    return [sent["keys"][place] for place in places if sent["real"][place]]
+
+
+def value_loss_of(mode: str) -> Any:
+    config = FSDPCriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode=mode)
+    return partial(value_loss, config=config)
+
+
+def policy_loss_of(loss_mode: str, agg_mode: str) -> Any:
+    """With verl's default scale: null divides by the longest response."""
+    loss = actor_loss(loss_mode, agg_mode)
+    vars(loss.keywords["config"])["loss_scale_factor"] = None
+    return loss
+
+
+def steps_of(worker: Any, loss: Any, data: TensorDict) -> tuple[list[Any], dict[str, Any]]:
+    """Gradients of every optimizer step, and the metrics of all."""
+    worker.set_loss_fn(loss)
+    found, stock_step = [], type(worker.engine).optimizer_step
+
+    def noting() -> float:
+        found.append(gradients(worker.engine))
+        return stock_step(worker.engine)
+
+    worker.engine.optimizer_step = noting
+    metrics = tu.get(worker.train_mini_batch(data), "metrics")
+    return found, {name: values for name, values in metrics.items() if name.endswith("loss")}
+
+
+def both_roles(root: Path, tree: TreeConfig = TREE) -> dict[str, Any]:
+    """Workers whose weights stay where they are."""
+    shared = {"learning_rate": 0.0, "tree": tree}
+    return {
+        "actor": build_worker(root / "actor", **shared),
+        "critic": build_worker(root / "critic", model_type="tree_value_model", **shared),
+    }
+
+
+def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """This rank's share under every loss."""
+    join(rank, world, port)
+    sent = pickle.loads(Path(out, "sent.pkl").read_bytes())
+    workers = both_roles(Path(out))
+    share = np.array(sent["keys"]).reshape(world, -1)[rank].tolist()
+    results = {}
+    for role, loss_mode, agg_mode in cases():
+        loss = policy_loss_of(loss_mode, agg_mode) if role == "actor" else value_loss_of(agg_mode)
+        data = columns(sent["rows"], share, **sent["flags"][role])
+        results[role, loss_mode, agg_mode] = steps_of(workers[role], loss, data)
+    torch.save(results, f"{out}/rank_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Role, policy loss and aggregation."""
+    return [("actor", *case) for case in ACTOR_CASES] + [("critic", "", mode) for mode in AGG_MODES]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An actor and a critic."""
+    root = tmp_path_factory.mktemp("step")
+    save_model(root / "actor", tiny_qwen3())
+    save_model(root / "critic", tiny_qwen3(), value=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
+    """What the trainer sent, and what each of two ranks found."""
+    with pytest.MonkeyPatch.context() as patch:
+        torch.manual_seed(0)
+        sent = prepared(local_queue(patch), ranks=2)
+    (root / "sent.pkl").write_bytes(pickle.dumps(sent))
+    spawn(rank_main, 2, root)
+    return sent, [torch.load(root / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def stock(root: Path) -> dict[str, Any]:
+    """Stock verl's engines, one rank."""
+    return {role: build_engine(root / role, tree=None, value=role == "critic") for role in ("actor", "critic")}
+
+
+@pytest.mark.parametrize("role, loss_mode, agg_mode", cases())
+def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
+    two_ranks: Any, stock: dict[str, Any], role: str, loss_mode: str, agg_mode: str
+) -> None:
+    sent, found = two_ranks
+    loss = policy_loss_of(loss_mode, agg_mode) if role == "actor" else value_loss_of(agg_mode)
+    sizes = set()
+    for step in range(2):
+        keys = step_of(sent, step, ranks=2)
+        sizes.add(len(keys))
+        flags = {**sent["flags"][role], "global_batch_size": len(keys), "calculate_entropy": role == "actor"}
+        expected = run(stock[role], columns(sent["rows"], keys, **flags), loss)
+        assert_equal_gradients(expected["gradients"], found[0][role, loss_mode, agg_mode][0][step])
+        reported = found[0][role, loss_mode, agg_mode][1], found[1][role, loss_mode, agg_mode][1]
+        for name in [name for name in expected["metrics"] if name.endswith("loss")]:
+            mean = np.mean([float(np.sum(_number(metrics[name][step]))) for metrics in reported])
+            assert mean == pytest.approx(float(_number(expected["metrics"][name])), rel=1e-4), name
+    assert len(sizes) == 2, "steps of equally many rows would hide a fixed divisor"
+
+
+@pytest.mark.parametrize("weighting", PATH_WEIGHT_COLUMNS)
+@pytest.mark.parametrize("agg_mode", AGG_MODES[2:])
+def test_path_weights_of_a_step_make_a_weighted_average(
+    queue: LocalQueue, root: Path, stock: dict[str, Any], weighting: str, agg_mode: str
+) -> None:
+    torch.manual_seed(0)
+    sent = prepared(queue, ranks=1, weighting=weighting)
+    tree = replace(TREE, path_weighting=weighting)
+    loss = policy_loss_of("vanilla", agg_mode)
+    worker = both_roles(root, tree)["actor"]
+    found, metrics = steps_of(worker, loss, columns(sent["rows"], sent["keys"], **sent["flags"]["actor"]))
+    vars(loss.keywords["config"])["loss_scale_factor"] = 1
+    for step in range(2):
+        keys = step_of(sent, step, ranks=1)
+        longest = max(len(sent["rows"][key]["response_mask"]) for key in keys)
+        scale = longest if agg_mode == "seq-mean-token-sum-norm" else 1
+        expected: dict[str, torch.Tensor] = {}
+        total = 0.0
+        for key in keys:
+            weights, mask = (sent["rows"][key][name] for name in (PATH_WEIGHT_COLUMNS[weighting], "response_mask"))
+            total += float(weights[mask.bool()].mean()) if mask.any() else float(weights.max())
+            # A loss is linear in what multiplies its tokens, one at a time.
+            for weight in weights[mask.bool()].unique().tolist():
+                part = gradient_of_tokens(stock["actor"], sent, key, loss, mask.bool() & (weights == weight))
+                for name, gradient in part.items():
+                    expected[name] = expected.get(name, 0) + weight / scale * gradient
+        assert_equal_gradients({name: value / total for name, value in expected.items()}, found[step])
+        # What is reported is the average of rows, as without path weights.
+        flags = {**sent["flags"]["actor"], "global_batch_size": len(keys)}
+        plain = run(stock["actor"], columns(sent["rows"], keys, **flags), policy_loss_of("vanilla", agg_mode))
+        for name in ("actor/pg_loss", "actor/entropy_loss"):
+            got = float(np.sum(_number(metrics[name][step])))
+            assert got == pytest.approx(float(_number(plain["metrics"][name])), rel=1e-4, abs=1e-6)
+
+
+def gradient_of_tokens(
+    engine: Any, sent: dict[str, Any], key: str, loss: Any, picked_T: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Gradients of one row alone as the only sequence, of some of its trained tokens; its length stays the row's."""
+    row = dict(sent["rows"][key])
+    trained = int(row["response_mask"].sum())
+    row["response_mask"] = row["response_mask"] * picked_T
+    is_mean = loss.keywords["config"].loss_agg_mode == "seq-mean-token-mean"
+    flags = {**sent["flags"]["actor"], "global_batch_size": trained / int(picked_T.sum()) if is_mean else 1}
+    return run(engine, columns({key: row}, [key], **flags), loss)["gradients"]
+
+
+def test_verl_names_padding_rows_as_they_are_recognised(queue: LocalQueue) -> None:
+    batch = put_rows(queue, [[1]])
+    padded = upsample_batch_to_divisible_size(KVBatchMeta(batch.keys, batch.tags, "train"), 3, 2)
+    pads = [queue.rows[key] for key in padded.keys[1:]]
+    assert len(pads) == 2
+    assert all(row["uid"].startswith(PADDING_UID) and not row["loss_mask"].any() for row in pads)
+
+
+def _number(value: Any) -> Any:
+    return value.aggregate() if isinstance(value, Metric) else value

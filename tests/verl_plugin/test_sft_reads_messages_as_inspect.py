@@ -1,0 +1,85 @@
+"""SFT decodes messages and tools as `tree-rl inspect` does, before verl's dataset renders them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from omegaconf import OmegaConf
+from toy_qwen import run_recipe_script
+from transformers import AutoTokenizer
+from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+from tree_rl.inspection.files import InputError
+from tree_rl.verl_plugin.sft.checked_data import check_rows
+
+CALLS = [{"name": "look", "arguments": {"path": "a.py"}}, {"name": "run", "arguments": {"file": "b.py"}}]
+CHATS = [
+    [
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "x"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    for call in CALLS
+]
+RENAMED = {"user": "human", "assistant": "GPT", "tool": "observation"}
+TEXT = json.dumps
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("sft_messages") / "model"
+    run_recipe_script("tiny_model.py", folder)
+    made = AutoTokenizer.from_pretrained(folder)
+    made.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return made
+
+
+def rows(path: Path, tokenizer: Any, cells: list[Any]) -> list[tuple[list[int], list[int]]]:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": cell} for cell in cells]), path)
+    data = OmegaConf.create(
+        {"messages_key": "messages", "train_batch_size": 1, "pad_mode": "no_padding", "custom_cls": {"path": None}}
+    )
+    dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
+    check_rows(dataset, data, key="train_files", vocab_size=len(tokenizer))
+    return [(dataset[n]["input_ids"].tolist(), dataset[n]["loss_mask"].tolist()) for n in range(len(dataset))]
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda chat: TEXT(chat),
+        lambda chat: TEXT(TEXT({"messages": chat})),
+        lambda chat: [TEXT(one) for one in chat],
+        lambda chat: chat,
+        lambda chat: [{**one, "role": RENAMED[one["role"]]} for one in chat],
+        lambda chat: [{**one, "tool_calls": TEXT(one.get("tool_calls", []))} for one in chat],
+    ],
+    ids=["text", "twice", "list of texts", "null padding", "roles", "calls as text"],
+)
+def test_spellings_train_what_the_plain_form_trains(spell: Any, tmp_path: Path, tokenizer: Any) -> None:
+    found = rows(tmp_path / "f.parquet", tokenizer, [spell(chat) for chat in CHATS])
+    # One row a file: parquet adds no nulls.
+    expected = [rows(tmp_path / f"{n}.parquet", tokenizer, [chat])[0] for n, chat in enumerate(CHATS)]
+    assert found == expected and all(any(mask) for _, mask in found)
+    assert "file" not in tokenizer.decode(found[0][0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (CHATS[0][:1], "received none; nothing would train"),
+        ([{"role": "policy", "content": "x"}], "row 0, column messages: expected the role"),
+        ("no JSON", "row 0, column messages: expected a list of messages"),
+    ],
+)
+def test_what_would_train_nothing_is_refused(cell: Any, said: str, tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(InputError, match=f"data.train_files: .*{said}"):
+        rows(tmp_path / "f.parquet", tokenizer, [cell])

@@ -1,0 +1,124 @@
+"""A resumed SFT run takes the batches that the uninterrupted run took, wherever it was saved."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_harness import join_process_group
+from hydra import compose, initialize_config_module
+from toy_qwen import run_recipe_script
+from verl.utils import tensordict_utils as tu
+
+from tree_rl.verl_plugin.sft import TreeSFTTrainer
+
+STEPS_OF_EPOCH = 3
+"""24 rows (6 conversations of 4) in batches of 8."""
+COMMON = ["machine=sft_cpu", "trainer.device=cpu", "data.train_batch_size=8", "data.num_workers=0"]
+BY_CONVERSATION, BY_ROW = "data.group_key=conversation", "data.group_key=null"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sft_resume")
+    run_recipe_script("tiny_model.py", root / "model")
+    run_recipe_script("toy_task.py", root / "data", "--conversations", "6")
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.items():
+            patch.setenv(name, value)
+        join_process_group()
+        yield
+
+
+Taken = dict[int, tuple[list[list[int]], float]]
+"""Step -> token ids of its rows, and its loss."""
+
+
+def train(toy: Path, folder: Path, *overrides: str) -> Taken:
+    """Run verl's SFT loop, with a checkpoint after every step."""
+    files = [f"data.train_files={toy}/data/sft.parquet", f"model.path={toy}/model"]
+    saves = [f"trainer.default_local_dir={folder}", "trainer.save_freq=1", "trainer.total_epochs=3"]
+    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
+        config = compose("tree_sft_trainer", overrides=[*COMMON, *files, *saves, *overrides])
+    trainer = TreeSFTTrainer(config)
+    taken: Taken = {}
+    train_batch = trainer.training_client.train_batch
+
+    def keep_rows(data: Any) -> Any:
+        rows = [row.tolist() for row in data["input_ids"].unbind()]
+        output = train_batch(data)
+        taken[trainer.resume_global_step + len(taken) + 1] = (rows, tu.get(output, "metrics")["loss"])
+        return output
+
+    trainer.training_client.train_batch = keep_rows
+    trainer.fit()
+    return taken
+
+
+def resume(toy: Path, root: Path, step: int, *overrides: str) -> Taken:
+    """Go on from a checkpoint of the run in `root`; later checkpoints go elsewhere."""
+    mode = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={root}/global_step_{step}"]
+    return train(toy, root / f"from{step}", *mode, *overrides)
+
+
+def same(ours: Taken, theirs: Taken) -> bool:
+    """Whether two runs took the same rows, with the same losses, at the same steps."""
+    rows = {step: rows for step, (rows, _) in ours.items()} == {step: rows for step, (rows, _) in theirs.items()}
+    return rows and [loss for _, loss in ours.values()] == pytest.approx([loss for _, loss in theirs.values()], 1e-6)
+
+
+@pytest.fixture(scope="module")
+def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Taken]:
+    """Three epochs without a pause."""
+    root = tmp_path_factory.mktemp("whole")
+    return root, train(toy, root, BY_CONVERSATION)
+
+
+def after(step: int, taken: Taken) -> Taken:
+    """What is left behind a step."""
+    return {later: kept for later, kept in taken.items() if later > step}
+
+
+@pytest.mark.parametrize("step", [STEPS_OF_EPOCH, 2 * STEPS_OF_EPOCH, STEPS_OF_EPOCH - 1, STEPS_OF_EPOCH + 1])
+def test_a_run_goes_on_with_the_next_batch(toy: Path, whole: tuple[Path, Taken], step: int) -> None:
+    root, taken = whole
+    assert sorted(taken) == list(range(1, 3 * STEPS_OF_EPOCH + 1))
+    assert same(resume(toy, root, step, BY_CONVERSATION), after(step, taken))
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 5), (3, 6)])
+def test_a_run_that_is_resumed_twice_goes_on_with_the_next_batch(
+    toy: Path, whole: tuple[Path, Taken], first: int, second: int
+) -> None:
+    root, taken = whole
+    # The learning rate is constant, so a planned end changes no loss.
+    resume(toy, root, first, BY_CONVERSATION, f"trainer.total_training_steps={second}")
+    assert same(resume(toy, root / f"from{first}", second, BY_CONVERSATION), after(second, taken))
+
+
+def test_rows_that_verls_sampler_deals_and_a_process_reads_ahead_go_on(toy: Path, tmp_path: Path) -> None:
+    taken = train(toy, tmp_path, BY_ROW, "data.num_workers=1", "trainer.total_epochs=2")
+    for step in (STEPS_OF_EPOCH, STEPS_OF_EPOCH + 1):
+        rest = resume(toy, tmp_path, step, BY_ROW, "data.num_workers=1", "trainer.total_epochs=2")
+        assert same(rest, after(step, taken))
+
+
+def test_a_run_that_is_done_trains_nothing_more(
+    toy: Path, whole: tuple[Path, Taken], capfd: pytest.CaptureFixture[str]
+) -> None:
+    root, taken = whole
+    for step in (3, 4):
+        assert resume(toy, root, step, BY_CONVERSATION, f"trainer.total_training_steps={step}") == {}
+        assert f"all {step} steps are trained; raise trainer.total_epochs" in capfd.readouterr().out
+    longer = resume(toy, root, 9, BY_CONVERSATION, "trainer.total_epochs=4")
+    assert sorted(longer) == [10, 11, 12]
+    # An epoch has every row once.
+    assert sorted(row for rows, _ in longer.values() for row in rows) == sorted(
+        row for step in (1, 2, 3) for row in taken[step][0]
+    )

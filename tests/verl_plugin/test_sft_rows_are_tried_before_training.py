@@ -1,0 +1,180 @@
+"""Every SFT row is rendered once before an engine is built: one that cannot train is named by file and number."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import rank_processes
+import torch
+from engine_harness import join_process_group
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from toy_qwen import run_recipe_script
+from transformers import AutoTokenizer
+from verl.trainer.sft_trainer import create_sft_dataset
+
+from tree_rl.inspection.files import InputError
+from tree_rl.verl_plugin.sft import TreeSFTTrainer
+from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
+
+CPU = ["machine=sft_cpu", "trainer.device=cpu", "trainer.resume_mode=disable", "data.train_batch_size=1"]
+QWEN = Path(__file__).parents[2] / "examples" / "qwen_chat_template.jinja"
+ALTERNATES = (
+    "{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKS_LAST = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def say(role: str, content: str | None = "12") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+LONG = "1" * 2000
+GOOD = [say("user"), say("assistant")]
+ASKED_TWICE = [*GOOD, say("user"), say("assistant")]
+ONE_RESULT = [say("user"), say("assistant"), say("tool"), say("assistant")]
+TWO_RESULTS = [say("user"), say("assistant"), say("tool"), say("tool"), say("assistant")]
+BAD: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "two tool results in a row": (
+        QWEN.read_text(),
+        TWO_RESULTS,
+        r"data\.ignore_input_ids_mismatch=true",
+    ),
+    "a role that the template refuses": (ALTERNATES, ONE_RESULT, "Only user and assistant roles are supported!"),
+    "an empty thought in the last turn": (THINKS_LAST, ASKED_TWICE, r"model\.custom_chat_template"),
+    "longer than a row may be": (
+        ALTERNATES,
+        [say("user", "1" * 2000), say("assistant")],
+        r"data\.max_length; raise it",
+    ),
+    "no messages": (ALTERNATES, [], "refuses it"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sft_rows") / "model"
+    run_recipe_script("tiny_model.py", folder)
+    return folder
+
+
+def write(path: Path, *rows: list[dict[str, Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table({"messages": list(rows)}), path)
+    return path
+
+
+class ReachedEngineError(Exception):
+    """All rows were taken."""
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    join_process_group()
+
+    def reached(self: TreeSFTTrainer) -> None:
+        raise ReachedEngineError
+
+    monkeypatch.setattr(TreeSFTTrainer, "_build_engine", reached)
+
+
+def begin(model: Path, template: str, *overrides: str) -> None:
+    """Start tree SFT up to its engine."""
+    (model / "chat_template.jinja").write_text(template)
+    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
+        config = compose("tree_sft_trainer", overrides=[*CPU, f"model.path={model}", *overrides])
+    TreeSFTTrainer(config)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_row_is_named_with_its_file_and_number(case: str, model: Path, tmp_path: Path) -> None:
+    template, bad, complaint = BAD[case]
+    good = write(tmp_path / "good.parquet", GOOD, GOOD, GOOD)
+    late = write(tmp_path / "late.parquet", GOOD, bad, GOOD, bad)
+    # The row counts in its own file, of training and of validation alike.
+    named = rf"late\.parquet: row 1: .*{complaint}.*1 more of \d rows: \d"
+    with pytest.raises(InputError, match=rf"data\.train_files: \S*{named}"):
+        begin(model, template, f"data.train_files=[{good},{late}]")
+    with pytest.raises(InputError, match=rf"data\.val_files: \S*{named}"):
+        begin(model, template, f"data.train_files={good}", f"data.val_files={late}")
+    with pytest.raises(ReachedEngineError):
+        begin(model, template, f"data.train_files={late}", "data.train_max_samples=1")
+
+
+def test_what_the_config_lets_pass_is_not_refused(model: Path, tmp_path: Path) -> None:
+    long = write(tmp_path / "long.parquet", [say("user"), say("assistant", "1" * 2000)])
+    results = write(tmp_path / "results.parquet", TWO_RESULTS, GOOD)
+    for template, path, option in (
+        (ALTERNATES, long, "data.max_length=4000"),
+        (ALTERNATES, long, "data.truncation=right"),
+        (QWEN.read_text(), results, "data.ignore_input_ids_mismatch=true"),
+        (QWEN.read_text(), write(tmp_path / "one.parquet", ONE_RESULT), "data.num_workers=1"),
+    ):
+        with pytest.raises(ReachedEngineError):
+            begin(model, template, f"data.train_files={path}", option)
+
+
+def test_rows_without_a_trained_token_are_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = write(tmp_path / "nothing.parquet", [say("user")], [say("user"), say("user")])
+    with pytest.raises(InputError, match="nothing would train"):
+        begin(model, ALTERNATES, f"data.train_files={nothing}")
+    cut = write(tmp_path / "cut.parquet", GOOD, [say("user", "1" * 2000), say("assistant")], GOOD)
+    with pytest.raises(ReachedEngineError):
+        begin(model, ALTERNATES, f"data.train_files={cut}", "data.truncation=right")
+    assert "data.train_files: 1 of 3 rows have no token that counts" in capsys.readouterr().out
+
+
+def test_ids_that_the_model_does_not_embed_are_named(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "tokenizer"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
+    (other / "chat_template.jinja").write_text(ALTERNATES)
+    size = len(tokenizer) - 1
+    path = write(tmp_path / "new.parquet", GOOD, [say("user", "<new>"), say("assistant")])
+    data = OmegaConf.create(
+        {"custom_cls": {"path": None}, "train_files": str(path), "num_workers": 0, "max_length": 99}
+    )
+    dataset = create_sft_dataset(data.train_files, data, AutoTokenizer.from_pretrained(other), None)
+    with pytest.raises(InputError, match=rf"new\.parquet: row 1: expected ids in \[0, {size}\), received {size}"):
+        refuse_unusable_rows(dataset, data, key="train_files", vocab_size=size)
+    refuse_unusable_rows(dataset, data, key="train_files", vocab_size=size + 1)
+
+
+class Countdown(torch.utils.data.Dataset):
+    """A data set of the user: row 700 cannot be read."""
+
+    def __len__(self) -> int:
+        return 900
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([1, 1 // (700 - index)]), "loss_mask": torch.tensor([0, 1])}
+
+
+def complaint_of(rank: int, world: int, folder: str) -> None:
+    """What a rank says of the data set of the user."""
+    torch.distributed.init_process_group("gloo", f"file://{folder}/join", rank=rank, world_size=world)
+    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 1})
+    try:
+        refuse_unusable_rows(Countdown(), data, key="train_files", vocab_size=10)
+    except InputError as error:
+        (Path(folder) / f"{rank}.txt").write_text(str(error))
+
+
+def test_ranks_share_the_rows_and_say_the_same(tmp_path: Path) -> None:
+    rank_processes.start_ranks(complaint_of, 2, str(tmp_path))
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+    assert said[0] == said[1]
+    # Ids of rows before 700 are at least 0; behind it 1 // negative is -1.
+    assert said[0].startswith("data.train_files: row 700 of the data set of a.parquet: ")
+    assert "ZeroDivisionError" in said[0] and "199 more of 900 rows: 701, 702" in said[0]

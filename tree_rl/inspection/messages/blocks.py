@@ -1,0 +1,143 @@
+"""Content in parts: text, reasoning, calls and results, as OpenAI, Anthropic and Gemini write them."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.messages.json_cells import decoded
+from tree_rl.inspection.messages.roles import TOOL
+from tree_rl.rollout.gateway.protocols.messages import unseen
+
+TEXT = ("text", "input_text", "output_text", "refusal")
+THOUGHT = ("thinking", "reasoning")
+CALL = ("tool_use", "tool_call", "function_call", "functionCall")
+RESULT = ("tool_result", "function_call_output", "functionResponse", "function_response")
+MEDIA = (
+    *("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio"),
+    *("file", "input_file", "document", "inlineData", "inline_data", "fileData", "file_data"),
+)
+KNOWN = {*TEXT, *THOUGHT, *CALL, *RESULT, *MEDIA, "redacted_thinking"}
+"""Kinds, by the field `type` or, in Gemini's parts, by the only field."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Blocks:
+    """What the parts of a message hold."""
+
+    parts: list[Any] = field(default_factory=list)
+    """Texts, and media as the file has them."""
+    thoughts: list[str] = field(default_factory=list)
+    """Reasoning."""
+    calls: list[Any] = field(default_factory=list)
+    """Calls of tools, as the file has them."""
+    results: list[tuple[Any, str]] = field(default_factory=list)
+    """(id or name of the call, text) of each result of a tool."""
+
+    @property
+    def content(self) -> Any:
+        """One text, which all templates take; with media the list of parts."""
+        if all(isinstance(part, str) for part in self.parts):
+            return "".join(self.parts)
+        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in self.parts]
+
+
+def read_blocks(content: Any, role: str, where: str) -> Blocks:
+    """Sort the content of a message.
+
+    Args:
+        content: text, parts, an object, or parts as JSON text; a tool's result that is an object reads as its JSON.
+        role: of the message. Text of a tool is never decoded: it is what the model read.
+        where: begins the message of an error.
+
+    Raises:
+        RowFileError: a part of a kind that is not known.
+    """
+    if content is None:
+        return Blocks()
+    if isinstance(content, str):
+        parts = decoded(content) if role != TOOL else content
+        if not (isinstance(parts, list) and parts and all(_has_type(part) for part in parts)):
+            return Blocks(parts=[content])
+        content = parts
+    if isinstance(content, dict):
+        inner = content.get("parts")
+        content = inner if isinstance(inner, list) else [content] if _kind(content) else _as_json(content)
+    if not isinstance(content, list) or (role == TOOL and not all(_kind(part) for part in content)):
+        return Blocks(parts=[content if isinstance(content, str) else _as_json(content)])
+    blocks = Blocks()
+    for part in content:
+        _sort(part, blocks, where)
+    return blocks
+
+
+def _sort(part: Any, blocks: Blocks, where: str) -> None:
+    if isinstance(part, str):
+        inner = decoded(part)
+        if not _has_type(inner):
+            blocks.parts.append(part)
+            return
+        part = inner
+    kind = _kind(part)
+    if kind is None:
+        raise RowFileError(
+            f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {shown(part)}; "
+            "correct it or write it as text"
+        )
+    # Gemini's parts name their kind by their field, and OpenAI's calls hold it there, too.
+    held = part.get(kind)
+    body = held if isinstance(held, dict) and kind in (*CALL, *RESULT) else part
+    if kind in THOUGHT or (kind in TEXT and part.get("thought") is True):
+        said = part.get(kind) if isinstance(part.get(kind), str) else part.get("text")
+        blocks.thoughts.append(said if isinstance(said, str) else "")
+    elif kind in TEXT:
+        said = part.get("text") if kind != "refusal" else part.get("refusal")
+        blocks.parts.append(said if isinstance(said, str) else "")
+    elif kind in CALL:
+        blocks.calls.append(body)
+    elif kind in RESULT:
+        named = next((body[name] for name in ("tool_use_id", "call_id", "id", "name") if body.get(name)), None)
+        given = next((body[name] for name in ("content", "output", "response", "result") if name in body), None)
+        blocks.results.append((named, _result_text(given, where)))
+    elif kind in MEDIA:
+        blocks.parts.append(_document_text(part) or part)
+
+
+def _result_text(given: Any, where: str) -> str:
+    return text_of(read_blocks(given, TOOL, where).content)
+
+
+def text_of(content: Any) -> str:
+    """Content without media, which a text model does not see; it reads what the gateway writes in their place."""
+    if isinstance(content, str):
+        return content
+    kinds = [_kind(part) for part in content]
+    texts = zip(kinds, content, strict=True)
+    return "".join(str(part.get("text", "")) if kind in TEXT else unseen(str(kind)) for kind, part in texts)
+
+
+def _document_text(part: dict[str, Any]) -> str | None:
+    """Text of a document that is text."""
+    source = part.get("source")
+    data = source.get("data") if isinstance(source, dict) and source.get("type") == "text" else None
+    return data if isinstance(data, str) else None
+
+
+def _has_type(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in KNOWN
+
+
+def _kind(part: Any) -> str | None:
+    """What a part is; None for something else."""
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in KNOWN:
+        return kind
+    fields = (*TEXT, *CALL, *RESULT, *MEDIA) if kind is None else ()
+    return next((name for name in fields if part.get(name) is not None), None)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

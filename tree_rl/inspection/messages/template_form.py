@@ -1,0 +1,114 @@
+"""What a chat template expects of messages, tried out, and where its turns begin and end."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from tree_rl.inspection.messages.json_cells import decoded
+
+REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template raises for messages that it does not expect: jinja passes on the errors of its expressions."""
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+PROBE = "tree-probe"
+ASKED = {"role": "user", "content": "x"}
+
+Render = Callable[[Sequence[dict[str, Any]]], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateForm:
+    """A template's needs."""
+
+    source: str = ""
+    """The template; its roles stand there in quotes."""
+    takes_text: bool = True
+    """Arguments of calls may be JSON text: it is written as it stands."""
+    takes_objects: bool = True
+    """Arguments of calls may be objects: they are written as JSON."""
+    reasoning_field: str | None = None
+    """None: reasoning has no field, it goes into the text."""
+
+    @classmethod
+    def of(cls, source: str, render: Render) -> "TemplateForm":
+        """Try a template out.
+
+        Args:
+            render: writes messages; raises one of `REFUSALS` where the template refuses them.
+        """
+
+        def written(**turn: Any) -> str | None:
+            try:
+                return render([ASKED, {"role": "assistant", "content": "", **turn}])
+            except REFUSALS:
+                return None
+
+        text, thing = (
+            written(tool_calls=[{"type": "function", "id": "call00001", "function": {"name": "f", "arguments": one}}])
+            for one in (json.dumps({PROBE: "y"}), {PROBE: "y"})
+        )
+        # A template for text prints an object as Python does; one for objects writes text as a JSON string.
+        takes_objects = thing is not None and f"'{PROBE}'" not in thing
+        fields = [name for name in REASONING_FIELDS if PROBE in (written(content="y", **{name: PROBE}) or "")]
+        return cls(
+            source=source,
+            takes_text=text is not None and (text == thing or not takes_objects),
+            takes_objects=takes_objects,
+            reasoning_field=fields[0] if fields else None,
+        )
+
+    def fitted(self, message: dict[str, Any], thoughts: Sequence[str]) -> dict[str, Any]:
+        """A message with arguments and reasoning as the template reads them."""
+        whole = dict(message)
+        if calls := whole.get("tool_calls"):
+            whole["tool_calls"] = [self._call(call) for call in calls]
+        if reasoning := "\n".join(thoughts):
+            if self.reasoning_field is not None:
+                whole[self.reasoning_field] = reasoning
+            elif isinstance(whole["content"], str):
+                whole["content"] = f"<think>\n{reasoning}\n</think>\n\n{whole['content']}"
+        return whole
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and not self.takes_text:
+            arguments = decoded(arguments)
+        elif not isinstance(arguments, str) and not self.takes_objects and self.takes_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnEdges:
+    """What a template writes around the text of a turn; empty where it cannot be told."""
+
+    opening: str = ""
+    """Behind a prompt, to ask for the turn."""
+    header: str = ""
+    """Its part that stays when messages follow."""
+    closing: str = ""
+    """Behind the text of a turn."""
+
+    @classmethod
+    def of(cls, render: Callable[..., str]) -> "TurnEdges":
+        """Try a template out; `render` takes messages, and `ask` for the prompt of a turn."""
+        answered = [ASKED, {"role": "assistant", "content": PROBE}]
+        try:
+            base, asked = render([ASKED]), render([ASKED], ask=True)
+            last, followed = render(answered), render([*answered, ASKED])
+        except REFUSALS:
+            return cls()
+        opening = asked.removeprefix(base) if asked.startswith(base) else ""
+        lead = followed[len(base) : followed.find(PROBE)] if PROBE in followed else ""
+        shared = [index for index in range(len(opening) + 1) if lead.startswith(opening[:index])]
+        return cls(opening=opening, header=opening[: shared[-1]], closing=last.partition(PROBE)[2])

@@ -1,0 +1,79 @@
+"""Where the assistant's turns stand in a rendered conversation."""
+
+from typing import Any
+
+from tree_rl.inspection.chat_tokenizer import ChatTokenizer
+from tree_rl.inspection.messages.conversation import Chat
+from tree_rl.inspection.messages.template_form import REFUSALS
+
+PROBES = ("a0", "z9")
+"""Texts that differ from their first character on, and up to their last."""
+
+
+class Turns:
+    """Spans of turns in the text of messages 0..last.
+
+    Args:
+        chat: the conversation.
+        whole: its messages up to `last`, rendered.
+    """
+
+    def __init__(self, chat: Chat, whole: str, last: int, tokenizer: ChatTokenizer) -> None:
+        self._messages, self._tools = chat.messages[: last + 1], chat.tools
+        self._whole, self._tokenizer = whole, tokenizer
+
+    def span(self, index: int) -> tuple[int, int]:
+        """First character that the model wrote in a turn, and the one behind its end.
+
+        Templates may write an earlier turn otherwise once a question follows, or refuse a beginning without one. Then
+        the text of the turn is what changes with its content.
+        """
+        whole, edges = self._whole, self._tokenizer.edges
+        asked = self._rendered(self._messages[:index], ask=True)
+        through = self._rendered(self._messages[: index + 1])
+        begin = end = 0
+        if asked is not None and through is not None:
+            begin, end = shared_length(asked, whole), shared_length(through, whole)
+            if begin >= len(asked) - len(edges.opening) and end >= len(through) - len(edges.closing):
+                return begin, end
+        return self._varied(index) or (begin, end)
+
+    def _varied(self, index: int) -> tuple[int, int] | None:
+        whole, edges, turn = self._whole, self._tokenizer.edges, self._messages[index]
+        for changed in ({"role": turn["role"]}, turn):
+            written = [
+                self._rendered([*self._messages[:index], {**changed, "content": probe}, *self._messages[index + 1 :]])
+                for probe in PROBES
+            ]
+            one, other = written
+            if one is None or other is None or one == other:
+                continue
+            before = one[: shared_length(one, other)]
+            begin = shared_length(before, whole)
+            start = before.rfind(edges.header) if edges.header else -1
+            if start >= 0:
+                begin = start + shared_length(edges.opening, whole[start:])
+            behind = one[::-1][: shared_length(one[::-1], other[::-1])]
+            end = len(whole) - shared_length(behind, whole[::-1])
+            end += len(edges.closing) if whole.startswith(edges.closing, end) else 0
+            return min(begin, end), end
+        return None
+
+    def _rendered(self, messages: list[dict[str, Any]], *, ask: bool = False) -> str | None:
+        """None where the template refuses."""
+        try:
+            return self._tokenizer.render(messages, self._tools, ask=ask)
+        except REFUSALS:
+            return None
+
+
+def shared_length(text: str, whole: str) -> int:
+    """Characters of the longest common prefix, by bisection: comparing slices is much faster than a loop."""
+    low, high = 0, min(len(text), len(whole))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if whole.startswith(text[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,88 @@
+"""Rows of text run on a wrapper's language model and head alone; on text its towers have no part.
+
+That a wrapper does nothing else with text is found by running its own forward with both stubbed (`logits_rule.py`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
+from tree_rl.models.logits_rule import find_logits_rule
+from tree_rl.models.own_forwards import restore_own_forwards
+
+OTHER_INPUTS = ("pixel", "image", "video", "audio", "input_features")
+"""Words in the names of a wrapper's inputs that are not text."""
+
+
+def use_language_model(model: nn.Module) -> None:
+    """Let a wrapper run its language model and head alone; a model of text is left alone.
+
+    Args:
+        model: checked by `check_model`, before FSDP or PEFT wrap it.
+    """
+    decoder = language_model(model)
+    restore_own_forwards(decoder)
+    if not is_wrapper(model) or runs_language_model(model):
+        return
+    # Of the instance: the class, its name and its other models stay transformers' own.
+    stub: Any = model
+    if stub.get_output_embeddings() is None:
+        # A critic's own forward puts its head on what the base model returns.
+        vars(stub.base_model)["forward"] = partial(_read, stub.base_model, decoder)
+        return
+    rule = find_logits_rule(stub)
+    vars(model)["forward"] = partial(_forward, model, decoder, _unchanged if isinstance(rule, str) else rule.apply)
+
+
+def runs_language_model(model: nn.Module) -> bool:
+    """Whether a wrapper has been prepared by `use_language_model`."""
+    stub: Any = model
+    forwards = [vars(part).get("forward") for part in (model, stub.base_model)]
+    return any(isinstance(forward, partial) and forward.func in (_forward, _read) for forward in forwards)
+
+
+def _forward(
+    model: Any,
+    decoder: Any,
+    finish: Callable[[Any], Any],
+    input_ids: torch.Tensor | None = None,
+    attention_mask: Any = None,
+    position_ids: torch.Tensor | None = None,
+    logits_to_keep: int | torch.Tensor = 0,
+    **kwargs: Any,
+) -> CausalLMOutputWithPast:
+    """A causal language model's forward, from the parts of a wrapper."""
+    output = _read(model, decoder, input_ids, attention_mask, position_ids, **kwargs)
+    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    logits = finish(model.get_output_embeddings()(output.last_hidden_state[:, kept]))
+    return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+
+def _read(
+    model: Any,
+    decoder: Any,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: Any = None,
+    position_ids: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What a wrapper's language model returns for text."""
+    foreign = [
+        name for name, value in kwargs.items() if value is not None and any(word in name for word in OTHER_INPUTS)
+    ]
+    if foreign:
+        raise ValueError(f"{type(model).__name__} reads rows of text alone, received {foreign[0]}; drop such rows")
+    kwargs = {name: value for name, value in kwargs.items() if name not in TYPE_IDS}
+    if position_ids is not None and position_ids.ndim == 3:
+        # On text all axes are equal; one of them is what models without axes read.
+        position_ids = position_ids[0]
+    return decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
+
+
+def _unchanged(logits: Any) -> Any:
+    return logits

@@ -1,0 +1,92 @@
+"""Which call each tool result answers. Clients rename ids, repeat them, or send none."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+
+CallPlace = tuple[int, int]
+"""Index of a turn among the messages, and of a call in the turn."""
+
+
+def answered_calls(messages: Sequence[ChatMessage]) -> list[CallPlace | None]:
+    """The call that each message answers; None for one that is no tool result, or answers no call.
+
+    Results belong to the last turn with calls. There an id decides, whatever the order. Other results, named ones
+    first, take a call that has none yet: by name, else in the order of the calls. An id of an earlier turn's call
+    that has no result yet is that call.
+    """
+    pairing = _Pairing(answered=[None] * len(messages))
+    turn, results = 0, list[int]()
+    for place, message in enumerate(messages):
+        if message.tool_calls:
+            pairing.pair(messages, turn, results)
+            turn, results = place, []
+        elif message.role == "tool":
+            results.append(place)
+    pairing.pair(messages, turn, results)
+    return pairing.answered
+
+
+def with_ids_of_calls(messages: Sequence[ChatMessage], answered: Sequence[CallPlace | None]) -> list[ChatMessage]:
+    """Messages whose tool results carry the ids of the calls that they answer."""
+    named = list(messages)
+    for place, call in enumerate(answered):
+        if call is not None:
+            called = messages[call[0]].tool_calls[call[1]].id or None
+            if called != named[place].tool_call_id:
+                named[place] = replace(named[place], tool_call_id=called)
+    return named
+
+
+@dataclass(kw_only=True, slots=True)
+class _Pairing:
+    """The calls and results of a conversation up to some turn."""
+
+    answered: list[CallPlace | None]
+    by_id: dict[str, CallPlace] = field(default_factory=dict)
+    """The latest call of each id."""
+    unanswered: dict[str, CallPlace] = field(default_factory=dict)
+    """Those among them that have no result yet."""
+
+    def pair(self, messages: Sequence[ChatMessage], turn: int, results: Sequence[int]) -> None:
+        """Pair the calls of a turn with the results behind it."""
+        calls = _Waiting(messages[turn].tool_calls if messages else ())
+        late = [place for place in results if not self._pair_by_id(messages[place], place, turn, calls)]
+        self.by_id.update((call.id, (turn, index)) for index, call in enumerate(calls.called) if call.id)
+        for place in sorted(late, key=lambda place: not messages[place].name):
+            index = calls.take((None, messages[place].name), (None, None))
+            known = self.by_id.get(messages[place].tool_call_id or "")
+            self.answered[place] = known if index is None else (turn, index)
+        self.unanswered.update((calls.called[index].id, (turn, index)) for index in calls.waiting)
+
+    def _pair_by_id(self, message: ChatMessage, place: int, turn: int, calls: "_Waiting") -> bool:
+        sent = message.tool_call_id
+        if sent:
+            index = calls.take((sent, message.name), (sent, None))
+            self.answered[place] = self.unanswered.pop(sent, None) if index is None else (turn, index)
+        return self.answered[place] is not None
+
+
+class _Waiting:
+    """Calls of a turn that have no result yet, in order."""
+
+    def __init__(self, called: Sequence[CalledTool]) -> None:
+        self.called = called
+        self.waiting = dict.fromkeys(range(len(called)))
+        self._queues: dict[tuple[str | None, str | None], deque[int]] = {}
+        for index, call in enumerate(called):
+            for key in ((call.id, call.name), (call.id, None), (None, call.name), (None, None)):
+                self._queues.setdefault(key, deque()).append(index)
+
+    def take(self, *keys: tuple[str | None, str | None]) -> int | None:
+        """The first call with the id and the name of the first key that fits one; None leaves either open."""
+        for key in keys:
+            queue = self._queues.get(key, deque())
+            while queue and queue[0] not in self.waiting:
+                queue.popleft()
+            if queue:
+                del self.waiting[queue[0]]
+                return queue.popleft()
+        return None

@@ -1,0 +1,193 @@
+"""What a model's own config says before Ray starts: built without weights, it is checked as the workers check it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from omegaconf import DictConfig, OmegaConf
+from peft import LoraConfig, PeftConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForTokenClassification, PretrainedConfig
+
+from tree_rl.models import UnsupportedModelError, check_model
+from tree_rl.models.fused_layers import why_not_liger
+from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
+from tree_rl.models.sequence_parallel_support import check_sequence_parallel
+from tree_rl.models.support import check_dropout, has_recurrent_layers, has_rope_axes
+from tree_rl.models.value_head import prepare_value_config
+from tree_rl.verl_plugin.compat import get_hf_auto_model_class, update_model_config
+from tree_rl.verl_plugin.engine.adapters import refuse_adapters
+from tree_rl.verl_plugin.engine.features import refuse_flat_packing
+from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
+from tree_rl.verl_plugin.options import as_tree_config
+
+IMAGE_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
+"""Keys of `data` that name a column -> verl's defaults."""
+ADAPTED = ("target_modules", "target_parameters", "exclude_modules")
+"""Keys of a role's `model` node that say where adapters stand."""
+
+
+def refuse_model_of_job(
+    model: DictConfig,
+    *,
+    key: str,
+    engines: Mapping[str, Any] | None = None,
+    is_value: bool = False,
+    rollout: str | None = None,
+) -> None:
+    """Refuse a model on this machine that trees cannot run exactly, or not as a role asks.
+
+    A name on a hub that is not in the local cache and a model with code of its own are left to the workers.
+
+    Args:
+        model: a role's `model` node.
+        key: where it stands in the config.
+        engines: key -> FSDP options of each engine that runs it on trees.
+        is_value: a critic's.
+        rollout: `rollout.name` of a job that generates.
+
+    Raises:
+        ValueError: names key, path, reason and remedy.
+    """
+    config = _read_config(model, key)
+    if config is None:
+        return
+    named = f"{key}.path={model.path}: "
+    built: Any = _built(config, is_value=is_value, named=named)
+    if built is None:
+        return
+    try:
+        check_model(built)
+        if rollout == "hf" and has_recurrent_layers(built):
+            raise UnsupportedModelError(
+                "rollout.name=hf runs attention layers alone, and this model has layers that carry a state; set "
+                "actor_rollout_ref.rollout.name=vllm or sglang"
+            )
+        for engine_key, engine in (engines or {}).items():
+            _check_engine(built, engine, engine_key)
+    except ValueError as error:
+        raise type(error)(named + str(error)) from None
+    if model.get("use_liger", False) is True:
+        # GPUs may be elsewhere.
+        reason = why_not_liger(config, device=torch.device("cuda"))
+        if reason is not None:
+            raise UnsupportedModelError(f"{named}{key}.use_liger=true: {reason}; set {key}.use_liger=false")
+    if model.get("lora_rank", 0) > 0:
+        _check_adapters(built, model, key)
+
+
+def _read_config(model: DictConfig, key: str) -> PretrainedConfig | None:
+    """The model's config with the user's overrides; None where this machine cannot tell."""
+    given = str(model.get("hf_config_path", None) or model.path)
+    path = Path(given).expanduser()
+    if "://" in given:
+        return None
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(path, local_files_only=True)
+        if "auto_map" in settings:
+            return None
+        config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        if (path / "config.json").exists():
+            raise ValueError(f"{key}.path={model.path}: transformers cannot read its config.json: {error}") from error
+        return None
+    overrides = model.get("override_config", None) or {}
+    if isinstance(overrides, DictConfig):
+        overrides = OmegaConf.to_container(overrides, resolve=True)
+    update_model_config(config, override_config_kwargs=overrides.get("model_config", overrides))
+    read: PretrainedConfig = config
+    return read
+
+
+def _built(config: Any, *, is_value: bool, named: str) -> Any:
+    """The model without weights; None where only weights can tell."""
+    if not is_value and not config.architectures:
+        raise ValueError(
+            f"{named}its config.json has no architectures, by which verl chooses the class; save the model again with "
+            "save_pretrained"
+        )
+    try:
+        if is_value:
+            prepare_value_config(config)
+        auto_class = AutoModelForTokenClassification if is_value else get_hf_auto_model_class(config)
+        with torch.device("meta"):
+            return auto_class.from_config(config, attn_implementation="eager")
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{named}transformers cannot build it: {error}") from error
+    except (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError):
+        return None
+
+
+def _check_engine(built: Any, engine: Any, key: str) -> None:
+    tree = as_tree_config(engine.get("tree", None))
+    mode = replay_mode(engine)
+    # Masks without positions hurt SDPA alone, which the workers choose.
+    refuse_flat_packing(has_recurrent_layers(built) or has_rope_axes(built), engine)
+    try:
+        check_sequence_parallel(built.config, engine.get(SEQUENCE_PARALLEL, 1))
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from error
+    if tree.router_aux_loss_coef is not None or mode != DISABLED:
+        hooks = RouterHooks(built)
+        if mode != DISABLED:
+            RouterReplay(hooks, mode)
+
+
+def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
+    """Attach adapters as verl does, without their weights, and check them as the engine does."""
+    path = model.get("lora_adapter_path", None)
+    if path is not None and not Path(path).expanduser().is_dir():
+        return
+    asked = OmegaConf.to_container(OmegaConf.masked_copy(model, [name for name in ADAPTED if name in model]))
+    assert isinstance(asked, dict)
+    try:
+        if path is None:
+            adapters: PeftConfig = LoraConfig(task_type="CAUSAL_LM", r=model.lora_rank, bias="none", **asked)
+        else:
+            adapters = PeftConfig.from_pretrained(str(Path(path).expanduser()))
+        wrapped = get_peft_model(built, adapters)
+    except ValueError as error:
+        raise ValueError(f"{key}.target_modules={asked.get('target_modules')}: {error}") from error
+    check_dropout(wrapped)
+    refuse_adapters(built, key)
+
+
+def refuse_rows_with_images(data: DictConfig, files: Sequence[str]) -> None:
+    """Refuse parquet files on this machine in whose rows verl's data set would find images or videos.
+
+    Args:
+        data: the config's `data` node.
+        files: its keys of a path or a list of paths.
+
+    Raises:
+        ValueError: names the key, the file, the row and its column.
+    """
+    columns = [str(data.get(key, None) or default) for key, default in IMAGE_KEYS.items()]
+    for key in files:
+        given = data.get(key, None) or ()
+        for path in [given] if isinstance(given, str) else given:
+            file = Path(str(path)).expanduser()
+            if file.suffix == ".parquet" and file.exists():
+                _refuse_file(file, columns, f"data.{key}={path}")
+
+
+def _refuse_file(file: Path, columns: Sequence[str], named: str) -> None:
+    try:
+        parquet = pq.ParquetFile(file)
+    except pa.ArrowInvalid:
+        # The data set, which reads all of it, says what is wrong.
+        return
+    row = 0
+    for batch in parquet.iter_batches(batch_size=64, columns=[c for c in columns if c in parquet.schema_arrow.names]):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            # An empty list and a null are no image.
+            for offset, value in enumerate(column):
+                if value.is_valid and (not hasattr(value, "values") or len(value)):
+                    raise ValueError(
+                        f"{named}: row {row + offset} has {name}; trees run rows of text: drop rows with images, or "
+                        "train without trees (actor_rollout_ref.model.model_type=language_model and verl's trainer)"
+                    )
+        row += len(batch)

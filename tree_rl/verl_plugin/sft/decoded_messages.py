@@ -1,0 +1,47 @@
+"""Conversations of verl's SFT dataset in the form that every reader here takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.messages.conversation import read_chat
+from tree_rl.inspection.messages.json_cells import without_padding
+from tree_rl.inspection.messages.roles import ASSISTANT
+from tree_rl.inspection.messages.template_form import TemplateForm
+
+
+def decode_messages(dataset: Any, data: DictConfig, *, key: str, place: Callable[[int], str]) -> None:
+    """Replace messages and tools of verl's dataset by what they say: JSON text, others' roles, parts, null padding.
+
+    Args:
+        dataset: verl's dataset of messages.
+        data: verl's `data` node.
+        key: of the files in it.
+        place: file and number of a row, for messages.
+
+    Raises:
+        RowFileError: names the row that cannot be read, or says that no row has a turn of the assistant.
+    """
+    tokenizer = dataset.tokenizer
+    form = TemplateForm.of(
+        tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else "",
+        lambda messages: str(tokenizer.apply_chat_template(list(messages), tokenize=False)),
+    )
+    chats = []
+    offered = dataset.tools or [None] * len(dataset.messages)
+    for row, (cell, tools) in enumerate(zip(dataset.messages, offered, strict=True)):
+        where = f"data.{key}: {place(row)}, column {shown(data.messages_key)}"
+        chat = read_chat(without_padding(cell), without_padding(tools), form, where)
+        if chat is None:
+            raise RowFileError(f"{where}: expected a list of messages with a role each, received {shown(cell)}")
+        chats.append(chat)
+    if chats and not any(message["role"] == ASSISTANT for chat in chats for message in chat.messages):
+        raise RowFileError(f"data.{key}: expected a message of the assistant, received none; nothing would train")
+    dataset.messages = [chat.messages for chat in chats]
+    dataset.tools = [chat.tools for chat in chats] if any(chat.tools for chat in chats) else None
+    column = pd.Series(dataset.messages, index=dataset.dataframe.index, dtype=object)
+    dataset.dataframe = dataset.dataframe.assign(**{dataset.messages_key: column})
