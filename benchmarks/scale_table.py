@@ -15,7 +15,8 @@ from pathlib import Path
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, write_csv
-from tree_rl.cost.cluster.hardware import GIB, Cluster
+from tree_rl.cost.cluster.hardware import Cluster
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.scale.report import ScaleSettings, Step
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
 from tree_rl.cost import ModelShape
-from tree_rl.cost.balance.batch import lay_out_groups, measure_groups
+from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
@@ -76,7 +76,7 @@ def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape, 
     places = np.arange(len(known)) if arm == EQUAL else np.random.default_rng(1).permutation(len(known))
     number = dict(zip(known, places, strict=True))
     group_of_row = np.array([number[name] for name in names])
-    paths = [overlap.paths for overlap in measure_groups(group_of_row, rows, shape.cost)]
+    paths = paths_of_groups(group_of_row, rows, shape.cost)
     rows_DC = deal(arm, group_of_row, paths, world, mini_batches)
     if any(not len(content) for cells in rows_DC for content in cells):
         raise SystemExit(

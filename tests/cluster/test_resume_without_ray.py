@@ -20,7 +20,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
 )
 from tree_rl.verl_plugin.resume.checkpoint_parts import Part, refuse_damaged, seal_checkpoint, why_checkpoint_damaged
 from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, read_record
-from tree_rl.verl_plugin.resume.choose_checkpoint import Choice, choose_checkpoint
+from tree_rl.verl_plugin.resume.choose_checkpoint import FoundCheckpoints, choose_checkpoint
 from tree_rl.verl_plugin.resume.file_marks import files_below, seal_files
 from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker, files_to_load, rank_of_file
 from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
@@ -155,7 +155,7 @@ def test_damage_on_the_disk_of_one_node_decides_for_all(tmp_path: Path) -> None:
             (disk / folder.name / "actor" / f"model_world_size_2_rank_{rank}.pt").write_bytes(bytes([step, rank]))
         commit_checkpoint(disks[0], step, seal_checkpoint(folder, parts))
 
-    def choice() -> Choice:
+    def choice() -> FoundCheckpoints:
         return choose_checkpoint(disks[0], lambda folder, record: why_checkpoint_damaged(folder, record, parts))
 
     assert choice().step == 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tree_rl.cost import CostModel
 from tree_rl.cost.balance import GroupPaths, batch
-from tree_rl.cost.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
+from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups, paths_of_groups
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.tree import Forest
 
@@ -124,19 +124,19 @@ def branching_groups(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
 
 def test_a_group_costs_what_the_cost_model_says() -> None:
     group_of_row, rows = branching_groups(0)
-    overlaps = measure_groups(group_of_row, rows, SHAPE.cost)
+    paths = paths_of_groups(group_of_row, rows, SHAPE.cost)
     forests = [Forest.from_rows([rows[row] for row in np.flatnonzero(group_of_row == group)]) for group in range(24)]
-    assert [overlap.cost for overlap in overlaps] == [SHAPE.cost.forest(forest) for forest in forests]
+    np.testing.assert_allclose([one.whole for one in paths], [SHAPE.cost.forest(one) for one in forests], rtol=1e-12)
     lengths = np.array([1, 100, 3000])
-    single = measure_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE.cost)
-    np.testing.assert_allclose([overlap.cost for overlap in single], SHAPE.cost.rows(lengths))
+    single = paths_of_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE.cost)
+    np.testing.assert_allclose([one.whole for one in single], SHAPE.cost.rows(lengths))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_costs_of_forests_even_out_and_the_layout_is_the_same_each_time(seed: int) -> None:
     group_of_row, rows = branching_groups(seed)
-    overlaps = measure_groups(group_of_row, rows, SHAPE.cost)
-    cost, paths = np.array([overlap.cost for overlap in overlaps]), [overlap.paths for overlap in overlaps]
+    paths = paths_of_groups(group_of_row, rows, SHAPE.cost)
+    cost = np.array([one.whole for one in paths])
     layout = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
     again = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
     assert np.array_equal(layout.order, again.order)

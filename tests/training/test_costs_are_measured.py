@@ -6,7 +6,7 @@ import torch
 from tree_rl.cost.cost_fit import LEAST_EQUATIONS, Work
 from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.training import Rows
-from tree_rl.training.cost.measured_calls import MeasuredCall, MeasuredCalls, work_of
+from tree_rl.training.measured_calls import MeasuredCall, MeasuredCalls, work_of
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import Budget
 from tree_rl.training.planning.micro_batches import plan_micro_batches

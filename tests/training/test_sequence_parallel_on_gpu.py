@@ -49,7 +49,7 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=world)
-    budget.LEAST_TOKENS = budget.GRANULARITY = 64
+    budget.GRANULARITY = 64
     share = dist.new_group(list(range(world)))
     errors = {}
     for max_tokens in BUDGETS:

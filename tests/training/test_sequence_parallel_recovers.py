@@ -49,7 +49,7 @@ def fail_once(model: Any, direction: str, passes: int) -> Callable[[], int]:
 def rank_main(rank: int, world: int, out: str, port: int) -> None:
     """Every case with one rank failing at every point."""
     join(rank, world, port)
-    budget.LEAST_TOKENS = budget.GRANULARITY = 3
+    budget.GRANULARITY = 3
     groups = {size: [dist.new_group([*range(i, i + size)]) for i in range(0, world, size)] for size in (2, 4)}
     failures = {}
     for number, case in enumerate(CASES):

@@ -83,7 +83,6 @@ def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
 
 
 def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget_module, "LEAST_TOKENS", 1)
     monkeypatch.setattr(budget_module, "GRANULARITY", 1)
     model = build("dense")
     expected, whole = run(step_of(model, None), model)

@@ -58,7 +58,7 @@ def engine_of(path: Path, **fsdp: Any) -> Any:
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     """Undisturbed updates, then the same with rank 0 failing at every point."""
     join(rank, world, port)
-    budget.LEAST_TOKENS = budget.GRANULARITY = 3
+    budget.GRANULARITY = 3
     for reshard in (True, False):
         engine = engine_of(Path(model), reshard_after_forward=reshard)
         for deal in DEALS:
@@ -104,7 +104,6 @@ def test_two_ranks_repeat_the_step_together(
 
 @pytest.mark.parametrize(("direction", "passes"), POINTS)
 def test_one_rank_repeats_the_step(out: Path, monkeypatch: pytest.MonkeyPatch, direction: str, passes: int) -> None:
-    monkeypatch.setattr(budget, "LEAST_TOKENS", 3)
     monkeypatch.setattr(budget, "GRANULARITY", 3)
     engine = engine_of(out / "model")
     data = ppo_batch([*COMB, *BRANCHES], calculate_entropy=True)

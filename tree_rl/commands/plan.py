@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from tree_rl.commands.row_options import File, GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows
-from tree_rl.cost.cluster.hardware import GIB, Cluster
+from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.choice import Chooser
-from tree_rl.cost.memory.model import assumed_memory_model
+from tree_rl.cost.memory.model import GIB, assumed_memory_model
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.model_shape import read_model_shape

@@ -52,8 +52,7 @@ class CostModel:
         ``trained`` [B, L_b] is nonzero where the row's token has a loss; None means everywhere.
         """
         head_tokens = forest.num_unique if trained is None else np.count_nonzero(forest.rows_that_mark(trained))
-        pairs = float(forest.position.sum(dtype=np.int64)) + forest.num_unique
-        return self.step(float(forest.num_unique), pairs, float(head_tokens))
+        return self.step(float(forest.num_unique), float(forest.num_pairs), float(head_tokens))
 
     def tree_pays(self, forest: Forest, wanted: Jagged | None = None) -> bool:
         """Whether running a forest costs enough less than running its rows one by one.
@@ -133,14 +132,22 @@ class ModelShape:
         )
 
     @property
+    def num_attention_layers(self) -> int:
+        """Layers whose cost grows with visible pairs."""
+        return self.layers if self.attention_layers is None else self.attention_layers
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's projections to queries, keys and values and back."""
+        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+    @property
     def cost(self) -> CostModel:
         """Cost of a step in floating point operations, forward and backward."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        parameters = self.layers * (attention + 3 * self.hidden * self.intermediate)
-        attention_layers = self.layers if self.attention_layers is None else self.attention_layers
+        parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
         return CostModel(
             per_token=FORWARD_AND_BACKWARD * 2.0 * parameters,
-            per_pair=FORWARD_AND_BACKWARD * 4.0 * attention_layers * self.heads * self.head_dim,
+            per_pair=FORWARD_AND_BACKWARD * 4.0 * self.num_attention_layers * self.heads * self.head_dim,
             per_head_token=FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab,
         )
 

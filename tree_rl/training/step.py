@@ -19,9 +19,9 @@ from torch import nn
 from tree_rl.models.support import check_dropout
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import Group, StepCall, StepContext
-from tree_rl.training.cost.measured_calls import MeasuredCalls
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Loss
+from tree_rl.training.measured_calls import MeasuredCalls
 from tree_rl.training.memory.chosen import gradients_to_come, memory_of
 from tree_rl.training.micro_batch_runs import FlatBatchRun, MicroBatchRun, PartitionedBatchRun, WholeBatchRun
 from tree_rl.training.options import AUTO, TreeOptions

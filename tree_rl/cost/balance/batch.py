@@ -18,22 +18,6 @@ from tree_rl.cost.cost_model import CostModel
 from tree_rl.tree.forest import Forest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupOverlap:
-    """What the rows of one prompt's group share."""
-
-    unique_tokens: int
-    """Tokens that the group's trees compute."""
-    flat_tokens: int
-    """Tokens of its rows."""
-    cost: float
-    """Of one update on the trees, in the unit of the cost model."""
-    depth: int
-    """Tokens of the longest row."""
-    paths: GroupPaths
-    """Along which the group may split."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BatchLayout:
     """The order of the rows in the batch, rank after rank and cell after cell."""
@@ -77,22 +61,12 @@ def mini_batch_count(num_groups: int, groups_per_mini_batch: int) -> int:
     return max(1, math.ceil(num_groups / groups_per_mini_batch))
 
 
-def measure_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], cost: CostModel) -> list[GroupOverlap]:
-    """Overlap and cost of each of G groups; `group_of_row` is int [B], from 0 to G - 1, `row_tokens` B arrays."""
+def paths_of_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], cost: CostModel) -> list[GroupPaths]:
+    """The paths of each of G groups; `group_of_row` is int [B], from 0 to G - 1, `row_tokens` B arrays."""
     members: list[list[np.ndarray]] = [[] for _ in range(int(group_of_row.max()) + 1)]
     for group, tokens in zip(group_of_row, row_tokens, strict=True):
         members[group].append(tokens)
-    forests = [Forest.from_rows(rows) for rows in members]
-    return [
-        GroupOverlap(
-            unique_tokens=forest.num_unique,
-            flat_tokens=forest.num_flat,
-            cost=cost.forest(forest),
-            depth=int(forest.row_index.lengths.max()),
-            paths=GroupPaths.of(forest, cost),
-        )
-        for forest in forests
-    ]
+    return [GroupPaths.of(Forest.from_rows(rows), cost) for rows in members]
 
 
 def lay_out_groups(

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tree_rl.cost.cluster.hardware import GIB, Cluster
+from tree_rl.cost.cluster.hardware import Cluster
+from tree_rl.cost.memory.model import GIB
 
 MEASURED_PEAK, MEASURED_NVLINK = 989, 900
 """Of the H200 that was measured: dense bf16 TFLOP/s, and GB/s of NVLink in both directions (data sheet)."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-GIB = 2**30
+from tree_rl.cost.memory.model import GIB
+
 OPTIMIZER_RATE = 5e10
 """Parameters of which one H200 clips the gradient and does AdamW in a second. verl takes torch's default, a kernel for
 each term: about 80 bytes a parameter. Measured with all else that a step does to parameters, 0.02 s for every 1e9

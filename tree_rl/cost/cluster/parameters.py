@@ -23,7 +23,6 @@ class Parameters:
     @classmethod
     def of(cls, shape: ModelShape, config: Mapping[str, Any]) -> "Parameters":
         """Count those of a config.json's decoder; recurrent layers count like attention."""
-        attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
         experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
         width = shape.intermediate
         if experts and shape.active_experts:
@@ -32,7 +31,7 @@ class Parameters:
             width = (shape.intermediate - shared) // shape.active_experts * experts + shared
         matrices = 1 if config.get("tie_word_embeddings") else 2
         return cls(
-            per_layer=attention + 3 * shape.hidden * width + shape.hidden * experts,
+            per_layer=shape.attention_parameters + 3 * shape.hidden * width + shape.hidden * experts,
             root=matrices * shape.hidden * shape.vocab,
             layers=shape.layers,
         )

@@ -171,11 +171,10 @@ class StepModel:
         if self.sharing == 1:
             return 0.0
         shape = self.shape
-        layers = shape.layers if shape.attention_layers is None else shape.attention_layers
         heads = 2 * shape.heads + 2 * max(shape.kv_heads, self.sharing)
         held = GATHERED * heads * shape.head_dim * tokens / self.sharing
         # Queries, keys, values and the result are sent one by one.
-        return layers * (self.cluster.collective(held, self.sharing) + 3 * self.cluster.latency)
+        return shape.num_attention_layers * (self.cluster.collective(held, self.sharing) + 3 * self.cluster.latency)
 
     def memory(self, work: StepWork) -> DeviceMemory:
         """Bytes of one GPU at the peak, with the largest micro-batch."""

@@ -6,13 +6,16 @@ from tree_rl.cost.memory.model import MemoryModel
 
 MEMORY_FRACTION = 0.8
 """Share of the device that model, optimizer and one path of partitions may take; the rest is for fragments."""
-LEAST_TOKENS = 1024
-"""No budget goes below this: shorter forwards leave the GPU idle."""
 GRANULARITY = 1024
-"""Budgets are multiples of this many tokens."""
+"""Budgets are multiples of this many tokens, and never 0: shorter forwards leave the GPU idle."""
 LEAST_SCALE, LARGEST_SCALE = 0.5, 4.0
 """A measured working set outside of these, over the counted one, is that of something else."""
 SCALE_STEP = 0.01
+
+
+def room_beside(taken_bytes: float, device_bytes: float) -> float:
+    """Bytes that forwards may fill on a device beside weights, gradients and optimizer state."""
+    return MEMORY_FRACTION * device_bytes - taken_bytes
 
 
 def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float], measured_bytes: float) -> float:
@@ -33,5 +36,5 @@ def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float],
 
 
 def rounded_tokens(tokens: float) -> int:
-    """The nearest budget below so many tokens, but at least `LEAST_TOKENS`."""
-    return max(LEAST_TOKENS, int(tokens) // GRANULARITY * GRANULARITY)
+    """The nearest budget of at most so many tokens, or the least one."""
+    return max(1, int(tokens) // GRANULARITY) * GRANULARITY

@@ -37,9 +37,6 @@ MOST_PARTITIONS = 512
 PATIENCE, WORTH_CUTTING = 8, 0.98
 """So many capacities in a row, each smaller than the one before, that do not lower the peak so far end the search."""
 
-Plans = Callable[[Forest, int], PartitionPlan]
-"""The partitions of a forest for a capacity in tokens."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByteBudget:
@@ -52,7 +49,7 @@ class ByteBudget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Choice:
+class MemoryChoice:
     """One way to run a forest."""
 
     plan: PartitionPlan | None
@@ -103,19 +100,18 @@ class Chooser:
         """`tree.max_tokens` in bytes."""
         return ByteBudget(device=self.model.bytes_of(tokens), host=self.host_bytes)
 
-    def choose(self, forest: Forest, budget: ByteBudget, plans: Plans, *, head_share: float = 1.0) -> Choice:
+    def choose(self, forest: Forest, budget: ByteBudget, *, head_share: float = 1.0) -> MemoryChoice:
         """The cheapest way within the budget; where none fits, the cheapest of about the least predicted peak.
 
         Args:
             forest: N unique tokens.
             budget: in bytes.
-            plans: makes partitions.
             head_share: share of its tokens that the head reads.
         """
-        fitting: list[Choice] = []
-        refused: list[Choice] = []
+        fitting: list[MemoryChoice] = []
+        refused: list[MemoryChoice] = []
         lowest, in_vain = math.inf, 0
-        for least_seconds, choices in self._in_groups(forest, plans, head_share):
+        for least_seconds, choices in self._in_groups(forest, head_share):
             within = _cheapest(fitting, budget.device)
             if within is not None and within.seconds < least_seconds and budget.device >= SLACK * _least(fitting):
                 break
@@ -133,9 +129,7 @@ class Chooser:
         is_refused = beyond is not None and beyond.order < chosen.order
         return replace(chosen, needs_host=beyond.peak.host) if beyond is not None and is_refused else chosen
 
-    def _in_groups(
-        self, forest: Forest, plans: Plans, head_share: float
-    ) -> Iterator[tuple[float, Callable[[], list[Choice]]]]:
+    def _in_groups(self, forest: Forest, head_share: float) -> Iterator[tuple[float, Callable[[], list[MemoryChoice]]]]:
         """Ways to run a forest, each group with a bound on its seconds, ascending; they are worked out when called."""
         yield 0.0, partial(self._whole, forest, head_share)
         tokens = forest.num_unique
@@ -143,9 +137,9 @@ class Chooser:
         for capacity in capacities(tokens):
             more = -(-tokens // capacity) - 1
             bound = of_whole + more * self._partition_seconds
-            yield bound, partial(self._at_capacity, forest, capacity, plans, head_share)
+            yield bound, partial(self._at_capacity, forest, capacity, head_share)
 
-    def _whole(self, forest: Forest, head_share: float) -> list[Choice]:
+    def _whole(self, forest: Forest, head_share: float) -> list[MemoryChoice]:
         tokens, seconds = forest.num_unique, self._seconds(forest)
         choices = []
         for tile in self._tiles(tokens):
@@ -153,11 +147,11 @@ class Chooser:
                 measures = MemoryMeasures(offloaded_layers=layers, tile_tokens=tile)
                 peak = self.model.whole(tokens, round(head_share * tokens), measures)
                 more = self._measure_seconds(tokens, seconds, measures)
-                choices.append(Choice(plan=None, measures=measures, peak=peak, seconds=seconds + more))
+                choices.append(MemoryChoice(plan=None, measures=measures, peak=peak, seconds=seconds + more))
         return choices
 
-    def _at_capacity(self, forest: Forest, capacity: int, plans: Plans, head_share: float) -> list[Choice]:
-        plan = plans(forest, capacity)
+    def _at_capacity(self, forest: Forest, capacity: int, head_share: float) -> list[MemoryChoice]:
+        plan = quick_plan(forest, capacity)
         tokens, seconds = forest.num_unique, self._seconds(forest)
         peaks = PartitionedPeak(self.model, plan, head_share=head_share)
         choices = []
@@ -167,7 +161,7 @@ class Chooser:
             more += (plan.num_partitions - 1) * self._partition_seconds
             if measures.relays_on_host:
                 more += RELAY_TRIPS * self.model.relayed * plan.relayed_tokens / HOST_BYTES_PER_SECOND
-            choices.append(Choice(plan=plan, measures=measures, peak=peak, seconds=seconds + more))
+            choices.append(MemoryChoice(plan=plan, measures=measures, peak=peak, seconds=seconds + more))
         return choices
 
     def _partition_measures(self, capacity: int) -> Iterator[MemoryMeasures]:
@@ -217,12 +211,12 @@ def quick_plan(forest: Forest, capacity: int) -> PartitionPlan:
     return plan_partitions(forest, capacity, solver="heuristic")
 
 
-def _cheapest(choices: list[Choice], device_bytes: float) -> Choice | None:
+def _cheapest(choices: list[MemoryChoice], device_bytes: float) -> MemoryChoice | None:
     within = [choice for choice in choices if choice.peak.device <= device_bytes]
     return min(within, key=lambda choice: choice.order, default=None)
 
 
-def _least(choices: list[Choice]) -> float:
+def _least(choices: list[MemoryChoice]) -> float:
     return min((choice.peak.device for choice in choices), default=math.inf)
 
 

@@ -14,6 +14,7 @@ from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.measures import MemoryMeasures
 
 FLOAT32 = 4
+GIB = 2**30
 CHUNK_TENSORS, TRITON_CHUNK_TENSORS = 4.0, 1.5
 """Float32 tensors of the size of a chunk of logits that the head's backward holds, by torch alone and by Triton."""
 IN_FLIGHT = 2
@@ -74,11 +75,6 @@ class MemoryModel:
         return self.value_bytes * self.shape.hidden
 
     @property
-    def attention_layers(self) -> int:
-        """Layers whose keys and values cross cuts."""
-        return self.shape.layers if self.shape.attention_layers is None else self.shape.attention_layers
-
-    @property
     def keys_and_values(self) -> float:
         """Of one layer, of the rank's own heads."""
         return self._all_keys_and_values / self.sequence_ranks
@@ -86,12 +82,13 @@ class MemoryModel:
     @property
     def relayed(self) -> float:
         """Keys and values of all layers."""
-        return self.attention_layers * self.keys_and_values
+        return self.shape.num_attention_layers * self.keys_and_values
 
     @property
     def relayed_gradients(self) -> float:
         """Their gradients, which are summed in at least float32."""
-        return self.attention_layers * 2 * max(FLOAT32, self.value_bytes) * self._key_width / self.sequence_ranks
+        sums = 2 * max(FLOAT32, self.value_bytes) * self._key_width
+        return self.shape.num_attention_layers * sums / self.sequence_ranks
 
     @property
     def graph(self) -> float:
@@ -287,7 +284,7 @@ def assumed_memory_model(shape: ModelShape) -> MemoryModel:
     return MemoryModel(
         shape=shape,
         head_norms=True,
-        logits_bytes=80 * 2**30 / 64,
+        logits_bytes=80 * GIB / 64,
         chunk_tensors=TRITON_CHUNK_TENSORS,
         sums_query_gradients=True,
         tiles=shape.active_experts == 0,

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tree_rl.cost.balance.batch import BatchLayout, GroupOverlap, lay_out_groups, measure_groups
-from tree_rl.cost.cluster.hardware import GIB, Cluster
+from tree_rl.cost.balance.batch import BatchLayout, lay_out_groups, paths_of_groups
+from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import DeviceMemory, Measured, StepModel, StepTime, StepWork
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import rows_by_group
@@ -127,17 +128,16 @@ class Step:
         if settings.checkpoint is not None:
             cost, sharing = read_fitted_cost(settings.checkpoint, self.shape)
             self.measured = Measured(sharing=sharing, per_forward=cost.per_forward)
-        found = measure_groups(number, [row.token_ids for row in rows], cost)
+        found = paths_of_groups(number, [row.token_ids for row in rows], cost)
         chosen = _drawn(len(groups), settings.prompts)
-        self.overlaps: list[GroupOverlap] = [found[group] for group in chosen]
+        self.paths = [found[group] for group in chosen]
         self.group_of_row = np.repeat(np.arange(len(chosen)), [len(groups[group]) for group in chosen])
 
     def on(self, gpus: int, sharing: int) -> Scaled:
         """The step on so many GPUs, so many of which share tokens."""
         settings = self.settings
-        paths = [overlap.paths for overlap in self.overlaps]
         ranks = gpus // sharing
-        layout = lay_out_groups(self.group_of_row, paths, num_ranks=ranks, num_cells=settings.mini_batches)
+        layout = lay_out_groups(self.group_of_row, self.paths, num_ranks=ranks, num_cells=settings.mini_batches)
         model = StepModel(
             shape=self.shape,
             parameters=self.parameters,

@@ -10,8 +10,8 @@ from pathlib import Path
 from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import StepModel, StepTime
-from tree_rl.cost.memory.budget import GRANULARITY, MEMORY_FRACTION
-from tree_rl.cost.memory.choice import ByteBudget, Chooser, quick_plan
+from tree_rl.cost.memory.budget import GRANULARITY, room_beside, rounded_tokens
+from tree_rl.cost.memory.choice import ByteBudget, Chooser
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import forest_of, report_groups, rows_by_group, total_of
 from tree_rl.inspection.row import Row
@@ -137,16 +137,16 @@ def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPredict
     largest = max(forests, key=lambda forest: forest.num_unique)
     longest = max(len(row.token_ids) for row in rows)
     chooser = Chooser(model=activations)
-    least = chooser.choose(largest, ByteBudget(device=0.0), quick_plan)
+    least = chooser.choose(largest, ByteBudget(device=0.0))
     tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
     state = model.memory_with(0.0).total
-    room = MEMORY_FRACTION * model.cluster.memory - state
+    room = room_beside(state, model.cluster.memory)
     fits = room >= activations.bytes_of(GRANULARITY)
-    max_tokens = activations.tokens_of(room) // GRANULARITY * GRANULARITY if fits else None
+    max_tokens = rounded_tokens(activations.tokens_of(room)) if fits else None
     runs = None
     if max_tokens is not None:
         is_whole = largest.num_unique <= max_tokens
-        runs = "whole" if is_whole else chooser.choose(largest, chooser.budget(max_tokens), quick_plan).name
+        runs = "whole" if is_whole else chooser.choose(largest, chooser.budget(max_tokens)).name
     return MemoryPrediction(
         gpu=gpu,
         gpus=model.cluster.gpus,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tree_rl.cost.cluster.hardware import GIB
 from tree_rl.cost.memory.budget import MEMORY_FRACTION
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.text import format_table
 from tree_rl.inspection.verdict.judgement import REACHED, Verdict

@@ -10,14 +10,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tree_rl.cost.memory.choice import Chooser
-from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.model import GIB, MemoryModel, Peak
 from tree_rl.training.context import StepContext
 from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
 
 logger = logging.getLogger(__name__)
-GIB = 2**30
 
 
 class StepMemory:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.cost.memory.budget import MEMORY_FRACTION, rounded_tokens, working_scale
-from tree_rl.cost.memory.model import MemoryModel
+from tree_rl.cost.memory.budget import room_beside, rounded_tokens, working_scale
+from tree_rl.cost.memory.model import GIB, MemoryModel
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ class AutoBudget:
         mine = _NO_LIMIT
         if live_tokens and peak_bytes > base_bytes:
             per_token = (peak_bytes - base_bytes) / live_tokens
-            room = MEMORY_FRACTION * total_bytes - base_bytes
-            mine = rounded_tokens(room / per_token)
+            mine = rounded_tokens(room_beside(base_bytes, total_bytes) / per_token)
         self.tokens, _ = self._agree(mine, 1.0)
         logger.info("tree.max_tokens=auto: %d unique tokens per forward", self.tokens)
 
@@ -104,7 +103,7 @@ class AutoBudget:
         if self.tokens is not None:
             return
         scale = working_scale(model, predicted, peak_bytes - base_bytes)
-        room = MEMORY_FRACTION * total_bytes - base_bytes
+        room = room_beside(base_bytes, total_bytes)
         # Every rank sizes its own room by the largest working set, so that is agreed first.
         _, self.working_scale = self._agree(_NO_LIMIT, scale)
         self.tokens, _ = self._agree(rounded_tokens(model.scaled(self.working_scale).tokens_of(room)), 1.0)
@@ -112,7 +111,7 @@ class AutoBudget:
             "tree.max_tokens=auto: %d unique tokens per forward, %.1f GiB beside weights and optimizer; a layer works "
             "with %.2f times the bytes that the model's shape gives",
             self.tokens,
-            room / 2**30,
+            room / GIB,
             self.working_scale,
         )
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from tree_rl.cost.cost_model import CostModel
-from tree_rl.cost.memory.choice import Choice, Chooser, quick_plan
+from tree_rl.cost.memory.choice import Chooser, MemoryChoice
 from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
@@ -44,7 +44,7 @@ class MicroBatch:
     """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
     measures: MemoryMeasures = field(default_factory=MemoryMeasures)
     """What its forest does to need less GPU memory."""
-    choice: Choice | None = None
+    choice: MemoryChoice | None = None
     """What was chosen for a forest beyond the budget, with its predicted peak; None within it, or without a model of
     memory."""
 
@@ -144,7 +144,7 @@ def _large_batch(
         head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
         # In eighths, so that inference and update of a group agree on its plan.
         head_share = np.ceil(8 * head_share) / 8
-        choose = partial(chooser.choose, part, chooser.budget(max_tokens), quick_plan, head_share=head_share)
+        choose = partial(chooser.choose, part, chooser.budget(max_tokens), head_share=head_share)
         choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
     return MicroBatch(
         rows=tuple(group.tolist()),

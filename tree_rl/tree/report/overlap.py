@@ -52,7 +52,7 @@ def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
         paths=forest.num_rows,
         unique_tokens=forest.num_unique,
         flat_tokens=forest.num_flat,
-        unique_pairs=int(forest.position.sum(dtype=np.int64)) + forest.num_unique,
+        unique_pairs=forest.num_pairs,
         flat_pairs=int((lengths * (lengths + 1) // 2).sum()),
         unique_head_tokens=int(head_tokens),
         flat_head_tokens=forest.num_flat if trained is None else int((trained.values != 0).sum()),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from tree_rl.cost.memory.model import GIB
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.routers.expert_load import LoadReport
 from tree_rl.training.step import StepResult, TreeStep
@@ -70,8 +71,8 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
         peak = step.memory.predicted(list(batches), step.budget.working_scale)
         layers = max((batch.measures.offloaded_layers for batch in batches), default=0)
         metrics["tree/offloaded_layers"] = Metric(AggregationType.MAX, float(layers))
-        metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / 2**30)
-        metrics["tree/predicted_host_gib"] = Metric(AggregationType.MAX, peak.host / 2**30)
+        metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / GIB)
+        metrics["tree/predicted_host_gib"] = Metric(AggregationType.MAX, peak.host / GIB)
     return (
         metrics
         | _cost_metrics(step)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.cost.memory.choice import Chooser, quick_plan
+from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.measures import MemoryMeasures
-from tree_rl.cost.memory.model import TRITON_CHUNK_TENSORS, MemoryModel
+from tree_rl.cost.memory.model import GIB, TRITON_CHUNK_TENSORS, MemoryModel
 from tree_rl.tree.forest import Forest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
-GIB = 2**30
 MEMORY = 139.8 * GIB
 FILES = sorted(FOLDER.glob("deep_trunks_*.csv"))
 ALL = [row for path in FILES for row in csv.DictReader(path.read_text().splitlines()) if row["peak_gib"]]
@@ -62,7 +61,7 @@ def test_peaks_of_what_a_budget_chooses_are_predicted(row: dict[str, Any]) -> No
     forest = Forest.from_rows([np.concatenate([prompt, answer]) for answer in answers])
     chooser = Chooser(model=model_of(row))
     budget = chooser.budget(int(row["plan"].partition(" ")[0].removeprefix("budget:")))
-    choice = chooser.choose(forest, budget, quick_plan, head_share=branches * tokens / forest.num_unique)
+    choice = chooser.choose(forest, budget, head_share=branches * tokens / forest.num_unique)
     assert f"({choice.name})" in row["plan"]
     measured = float(row["peak_gib"]) - float(row["base_gib"])
     assert choice.peak.device / GIB == pytest.approx(measured, rel=0.1)

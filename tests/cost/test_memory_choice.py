@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -11,13 +10,11 @@ from hypothesis import strategies as st
 
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.budget import LARGEST_SCALE, LEAST_SCALE, working_scale
-from tree_rl.cost.memory.choice import SLACK, ByteBudget, Choice, Chooser, capacities, quick_plan
-from tree_rl.cost.memory.model import MemoryModel
+from tree_rl.cost.memory.choice import SLACK, ByteBudget, Chooser, MemoryChoice, capacities
+from tree_rl.cost.memory.model import GIB, MemoryModel
 from tree_rl.training.memory.host import local_ranks
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import PartitionPlan
 
-GIB = 2**30
 SHAPE_8B = ModelShape(
     hidden=4096, layers=36, intermediate=12288, heads=32, kv_heads=8, head_dim=128, vocab=151936
 )  # Qwen3-8B
@@ -39,13 +36,8 @@ def forest_of(trunk: int, branches: int, tokens: int) -> Forest:
     return Forest.from_rows(rows)
 
 
-@lru_cache(maxsize=200)
-def plan_once(forest: Forest, capacity: int) -> PartitionPlan:
-    return quick_plan(forest, capacity)
-
-
-def choose(chooser: Chooser, forest: Forest, tokens: int) -> Choice:
-    return chooser.choose(forest, chooser.budget(tokens), plan_once, head_share=0.5)
+def choose(chooser: Chooser, forest: Forest, tokens: int) -> MemoryChoice:
+    return chooser.choose(forest, chooser.budget(tokens), head_share=0.5)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -107,7 +99,7 @@ def test_a_smaller_budget_never_has_a_higher_predicted_peak(forest: Forest, budg
 def test_a_budget_holds_what_it_chooses_unless_nothing_fits(forest: Forest, tokens: int) -> None:
     chooser = Chooser(model=TINY)
     chosen = choose(chooser, forest, tokens)
-    least = chooser.choose(forest, ByteBudget(device=0.0, host=math.inf), plan_once, head_share=0.5)
+    least = chooser.choose(forest, ByteBudget(device=0.0, host=math.inf), head_share=0.5)
     assert chosen.peak.device <= max(chooser.budget(tokens).device, SLACK * least.peak.device)
     if forest.num_unique <= tokens:
         assert chosen.kind == (False, False, False, False)

@@ -126,7 +126,7 @@ def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:
             pairs += int((lengths * (lengths + 1) // 2).sum())
             head_tokens += batch.unique_tokens
             continue
-        pairs += int(forest.position.sum(dtype=np.int64)) + forest.num_unique
+        pairs += forest.num_pairs
         wanted = forest.row_index.with_values(rows.wanted_F[rows.flat_positions(batch.rows)])
         head_tokens += int(np.count_nonzero(forest.rows_that_mark(wanted)))
     return Work(forwards=forwards, tokens=tokens, pairs=pairs, head_tokens=head_tokens)
