@@ -49,7 +49,7 @@ class Plan:
     """One way to run a forest."""
 
     name: str
-    """As given on the command line."""
+    """Name as given on the command line."""
     capacity_tokens: int | None
     """C; None runs the forest whole."""
     measures: MemoryMeasures

@@ -23,7 +23,7 @@ class Turn:
     reply_tokens: int
     """That the model generates."""
     kept_tokens: int
-    """Of the reply's end that stay in the history; fewer than the reply has end a row here."""
+    """Tokens of the reply's end that stay in the history; fewer than the reply has end a row here."""
     observation_tokens: int
     """Behind the reply, in the next call's context."""
 

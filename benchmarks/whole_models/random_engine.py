@@ -25,7 +25,7 @@ from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 STD = 0.02
-"""Of all matrices, transformers' `initializer_range`; norms are 1."""
+"""Standard deviation of all matrices, transformers' `initializer_range`; norms are 1."""
 BYTES_PER_PARAMETER = 16
 """Float32 weight and gradient, two moments of AdamW."""
 

@@ -36,7 +36,7 @@ from tree_rl.inspection.verdict.text import format_missing_group, format_verdict
 from tree_rl.inspection.verdict.update_share import chosen_share
 
 GPUS = 8
-"""Of the verdict's memory; `tree-rl estimate` takes any number."""
+"""GPUs for which the verdict predicts memory; `tree-rl estimate` takes any number."""
 Draw = Annotated[
     tuple[Picture, Path] | None, typer.Option(help="Draw one group: svg FILE or text FILE; - prints to the terminal.")
 ]

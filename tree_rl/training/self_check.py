@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 8
 MOST_TOKENS_ALONE = 4096
-"""Of a row whose attention may take memory by the square."""
+"""Most tokens of a row whose attention may take memory by the square."""
 MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
 """Ids that every vocabulary has."""
 MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}

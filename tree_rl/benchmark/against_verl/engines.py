@@ -24,7 +24,7 @@ EXAMPLE = "examples/grpo_trainer/run_qwen3_8b_fsdp.sh"
 MAX_TOKENS = 24_576
 """Its ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu."""
 LEARNING_RATE, KL_COEF, KL_TYPE, CLIP = 1e-6, 0.001, "low_var_kl", 0.2
-"""Of the script (clip: verl's default); its entropy_coeff is 0."""
+"""Settings of the script (clip: verl's default); its entropy_coeff is 0."""
 ATTENTION = {"cuda": "flash_attention_2", "cpu": "sdpa"}
 """verl's default, which no CPU has."""
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

@@ -26,9 +26,9 @@ class RunLog:
     name: str
     """What it was read from."""
     steps: tuple[int, ...]
-    """In order."""
+    """Numbers of the steps, ascending."""
     metrics: tuple[Mapping[str, float], ...]
-    """Of each step; finite numbers alone."""
+    """Metrics of each step; finite numbers alone."""
     restarts: int
     """How often the steps went back."""
 

@@ -17,7 +17,7 @@ from tree_rl.inspection.verdict.judgement import Verdict
 from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
 
 FORMAT = 1
-"""Of all objects."""
+"""Version of all objects."""
 
 
 def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape, verdict: Verdict) -> str:

@@ -40,7 +40,7 @@ class RecordedSession:
     """What a closed session leaves."""
 
     calls: tuple[ModelCall, ...]
-    """In the order they were answered. `rows_of_calls` makes rows of them."""
+    """Calls in the order they were answered. `rows_of_calls` makes rows of them."""
     drift: DriftReport
     cancelled: int
     """Calls whose client left, or that were running when the session was closed."""
@@ -69,7 +69,7 @@ class Session:
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
         self.is_exhausted = False
-        """Whether a call was refused because the session had made its `max_calls`."""
+        """True once a call was refused because the session had made its `max_calls`."""
         self._left_out: Counter[str] = Counter()
         self._constrained = 0
         self._renderer = renderer

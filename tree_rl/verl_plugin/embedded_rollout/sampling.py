@@ -35,7 +35,7 @@ class Sampling:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     """Generation ends after one of these; the output keeps it."""
     seed: int | None = None
-    """Of the request's own random stream; None shares the server's."""
+    """Seed of the request's own random stream; None shares the server's."""
     raw_log_probs: bool = False
     """Report log-probs before temperature and filters (`logprobs_mode: raw_logprobs`)."""
 

@@ -42,7 +42,7 @@ class RowsReader:
     replay: RouterReplay | None
     """Record and replay of routes; None where the engine does neither."""
     is_actor: bool
-    """Whether the engine trains a policy."""
+    """True if the engine trains a policy."""
     with_other_rows: torch.distributed.ProcessGroup
     """verl's data-parallel group: of the ranks that share a forest's tokens, and hold equal rows, it has one."""
     context: StepContext

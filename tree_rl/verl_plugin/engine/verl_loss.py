@@ -42,7 +42,7 @@ class OnPolicyLoss:
     loss_function: VerlLossFunction
     """verl's."""
     sees_entropy: bool
-    """Whether verl asked for the entropy; else the loss would report a term that nobody has asked for."""
+    """True if verl asked for the entropy; else the loss would report a term that nobody has asked for."""
 
     def __call__(
         self, *, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None

@@ -78,9 +78,9 @@ class TreeTrainerMixin(ResumableTrainer):
     actor_worker: type = TreeActorRolloutRefWorker
     """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
-    """Whether the present update finds the old log-probs itself."""
+    """True if the present update finds the old log-probs itself."""
     _has_updated = False
-    """Whether the first batch has been told about."""
+    """True once the log has said what the first batch shares."""
     _fitted_cost: CostModel | None = None
     """Seconds that the last update's engines report; None leaves groups to the model's shape."""
 

@@ -32,7 +32,7 @@ class GeneratedTurn:
     response_ids: tuple[int, ...]
     """All generated ids, the end token and a stop text included."""
     is_whole: bool
-    """Whether the node's ids spell `raw_text`; not so where a stop text begins within a token."""
+    """True if the node's ids spell `raw_text`; not so where a stop text begins within a token."""
     forms: Callable[[], Iterable[tuple[str, str]]]
     """The turn as the template writes it, at the end of a conversation and further up, and what closes it there. Costs
     renderings, so it is called only where a text differs from `raw_text`."""
@@ -102,7 +102,7 @@ class ContextTrie:
         self._renderer = renderer
         self._root = Node(parent=None, text="", ids=(), depth=0)
         self.is_slow = False
-        """Whether to look for recorded tokens beside the event loop. `MANY_TURNS` behind one prompt may each have to be
+        """True if recorded tokens should be looked for in a thread. `MANY_TURNS` after one prompt may each have to be
         rendered, and one of `LONG_TURN` tokens to be decoded over and over."""
 
     def match(self, text: str) -> Match:

@@ -48,7 +48,7 @@ class Prompt:
     restored: Restored
     """Its messages, with the reasoning that clients drop."""
     text: str
-    """As the template writes it."""
+    """Text as the template writes it."""
     ids: tuple[int, ...]
     node: Node
     opening: str = ""
