@@ -11,11 +11,10 @@ import pytest
 import torch
 from engine_harness import build_engine, gradients, nested, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients, run
+from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows, queue
 from omegaconf import OmegaConf
+from rank_engines import join, spawn
 from tensordict import TensorDict
-from test_engine_ranks import join, spawn
-from test_trainer_batch import LocalQueue, local_queue, make_trainer, put_rows, queue
-from test_trainer_worker import build_worker
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils import tensordict_utils as tu

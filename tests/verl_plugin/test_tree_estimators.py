@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from test_advantages_sessions import estimate, make_batch
+from session_batches import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
