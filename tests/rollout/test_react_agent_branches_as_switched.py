@@ -158,14 +158,6 @@ def test_limits_end_it_and_what_it_did_is_scored(tiny: SimpleNamespace) -> None:
     assert (context.status, context.reward) == ("limit", 1.0)
 
 
-def test_a_malformed_call_is_counted_and_answered(tiny: SimpleNamespace) -> None:
-    broken = thinking("oops", '<tool_call>\n{"name": "shell", "arguments": "no object"}\n</tool_call>')
-    done, record, _ = play(tiny, by_turn(broken, COPY, DONE), ReActOptions())
-    assert done.status == "completed"
-    said = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
-    assert done.outcome.malformed_calls == 1 and "are no JSON object" in said
-
-
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="think='hide'"):
         ReActOptions(think="hide")  # type: ignore[arg-type]

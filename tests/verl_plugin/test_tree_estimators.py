@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
 from omegaconf import OmegaConf
 from session_batches import estimate, make_batch
 from verl.protocol import DataProto
