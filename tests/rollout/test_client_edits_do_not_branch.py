@@ -13,8 +13,7 @@ from dictated_answers import Scene, user
 from gateway_harness import CHATML, SHELL, build_tokenizer, misspell
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from model_families import Family, tokenizer_of
-from test_families_templates_keep_history import EDIT, TEMPLATES, call, written_by_the_template
+from model_families import EDIT, TEMPLATES, Family, call, tokenizer_of, written_by_the_template
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.transcript import rows_of_calls

@@ -66,11 +66,6 @@ def _entry(column: Any, index: int) -> Any:
     return column[index].data if hasattr(column[index], "data") else column[index]
 
 
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
-    return local_queue(monkeypatch)
-
-
 def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
@@ -222,3 +217,6 @@ def stock_config() -> DictConfig:
 def config_of_mode(mode: str, *overrides: str) -> DictConfig:
     given = [f"trainer.v1.trainer_mode={mode}", *(SEPARATE if mode == "tree_separate_async" else []), *overrides]
     return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
+
+
+BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1], [1, 2], [1, 1]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_harness import build_engine, gradients, nested, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients, run
-from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows, queue
+from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
 from omegaconf import OmegaConf
 from rank_engines import join, spawn
 from tensordict import TensorDict
@@ -25,7 +25,6 @@ from verl.workers.utils.losses import value_loss
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
 
-__all__ = ["queue"]
 BRANCHES = [[1, 5], [2, 3], [4, 1], [1, 3]]
 """Rows of each session of four prompts; three prompts to a mini-batch make two steps of two prompts."""
 UNTRAINED = "uid-1_1_2"

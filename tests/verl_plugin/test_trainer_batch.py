@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_trainer import LocalQueue, make_trainer, put_rows
+from local_trainer import BRANCHES, LocalQueue, make_trainer, put_rows
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
@@ -15,8 +15,6 @@ from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
-
-BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1], [1, 2], [1, 1]]
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_trainer_batch
 import torch
 import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import nested, save_model, tiny_qwen3
-from local_trainer import LocalQueue, build_worker, config_of_mode, make_trainer, put_rows, queue
+from local_trainer import BRANCHES, LocalQueue, build_worker, config_of_mode, make_trainer, put_rows
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
@@ -21,7 +20,6 @@ from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker
 
-__all__ = ["queue"]
 ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
 CONFLICTS = {
     "actor_rollout_ref.actor.ppo_epochs=2": r"actor\.ppo_epochs=2",
@@ -191,7 +189,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         trainer._reuse = LogProbReuse(setting=setting, conflict=None if setting else "false")
         queue.rows.clear()
         torch.manual_seed(0)
-        batch = put_rows(queue, test_trainer_batch.BRANCHES)
+        batch = put_rows(queue, BRANCHES)
         for row in queue.rows.values():
             del row["old_log_probs"]
         trainer.actor_rollout_wg = worker = OneWorker(path, queue)
