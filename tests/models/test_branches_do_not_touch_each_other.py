@@ -8,10 +8,10 @@ with trees or without.
 import numpy as np
 import pytest
 import torch
+from dense_models import FAMILIES as DENSE
 from hybrid_models import HYBRIDS, VOCAB
 from moe_models import FAMILIES, build
 from recurrent_models import RECURRENT
-from test_models_read_trees import FAMILIES as DENSE
 from transformers import PretrainedConfig
 
 from tree_rl.models import use_tree_attention

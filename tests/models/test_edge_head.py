@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_models import FAMILIES, SIZES, build, some_rows
 from peft import LoraConfig, get_peft_model
-from test_models_read_trees import FAMILIES, SIZES, build, some_rows
 from torch import nn
 from transformers import CohereConfig, GPTNeoXConfig, GraniteConfig, PretrainedConfig
 

@@ -14,8 +14,8 @@ from moe_models import (
     gradients,
     random_routes,
     stock_routers_forced,
+    weighted,
 )
-from test_experts_read_trees import weighted
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_unique_tokens

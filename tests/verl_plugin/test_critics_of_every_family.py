@@ -12,8 +12,8 @@ import pytest
 import torch
 from engine_harness import VOCAB, build_engine, ppo_batch, save_model
 from equivalence import assert_equal_runs, run
-from hostile_rows import shapes
-from test_engine_hybrid import save_hybrid
+from hostile_rows import SHAPES
+from tiny_families import save_hybrid
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -69,7 +69,6 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm4_moe": Glm4MoeConfig(**SIZES, **HEADS, **EXPERTS, n_routed_experts=4, first_k_dense_replace=1),
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
 }
-SHAPES = shapes()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

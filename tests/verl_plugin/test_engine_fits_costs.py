@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, run
+from equivalence import LOSS, run
 from hostile_rows import shapes
 
 from tree_rl.cost.cost_fit import LEAST_EQUATIONS
@@ -14,7 +14,6 @@ from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.trainer.step_metrics import fitted_cost
 
 NAMES = [field.name for field in dataclasses.fields(CostModel)]
-LOSS = actor_loss("vanilla", "token-mean")
 
 
 def test_updates_teach_what_work_costs(tmp_path: Path) -> None:

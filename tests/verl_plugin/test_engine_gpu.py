@@ -14,9 +14,8 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from equivalence import actor_loss, assert_equal_runs, run, run_after_pass, wanted_positions, without_pass
 from hostile_rows import Row, row
-from test_log_probs_of_the_update import run_after_pass, without_pass
 
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients
-from test_engine_ranks import join, share_of, spawn, update
+from rank_engines import join, share_of, spawn, update
 
 from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.training.memory.host_slab import host_slab

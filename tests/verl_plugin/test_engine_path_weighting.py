@@ -8,12 +8,10 @@ import pytest
 import torch
 from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
-from hostile_rows import row, shapes, tokens
+from hostile_rows import SHAPES, row, tokens
 from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
-
-SHAPES = shapes()
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,10 @@ import pytest
 import torch
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
-from hostile_rows import shapes
+from hostile_rows import SHAPES
 
 from tree_rl.training.self_check import TreeMismatchError
 from tree_rl.verl_plugin.options import TreeConfig
-
-SHAPES = shapes()
 
 
 @pytest.fixture
