@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 RECORDING = Path(__file__).with_name("airline_turns.json")
-"""Tokens of the agents in examples/tau_bench_airline; `record_turns.py` counts them."""
+"""Tokens of the agents in examples/tau_bench_airline, as Qwen3's tokenizer counts them."""
 SHARES = [step / 100 for step in range(101)]
 
 

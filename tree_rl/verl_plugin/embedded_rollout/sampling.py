@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+NO_JSON = "json_output=enforce: rollout.name=hf cannot force JSON; choose json_output=instruct, or rollout.name=vllm"
 NEUTRAL: Mapping[str, Any] = {
     "n": 1,
     "presence_penalty": 0.0,
@@ -73,6 +74,8 @@ def parse_sampling(
         stop_token_ids |= eos_token_ids
     rest.pop("logprobs", None)
     known = {key: rest.pop(key) for key in ("temperature", "top_p", "top_k", "seed") if key in rest}
+    if "json_schema" in rest:
+        raise ValueError(NO_JSON)
     for key, value in rest.items():
         if key not in NEUTRAL:
             raise ValueError(f"sampling parameter {key}={value!r}: not known to rollout.name=hf")
