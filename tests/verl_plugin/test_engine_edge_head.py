@@ -48,12 +48,6 @@ def test_every_forward_of_a_tree_is_answered_by_the_head(
     assert answers[forwards:] == ["Tensor"]
 
 
-def test_a_critic_has_no_such_head(tmp_path: Path) -> None:
-    path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
-    engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True)
-    assert not any(isinstance(module, EdgeHead) for module in engine.module.modules())
-
-
 @pytest.mark.parametrize("max_tokens", (1000, 7))
 @pytest.mark.parametrize("reshard", (True, False))
 def test_an_untied_head(untied_path: Path, reshard: bool, max_tokens: int) -> None:
@@ -61,16 +55,3 @@ def test_an_untied_head(untied_path: Path, reshard: bool, max_tokens: int) -> No
     stock = build_engine(untied_path, tree=None, **build)
     tree = build_engine(untied_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), **build)
     assert_trains_as(alone(stock, SHAPES["temperatures_differ"]), tree, SHAPES["temperatures_differ"])
-
-
-def test_lora_on_the_head_trains_through_logits(tmp_path: Path, answers: list[str]) -> None:
-    # Tied, for verl cannot shard an adapter on a head that is an FSDP2 module of its own.
-    path = save_model(tmp_path, tiny_qwen3())
-    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "lm_head"]}
-    engines = []
-    for tree in (None, TreeConfig(mode="tree", max_tokens=7)):
-        torch.manual_seed(11)
-        engines.append(build_engine(path, tree=tree, model=lora))
-    got = assert_trains_as(alone(engines[0], SHAPES["comb"]), engines[1], SHAPES["comb"])
-    assert any("lm_head" in name for name in got["gradients"])
-    assert not answers

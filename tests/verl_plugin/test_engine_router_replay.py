@@ -44,9 +44,9 @@ def engines(paths: dict[str, Path]) -> dict[str, tuple[Any, Any]]:
 
 
 CASES = [
-    *(("qwen3_moe", name, 9) for name in SHAPES_OF_ONE),
-    *((family, "comb", 9) for family in CONFIGS),
-    *((family, "branches", 1000) for family in CONFIGS),
+    *(("qwen3_moe", name, 9) for name in ("strict_prefix", "two_groups")),
+    *((family, "comb", 9) for family in ("mixtral", "qwen3_5_moe")),
+    ("gpt_oss", "branches", 1000),
 ]
 
 
@@ -62,28 +62,6 @@ def test_rollout_routes_are_repeated_as_by_rows_alone(
     assert_same(expected, got, rows)
     unrouted = run(stock, ppo_batch(rows, **FLAGS, **ALONE), actor_loss("vanilla", "token-mean"))
     assert abs(sum(unrouted["loss"]) - sum(expected["loss"])) > 1e-4
-
-
-@pytest.mark.parametrize("capacity", (9, 1000))
-def test_a_recomputed_layer_repeats_its_routes(paths: dict[str, Path], capacity: int) -> None:
-    rows, routes = SHAPES["comb"], recorded_routes(SHAPES["comb"], seed=3)
-    expected = stock_run(build_engine(paths["qwen3_moe"], tree=None), rows, routes)
-    tree = build_engine(
-        paths["qwen3_moe"],
-        tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=0.0),
-        model={"enable_gradient_checkpointing": True},
-        **replaying("R3"),
-    )
-    got = run(tree, batch_with(routes, rows), actor_loss("vanilla", "token-mean"))
-    assert_same(expected, got, rows)
-    # Routes that differ make rows share less.
-    plain = run(
-        build_engine(paths["qwen3_moe"], tree=TreeConfig()),
-        ppo_batch(rows, **FLAGS),
-        actor_loss("vanilla", "token-mean"),
-    )
-    unique = [one["metrics"]["tree/unique_tokens"].aggregate() for one in (plain, got)]
-    assert unique[0] < unique[1] < sum(len(row.tokens) for row in rows)
 
 
 def native_routes(stock: Any, rows: Sequence[Row]) -> Routes:
@@ -265,16 +243,6 @@ def test_models_that_cannot_repeat_routes_are_refused_when_built(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         build_engine(save_model(tmp_path, config), tree=TreeConfig(), **replaying(mode))
-
-
-def test_one_expert_per_token_records_and_repeats(tmp_path: Path) -> None:
-    path, rows = save_model(tmp_path, TOP_1), SHAPES["comb"]
-    tree = build_engine(path, tree=TreeConfig(max_tokens=9), **replaying("R2"))
-    output = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]
-    data = ppo_batch(rows, **FLAGS)
-    data["routed_experts"] = output["routed_experts"]
-    again = run(tree, data, actor_loss("vanilla", "token-mean"))["model_output"]
-    torch.testing.assert_close(again["log_probs"].values(), output["log_probs"].values(), rtol=1e-6, atol=1e-6)
 
 
 def test_critics_and_references_pass_over_routes_of_the_actor(paths: dict[str, Path], tmp_path: Path) -> None:
