@@ -11,14 +11,11 @@ from functools import partial
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Backend, Generation
-from tree_rl.rollout.gateway.long_work import beside_the_loop
+from tree_rl.rollout.gateway.long_work import SEARCH, SPELL, beside_the_loop
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 FIRST_SLICE_TOKENS = 64
-LONG_ANSWER_TOKENS = 4000
-"""Longer answers are read in a thread; with stop texts those of an eighth. Decoding so many tokens takes 2 ms, finding
-where a stop text begins 13 times as long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +67,8 @@ async def generate_answer(
             raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error
         done = _joined(done, slice_)
         is_last = done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens
-        is_long = len(done.token_ids) * (8 if stop else 1) > LONG_ANSWER_TOKENS
-        answer = await beside_the_loop(partial(_read, done, stop, renderer, is_last=is_last), is_long=is_long)
+        read = partial(_read, done, stop, renderer, is_last=is_last)
+        answer = await beside_the_loop(read, SEARCH if stop else SPELL, tokens=len(done.token_ids))
         if answer is not None:
             return answer
         size *= 2
