@@ -3,24 +3,22 @@
 Gradients exist beforehand, as in any update but the first. Sizes are such that activations outweigh what is fixed.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from live_bytes import peak_bytes
+from measured_models import measured_step
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models import use_edge_head, use_tree_attention
-from tree_rl.training import Rows, TreeOptions, TreeStep
-from tree_rl.training.context import StepCall
+from tree_rl.training import Rows, TreeOptions
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.micro_batch_runs import MicroBatchRun
-from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
+from tree_rl.training.micro_batch import MicroBatch, predicted_peak
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -37,15 +35,6 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
 KEEP_ALL = MemoryMeasures()
-
-
-class Measured(TreeStep):
-    """Every forest takes the given measures."""
-
-    measures = KEEP_ALL
-
-    def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
-        return super()._bind(call, replace(batch, measures=self.measures))
 
 
 def build(kind: str, *, checkpointing: bool, dtype: torch.dtype) -> Any:
@@ -72,15 +61,14 @@ def measure(model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | 
     """One update, gradients of an earlier one being there."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    step = Measured(model, TreeOptions(mode="tree", max_tokens=max_tokens))
-    step.measures = measures
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
     rows = Rows.of(rows_of(shape))
 
     batches: list[MicroBatch] = []
 
     def update() -> None:
         result = step.run(rows, lambda outputs, members: (outputs["log_probs"].sum(), {}), is_separable=True)
-        batches[:] = [replace(batch, measures=measures) for batch in result.micro_batches]
+        batches[:] = result.micro_batches
 
     return peak_bytes(update, host_slab(CPU)), batches
 
