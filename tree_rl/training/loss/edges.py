@@ -58,34 +58,6 @@ class EdgePlan:
     share: EdgeShare | None = None
     """With sequence parallelism: which edges are this rank's, and how the others' values arrive."""
 
-    @classmethod
-    def of(
-        cls,
-        source_R: np.ndarray,
-        row_of_edge_E: np.ndarray,
-        target_E: np.ndarray,
-        temperature_E: np.ndarray,
-        *,
-        flat_W: np.ndarray,
-        edge_W: np.ndarray,
-        num_flat: int,
-        device: torch.device | str,
-        share: EdgeShare | None = None,
-    ) -> "EdgePlan":
-        """A plan from its host arrays: those of the fields, and the flat position and the edge of every read."""
-        asked = (source_R, row_of_edge_E, target_E, temperature_E)
-        if share is not None:
-            asked = share.asked(source_R[row_of_edge_E], target_E, temperature_E)
-        return cls(
-            source_R=source_R,
-            row_of_edge_E=row_of_edge_E,
-            target_E=target_E,
-            temperature_E=temperature_E,
-            reads=FlatReads(flat_W=to_device(flat_W, device), edge_W=to_device(edge_W, device), num_flat=num_flat),
-            request=request_edges(*asked, device=device),
-            share=share,
-        )
-
     def of_all(self, values_e: torch.Tensor) -> torch.Tensor:
         """Values of all edges [E] from those that the request was answered with."""
         return values_e if self.share is None else self.share.gather(values_e)
@@ -126,16 +98,24 @@ def plan_edges(
     edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
     sources, row_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
-    share = None if ranks is None else EdgeShare.of(sources[row_of_edge], forest.num_unique, ranks, device)
-    return EdgePlan.of(
-        sources,
-        row_of_edge.astype(np.int64),
-        forest.input_ids[edge_child].astype(np.int64),
-        temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32),
-        flat_W=flat,
-        edge_W=edge_of_wanted.astype(np.int64),
-        num_flat=forest.num_flat,
-        device=device,
+    source_R, row_of_edge_E = sources, row_of_edge.astype(np.int64)
+    target_E = forest.input_ids[edge_child].astype(np.int64)
+    temperature_E = temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32)
+    asked, share = (source_R, row_of_edge_E, target_E, temperature_E), None
+    if ranks is not None:
+        share = EdgeShare.of(source_R[row_of_edge_E], forest.num_unique, ranks, device)
+        asked = share.asked(source_R[row_of_edge_E], target_E, temperature_E)
+    return EdgePlan(
+        source_R=source_R,
+        row_of_edge_E=row_of_edge_E,
+        target_E=target_E,
+        temperature_E=temperature_E,
+        reads=FlatReads(
+            flat_W=to_device(flat, device),
+            edge_W=to_device(edge_of_wanted.astype(np.int64), device),
+            num_flat=forest.num_flat,
+        ),
+        request=request_edges(*asked, device=device),
         share=share,
     )
 

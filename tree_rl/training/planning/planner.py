@@ -209,7 +209,7 @@ def plan_micro_batches(
     # Rows that run without a tree leave no trace of their routers.
     always = config.mode == "tree" or config.router_aux_loss_coef is not None
     wanted = forest.row_index.with_values(rows.wanted_F)
-    whole_groups, large, flat_rows = [], [], []
+    whole_groups, batches, flat_rows = [], [], []
     for group in groups:
         part = forest.select_rows(group)
         if not (always or cost is None or cost.tree_pays(part, wanted.select(group))):
@@ -217,12 +217,26 @@ def plan_micro_batches(
         elif part.num_unique <= budget.unique_tokens:
             whole_groups.append(group)
         else:
-            large.append(_large_batch(part, group, wanted.select(group), budget.unique_tokens, config, plans, chooser))
-    packed = pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens)
-    forests = [_micro_batch(forest, batch.rows, as_forest=True) for batch in packed]
-    bins = best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []
-    flats = [_micro_batch(forest, np.array(flat_rows)[content], as_forest=False) for content in bins]
-    batches = large + forests + flats
+            large = wanted.select(group)
+            batches.append(_large_batch(part, group, large, budget.unique_tokens, config, plans, chooser))
+    for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
+        part = forest.select_rows(packed.rows)
+        batches.append(
+            MicroBatch(
+                rows=tuple(packed.rows.tolist()),
+                offsets=part.row_index.offsets,
+                forest=part,
+                flat_tokens=part.num_flat,
+                unique_tokens=part.num_unique,
+            )
+        )
+    for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []:
+        members = [flat_rows[index] for index in bin_]
+        offsets = offsets_of(forest.row_index.lengths[members])
+        tokens = int(offsets[-1])
+        batches.append(
+            MicroBatch(rows=tuple(members), offsets=offsets, forest=None, flat_tokens=tokens, unique_tokens=tokens)
+        )
     return batches if config.path_weighting == "verl" else _with_weights(batches, forest, rows, config)
 
 
@@ -252,19 +266,6 @@ def _large_batch(
         unique_tokens=part.num_unique,
         measures=MemoryMeasures(relays_on_host=config.offload is True) if choice is None else choice.measures,
         choice=choice,
-    )
-
-
-def _micro_batch(forest: Forest, members: np.ndarray, *, as_forest: bool) -> MicroBatch:
-    part = forest.select_rows(members) if as_forest else None
-    lengths = forest.row_index.lengths[members]
-    flat_tokens = int(lengths.sum())
-    return MicroBatch(
-        rows=tuple(members.tolist()),
-        offsets=offsets_of(lengths),
-        forest=part,
-        flat_tokens=flat_tokens,
-        unique_tokens=flat_tokens if part is None else part.num_unique,
     )
 
 

@@ -193,7 +193,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """All rows as trees, with whatever the loss needs in rows and loss."""
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
         refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=trains_actor)
-        assign_normalisers(data, self.get_data_parallel_group(), self.step.context)
+        group = self.get_data_parallel_group()
+        assign_normalisers(data, group, self.step.context)
         try:
             rows = self._read_rows(data)
             if self.replay is not None:
@@ -201,7 +202,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
                 rows = self.replay.with_routes(data, rows)
         except RowError as error:
             self.step.refuse(error)
-        verl_rows = VerlRows(data, loss_function, group=self.get_data_parallel_group(), stock_step=self.stock_step)
+        verl_rows = VerlRows(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
         loss = None if loss_function is None else verl_rows.loss
         call = StepCall(
             rows=rows,
