@@ -19,8 +19,8 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
-from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.backend import Answer, BackendError
+from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import Row

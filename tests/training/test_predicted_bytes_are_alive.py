@@ -3,48 +3,36 @@
 Gradients exist beforehand, as in any update but the first. Sizes are such that activations outweigh what is fixed.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from larger_models import BF16, CPU, F32, build, rows_of
 from live_bytes import peak_bytes
+from measured_models import measured_step
 
 from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel
-from tree_rl.training import Rows, TreeOptions, TreeStep
-from tree_rl.training.context import StepCall
+from tree_rl.training import Rows, TreeOptions
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.micro_batch_runs import MicroBatchRun
-from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
+from tree_rl.training.micro_batch import MicroBatch, predicted_peak
 
 KEEP_ALL = MemoryMeasures()
-
-
-class Measured(TreeStep):
-    """Every forest takes the given measures."""
-
-    measures = KEEP_ALL
-
-    def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
-        return super()._bind(call, replace(batch, measures=self.measures))
 
 
 def measure(model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | None) -> tuple[int, list[MicroBatch]]:
     """One update, gradients of an earlier one being there."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    step = Measured(model, TreeOptions(mode="tree", max_tokens=max_tokens))
-    step.measures = measures
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
     rows = Rows.of(rows_of(shape))
 
     batches: list[MicroBatch] = []
 
     def update() -> None:
         result = step.run(rows, lambda outputs, members: (outputs["log_probs"].sum(), {}), is_separable=True)
-        batches[:] = [replace(batch, measures=measures) for batch in result.micro_batches]
+        batches[:] = result.micro_batches
 
     return peak_bytes(update, host_slab(CPU)), batches
 

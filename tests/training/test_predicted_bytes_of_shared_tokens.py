@@ -14,7 +14,7 @@ from sharing_ranks import join, spawn
 
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.planning.micro_batches import predicted_peak
+from tree_rl.training.micro_batch import predicted_peak
 
 CASES: dict[str, tuple[bool, torch.dtype, str, int | None]] = {
     "whole": (True, F32, "trunk", None),

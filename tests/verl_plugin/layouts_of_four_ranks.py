@@ -111,7 +111,7 @@ def weights_of(engine: Any) -> dict[str, torch.Tensor]:
 def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     """Every loss, whole and in partitions, inference, two steps, and a checkpoint between them."""
     engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=LAYOUTS[layout], optimizer=SGD)
-    found: dict[str, Any] = {"outputs": infer(engine, share_of(engine)), "check": engine.step.self_check_error}
+    found: dict[str, Any] = {"outputs": infer(engine, share_of(engine)), "check": engine.step.self_check.error}
     for name, budget in [case[1:] for case in CASES if case[0] == layout]:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
         data = share_of(engine)

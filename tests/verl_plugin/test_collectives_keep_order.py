@@ -32,7 +32,7 @@ WORK: dict[str, tuple[TreeConfig, Callable[[Any], Any]]] = {
     "forest": (TreeConfig(mode="tree", self_check=False), lambda engine: run(engine, ppo_batch(ROWS), LOSS)),
     "partitions": (TreeConfig(max_tokens=9, self_check=False), lambda engine: run(engine, ppo_batch(ROWS), LOSS)),
     "rows": (TreeConfig(mode="flat", self_check=False), lambda engine: run(engine, ppo_batch(ROWS), LOSS)),
-    "dummy": (TreeConfig(self_check=False), lambda engine: engine.step.idle_forward().backward()),
+    "dummy": (TreeConfig(self_check=False), lambda engine: engine.step.runner.idle_forward().backward()),
 }
 
 

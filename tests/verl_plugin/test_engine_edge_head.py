@@ -44,7 +44,7 @@ def test_every_forward_of_a_tree_is_answered_by_the_head(
     assert got["metrics"]["tree/partitions"].aggregate() == forwards
     assert answers == ["EdgeValues"] * forwards
     with torch.no_grad():
-        engine.step.idle_forward()
+        engine.step.runner.idle_forward()
     assert answers[forwards:] == ["Tensor"]
 
 

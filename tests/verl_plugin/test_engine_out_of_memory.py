@@ -52,7 +52,7 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
             torch.save({"got": got["gradients"], "expected": expected}, f"{out}/{case}.pt")
             count = got["output"]["metrics"]["tree/out_of_memory"].aggregate()
             Path(f"{out}/{case}.json").write_text(json.dumps([engine.step.out_of_memory, count]))
-            engine.step.budget.tokens = None
+            engine.step.knowledge.budget.tokens = None
     torch.distributed.destroy_process_group()
 
 
@@ -88,8 +88,8 @@ def test_one_rank_repeats_the_step(out: Path, monkeypatch: pytest.MonkeyPatch, d
     fail_once(engine.module, direction, passes)
     got = update(engine, ppo_batch([*COMB, *BRANCHES], calculate_entropy=True), LOSS)
     assert engine.step.out_of_memory == 1
-    assert engine.step.budget.tokens is not None
-    assert engine.step.budget.tokens < BUDGET
+    assert engine.step.knowledge.budget.tokens is not None
+    assert engine.step.knowledge.budget.tokens < BUDGET
     assert_equal_gradients(expected, got["gradients"])
 
 

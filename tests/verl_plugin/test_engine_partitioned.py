@@ -30,7 +30,7 @@ def tree(model_path: Path) -> Any:
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
     """The ops of an update, of "branches" or of a batch, as the engine agreed on them."""
-    from tree_rl.training import step as engine_module
+    from tree_rl.training import run as engine_module
 
     seen: list[str] = []
     original = engine_module.run_in_step
@@ -49,7 +49,7 @@ def test_only_sequence_coupled_losses_off_policy_pay_an_extra_pass(
     tree: Any, loss_mode: str, extra_passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = tree
-    engine.step.known_log_probs.forget()
+    engine.step.knowledge.log_probs.forget()
     ops = ops_of_one_update(engine, actor_loss(loss_mode, "token-mean"), monkeypatch)
     assert ops.count("F") == (1 + extra_passes) * ops.count("B")
 
@@ -84,7 +84,7 @@ def test_log_probs_are_forgotten_when_the_weights_move(model_path: Path) -> None
         engine.infer_batch(ppo_batch(SHAPES["branches"]))
     with engine.train_mode(disable_auto_offload=True):
         engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), actor_loss("gspo", "token-mean"))
-    assert not engine.step.known_log_probs._rows
+    assert not engine.step.knowledge.log_probs._rows
 
 
 def test_only_the_last_inference_of_a_trained_model_is_remembered(model_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_only_the_last_inference_of_a_trained_model_is_remembered(model_path: Pa
         with engine.eval_mode(disable_auto_offload=True):
             for name in ("branches", "comb"):
                 engine.infer_batch(ppo_batch(SHAPES[name]))
-    assert len(actor.step.known_log_probs._rows) == len(SHAPES["comb"])
-    assert not reference.step.known_log_probs._rows
+    assert len(actor.step.knowledge.log_probs._rows) == len(SHAPES["comb"])
+    assert not reference.step.knowledge.log_probs._rows
 
 
 @pytest.mark.parametrize("loss_mode", POLICY_LOSSES)

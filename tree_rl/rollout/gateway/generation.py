@@ -6,31 +6,16 @@ that few tokens behind a stop text are wasted. Every token is still drawn in its
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from tree_rl.rollout.gateway.backend import Backend, Generation
+from tree_rl.rollout.gateway.backend import Answer, Backend, Generation
 from tree_rl.rollout.gateway.long_work import SEARCH, SPELL, beside_the_loop
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 FIRST_SLICE_TOKENS = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer(Generation):
-    """A generated turn.
-
-    Its ids end with the end token, the token that completes a stop text, or the last one below a limit.
-    """
-
-    stop_text: str | None
-    """The stop text that ended it."""
-    text: str
-    """What the agent sees: the turn without its end token, or up to the stop text."""
-    text_ids: tuple[int, ...] | None
-    """The ids that spell `text`. None if the stop text begins inside a token."""
 
 
 async def generate_answer(

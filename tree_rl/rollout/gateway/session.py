@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tree_rl.rollout.gateway.backend import Backend, BackendError
+from tree_rl.rollout.gateway.backend import Answer, Backend, BackendError
 from tree_rl.rollout.gateway.calls.json_output import with_json
 from tree_rl.rollout.gateway.calls.side_calls import side_call_of
-from tree_rl.rollout.gateway.generation import Answer, cut_behind_first, generate_answer
+from tree_rl.rollout.gateway.generation import cut_behind_first, generate_answer
 from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
