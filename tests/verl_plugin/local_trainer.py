@@ -16,6 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
+
+# verl's trainer loads the plugin, and with it the modules below.
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import (
     FSDPActorConfig,
