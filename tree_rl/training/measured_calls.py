@@ -26,7 +26,7 @@ class MeasuredCall:
     work: Work
     seconds: float
     predicted_seconds: float | None
-    """By the coefficients that were known before it ran; None where there were none."""
+    """Seconds by the coefficients that were known before it ran; None where there were none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,7 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
-"""From the values of all slots known so far to dL/dvalue of each slot."""
+"""Function of the values of all slots known so far; it returns dL/dvalue of each slot."""
 
 
 @dataclass(kw_only=True, slots=True)

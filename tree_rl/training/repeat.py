@@ -93,13 +93,13 @@ class OpSize:
     kind: str
     """FORWARD or BACKWARD."""
     number: int
-    """Of its partition; 0 for a whole forest."""
+    """Number of its partition; 0 for a whole forest."""
     tokens: int
     """That each rank holds in it."""
     gathered: int
     """Values that each rank gives to a gather."""
     has_graph: bool
-    """Whether a backward follows."""
+    """True if a backward follows."""
 
 
 def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_known: bool) -> list[OpSize]:

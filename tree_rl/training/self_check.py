@@ -41,7 +41,7 @@ class SelfCheck:
         """Bind a step that has checked nothing."""
         self._context = context
         self.checked: set[bool] = set()
-        """Whether as a reference policy, which runs without the adapters that train."""
+        """What has been checked: True for a reference policy, which runs without the adapters that train."""
         self.error: float | None = None
         """Largest difference found so far; None before the first."""
 

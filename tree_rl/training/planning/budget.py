@@ -25,9 +25,9 @@ class Budget:
     """Most tokens of one micro-batch."""
 
     unique_tokens: int
-    """Of forests."""
+    """Most tokens of forests."""
     flat_tokens: int
-    """Of rows that run without a tree."""
+    """Most tokens of rows that run without a tree."""
 
 
 class AutoBudget:

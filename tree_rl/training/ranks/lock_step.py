@@ -20,9 +20,9 @@ class Agreement:
     schedule: str
     """Ops that all ranks follow."""
     is_refused: bool
-    """Whether any rank refused its rows."""
+    """True if any rank refused its rows."""
     may_repeat: bool
-    """Whether every rank could run the call again from the start."""
+    """True if every rank could run the call again from the start."""
     told: tuple[Any, ...] = ()
     """What each rank told the others beside, in their order."""
 
@@ -34,7 +34,7 @@ class SharedPlan:
     ranks: tuple[int, ...]
     """That share them."""
     digest: bytes
-    """Of their rows and how these run."""
+    """Digest of their rows and how these run."""
 
 
 def agree_on_ops(

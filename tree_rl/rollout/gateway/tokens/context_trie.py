@@ -31,7 +31,7 @@ class GeneratedTurn:
     response_ids: tuple[int, ...]
     """All generated ids, the end token and a stop text included."""
     is_whole: bool
-    """Whether the node's ids spell `raw_text`; not so where a stop text begins within a token."""
+    """True if the node's ids spell `raw_text`; not so where a stop text begins within a token."""
     forms: Callable[[], Iterable[tuple[str, str]]]
     """The turn as the template writes it, at the end of a conversation and further up, and what closes it there. Costs
     renderings, so it is called only where a text differs from `raw_text`."""
