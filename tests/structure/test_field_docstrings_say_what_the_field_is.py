@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def field_docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of every docstring of a field or constant."""
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
-        for field, text in zip(body, body[1:], strict=False) if isinstance(body, list) else ():
+        for field, text in pairwise(body) if isinstance(body, list) else ():
             is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
             if isinstance(field, ast.AnnAssign | ast.Assign) and is_text and isinstance(text.value.value, str):
                 yield text.lineno, text.value.value
