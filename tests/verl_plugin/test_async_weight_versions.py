@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
-from equivalence import assert_equal_runs, run, wanted_positions
+from equivalence import ALONE, FLAGS, assert_equal_runs, run, wanted_positions
 from hostile_rows import row, tokens
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -40,8 +40,6 @@ VERSION_OF_ROW = (0, 1, 2, 1, 3)
 CONTINUED_ROW = 3
 """Its generation was interrupted: the first tokens come from version 0, the rest from its own."""
 BUDGETS = {"one forward": None, "partitions": 7}
-FLAGS = {"calculate_entropy": True, "return_model_output": True}
-ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
