@@ -85,7 +85,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
-        refuse(engine_config, FSDP, Of.STRATEGY)
         refuse_engine(model_config, engine_config, is_critic=self.is_critic)
         size = engine_config.get(SEQUENCE_PARALLEL, 1)
         refuse({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)

@@ -39,9 +39,8 @@ def checked(arguments: Sequence[str]) -> Job:
         job = read_job(arguments, PROGRAM)
         config = job.config
         refuse(config, "", Of.VALUES)
-        refuse(config.engine, "engine", Of.STRATEGY)
         check_tree_block(config.engine, "engine", written_keys(job.given))
-        refuse_engine(config.model, config.engine, engine_key="engine")
+        refuse_engine(config.model, config.engine, key="engine")
         refuse(config, "", Of.FILES)
         refuse(config.model, "model", Of.MODEL_FILES)
         refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})

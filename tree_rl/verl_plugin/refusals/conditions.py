@@ -89,7 +89,7 @@ def missing_file(value: Any, _: Any) -> Words | None:
     assert verl is not None and verl.origin is not None
     for path in _texts(value):
         places = os.path.expanduser(path), Path(verl.origin).parents[1] / path
-        if "://" not in path and not any(map(os.path.exists, places)):
+        if "://" not in path and not any(os.path.exists(place) for place in places):
             return {"value": path}
     return None
 

@@ -52,22 +52,28 @@ def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
         refuse(node, role.key, Of.STRATEGY)
         if role.key == ACTOR:
             refuse(config, "", Of.POLICY)
-        refuse_engine(model, engine, is_critic=role.is_critic, model_key=role.model, engine_key=role.engine)
+        refuse(model, role.model, *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + role.is_critic])
         refuse(node, role.key, *((Of.ACTOR,) if role.key == ACTOR else ()), Of.ROLE)
+        refuse(engine, role.engine, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + role.is_critic])
         if role.is_critic and under_tree_trainer:
             refuse(config, "", Of.CRITIC)
 
 
-def refuse_engine(
-    model: Any, engine: Any, *, is_critic: bool = False, model_key: str = "model", engine_key: str = "fsdp_config"
-) -> None:
-    """Ask the rows about a role's `model` node and FSDP options, or what verl makes of them; arguments as `refuse`'s.
+def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str = "fsdp_config") -> None:
+    """Ask the rows about one engine.
+
+    Args:
+        model: verl's `HFModelConfig`, or its node.
+        engine: verl's `FSDPEngineConfig`, or its node.
+        is_critic: the engine is a critic's.
+        key: where the engine's node stands.
 
     Raises:
         UnsupportedFeatureError: names the key.
     """
-    refuse(model, model_key, Of.MODEL, *((Of.CRITIC_MODEL,) if is_critic else ()))
-    refuse(engine, engine_key, Of.ENGINE, *((Of.CRITIC_ENGINE,) if is_critic else ()))
+    refuse(engine, key, Of.STRATEGY)
+    refuse(model, "model", *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + is_critic])
+    refuse(engine, key, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + is_critic])
 
 
 def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
