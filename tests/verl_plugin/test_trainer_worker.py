@@ -21,8 +21,8 @@ from verl.workers.config import (
 )
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker, shuffled_rows
 
 PAD = Row(tokens=[1] * 128, prompt=127, mask=[0], uid="pad")
