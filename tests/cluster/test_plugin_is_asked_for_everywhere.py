@@ -19,9 +19,9 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.trainer import main_ppo
 
 import tree_rl
-from tree_rl.verl_plugin.launch import plugin_presence
+from tree_rl.verl_plugin import plugin_presence
 from tree_rl.verl_plugin.launch.job_environment import asks_for_trees, forwarding, plugin_variables
-from tree_rl.verl_plugin.launch.plugin_presence import (
+from tree_rl.verl_plugin.plugin_presence import (
     PluginNotLiveError,
     find_faults,
     job_workers,

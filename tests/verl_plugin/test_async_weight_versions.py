@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from engine_harness import Row, build_engine, nested, ppo_batch
 from equivalence import ALONE, FLAGS, assert_equal_runs, run, wanted_positions
 from hostile_rows import row, tokens
 from tensordict import TensorDict
@@ -101,16 +101,6 @@ CORRECTIONS = {
         alone=False,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
-@pytest.fixture(scope="module")
-def stock(model_path: Path) -> Any:
-    return build_engine(model_path, tree=None)
 
 
 @pytest.fixture(scope="module")

@@ -5,22 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, ppo_batch
 from equivalence import FLAGS, POLICY_LOSSES, actor_loss, alone, assert_trains_as, run, without_pass
 from hostile_rows import SHAPES
 
 from tree_rl.verl_plugin.engine.verl_loss import SEPARABLE_POLICY_LOSSES, is_token_separable
 from tree_rl.verl_plugin.options import TreeConfig
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
-@pytest.fixture(scope="module")
-def stock(model_path: Path) -> Any:
-    return build_engine(model_path, tree=None)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, gradients, ppo_batch
 from equivalence import actor_loss, assert_equal_gradients, run
 from hostile_rows import SHAPES, row, tokens
 from layouts_of_four_ranks import with_whole_masks
@@ -14,11 +14,6 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
 
 
 def weighted_run(path: Path, weighting: str, rows: list[Any], loss: Any, **tree: Any) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from tree_rl.tree import RowError
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
-SHAPES_OF_ONE = ("strict_prefix", "identical", "two_groups", "masks_differ_on_shared_prefix")
-
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

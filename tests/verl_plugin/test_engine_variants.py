@@ -12,11 +12,6 @@ from hostile_rows import SHAPES
 from tree_rl.verl_plugin.options import TreeConfig
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
 def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **build: Any) -> dict[str, Any]:
     """Build both engines with the same settings and compare one update; returns the tree run."""
     engines = []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import Row, build_engine, ppo_batch, save_model
 from equivalence import (
     AGG_MODES,
     FLAGS,
@@ -34,16 +34,6 @@ TREES = {
     "partitioned": TreeConfig(mode="tree", max_tokens=7, self_check=False),
     "flat": TreeConfig(mode="flat"),
 }
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
-@pytest.fixture(scope="module")
-def stock(model_path: Path) -> Any:
-    return build_engine(model_path, tree=None)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.trainer.workers import shuffled_rows
 
 PAD = Row(tokens=[1] * 128, prompt=127, mask=[0], uid="pad")

@@ -46,20 +46,9 @@ def loss_of(loss_mode: str = "vanilla", policy: dict[str, Any] | None = None, **
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
-@pytest.fixture(scope="module")
-def stock_engine(model_path: Path) -> Any:
-    """Stock verl's engine, verl's defaults."""
-    return build_engine(model_path, tree=None)
-
-
-@pytest.fixture(scope="module")
-def expected(stock_engine: Any) -> dict[str, Any]:
+def expected(stock: Any) -> dict[str, Any]:
     """The update of rows run alone."""
-    return alone(stock_engine, ROWS, loss_of())
+    return alone(stock, ROWS, loss_of())
 
 
 @pytest.fixture
@@ -104,14 +93,14 @@ def test_an_engine_option_leaves_the_gradients_of_rows_alone(
 
 @pytest.mark.parametrize("rows_per_micro_batch, forwards", ((1, 4), (2, 2), (4, 1)))
 def test_rows_of_a_micro_batch_bound_a_forward(
-    tree_engine: Any, stock_engine: Any, rows_per_micro_batch: int, forwards: int
+    tree_engine: Any, stock: Any, rows_per_micro_batch: int, forwards: int
 ) -> None:
     # Rows of 16 tokens, two groups of 20 unique tokens: 16, 32 and 64 tokens a forward.
     rows = shapes()["two_groups"]
-    stock = run(stock_engine, ppo_batch(rows, **ALONE, **FLAGS), loss_of())
+    expected = run(stock, ppo_batch(rows, **ALONE, **FLAGS), loss_of())
     flags = FLAGS | {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
     got = run(tree_engine, ppo_batch(rows, **flags), loss_of())
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
     with tree_engine.eval_mode(disable_auto_offload=True):
         inferred = tree_engine.infer_batch(ppo_batch(rows, **flags))
     for output in (got, inferred):
@@ -260,11 +249,11 @@ def tree_engine(model_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("option", LOSS_OPTIONS)
-def test_an_option_of_the_loss_trains_as_on_rows_alone(stock_engine: Any, tree_engine: Any, option: str) -> None:
+def test_an_option_of_the_loss_trains_as_on_rows_alone(stock: Any, tree_engine: Any, option: str) -> None:
     loss_mode, actor, policy = LOSS_OPTIONS[option]
     flags = FLAGS | ({} if loss_mode in ("clip_cov", "kl_cov") else ALONE)
-    stock = run(stock_engine, ppo_batch(ROWS, **flags), loss_of(loss_mode, policy, **actor))
-    got = assert_trains_as(stock, tree_engine, ROWS, loss_of(loss_mode, policy, **actor))
+    expected = run(stock, ppo_batch(ROWS, **flags), loss_of(loss_mode, policy, **actor))
+    got = assert_trains_as(expected, tree_engine, ROWS, loss_of(loss_mode, policy, **actor))
     without = run(tree_engine, ppo_batch(ROWS, **FLAGS), loss_of(loss_mode))["gradients"]
     assert any(not torch.allclose(got["gradients"][name], without[name]) for name in without), "the option does nothing"
 

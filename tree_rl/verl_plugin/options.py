@@ -7,7 +7,7 @@ from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
 from tree_rl.training.options import AUTO, TreeOptions
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
 ENGINES = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
 """Where verl's RL config holds an engine's options: of the actor, the reference policy and the critic."""

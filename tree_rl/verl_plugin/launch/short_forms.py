@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import ENGINES
 
 OF_THE_ACTOR_ALONE = ("reuse_log_probs", "router_aux_loss_coef")

@@ -22,6 +22,7 @@ from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 from tree_rl.verl_plugin.compat import _agent_loop_registry, need_critic, need_reference_policy, validate_config
+from tree_rl.verl_plugin.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.asked_for_trees import trains_trees
 from tree_rl.verl_plugin.launch.command_line import (
     Program,
@@ -31,7 +32,6 @@ from tree_rl.verl_plugin.launch.command_line import (
     read_job,
     refusals_as_one_line,
 )
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
 from tree_rl.verl_plugin.options import ENGINES

@@ -21,7 +21,7 @@ from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.verl_plugin.compat import PrecisionType, get_distillation_loss_settings
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
 from tree_rl.verl_plugin.refusals.refusal import option
 

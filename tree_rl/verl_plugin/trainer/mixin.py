@@ -29,8 +29,8 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
-from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
+from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
