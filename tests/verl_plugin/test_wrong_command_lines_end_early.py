@@ -1,7 +1,6 @@
 """A wrong command line of tree training: one line that names the key and the remedy, exit code 2, before Ray."""
 
 import copy
-import os
 import shlex
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from hydra import compose
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from tree_rl.verl_plugin.launch import command_line
 from tree_rl.verl_plugin.launch.command_line import read_job
@@ -25,24 +24,11 @@ REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor
 TREE = "trainer.v1.trainer_mode=tree_sync"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
-HEATS = (
-    ("0", "0"),
-    ("0.0", "0.0"),
-    ("-0.7", "-0.7"),
-    ("nan", "nan"),
-    ("inf", "inf"),
-    ("null", "None"),
-    ("true", "True"),
-)
+HEATS = {"0": "0", "0.0": "0.0", "-0.7": "-0.7", "nan": "nan", "inf": "inf", "null": "None", "true": "True"}
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
-    (f"{ACTOR}.strategy=fsdp1", (f"{ACTOR}.strategy=fsdp1:", "fsdp2")),
-    (f"{ACTOR}.strategy=megatron", (f"{ACTOR}.strategy=megatron:", "fsdp2")),
-    (
-        f"actor_rollout_ref.ref.strategy=fsdp {ACTOR}.use_kl_loss=true",
-        ("ref.strategy=fsdp:", "set actor_rollout_ref.ref.strategy=fsdp2"),
-    ),
+    (f"{REF}.strategy=fsdp {ACTOR}.use_kl_loss=true", (f"{REF}.strategy=fsdp:", f"set {REF}.strategy=fsdp2")),
     ("critic.strategy=fsdp algorithm.adv_estimator=gae", ("critic.strategy=fsdp:", "set critic.strategy=fsdp2")),
     ("model_engine=megatron", (f"{ACTOR}.strategy=megatron:", "fsdp2")),
     (f"{MODEL}.use_fused_kernels=true", (f"{MODEL}.use_fused_kernels=True:", "set it to False")),
@@ -77,7 +63,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
     ("critic.fsdp.tree.scope=uids", ("critic.fsdp.tree.scope='uids':", "uid, rank")),
     # What would train on NaN, or on other rows' advantages.
-    *((f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0")) for value, said in HEATS),
+    *(
+        (f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0"))
+        for value, said in HEATS.items()
+    ),
     (f"{ROLLOUT}.temperature=warm", (f"{ROLLOUT}.temperature=warm:", "expected a number")),
     (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
     (f"{ROLLOUT}.val_kwargs.temperature=nan", (f"{ROLLOUT}.val_kwargs.temperature=nan:", "0 (greedy)")),
@@ -272,16 +261,28 @@ def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> Non
     print(f"driver ended after {time.monotonic() - started:.1f} s, imports included")
 
 
-def test_verls_own_driver_is_checked_before_ray(good: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        (f"{MODEL}.use_fused_kernels=true", "the head of a tree"),
+        (f"{ACTOR}.use_kl_loss=ture", "expected true or false"),
+    ],
+)
+def test_verls_own_driver_is_checked_before_ray(argument: str, said: str, good: list[str], tmp_path: Path) -> None:
     """Hydra reads the command line by itself; the plugin sees the config where verl asks for Ray's environment."""
-    config = f"hydra.searchpath=[pkg://{command_line.__name__.removesuffix('.launch.command_line')}.config]"
-    plain = [config, "+machine=cpu", *(argument for argument in good if argument != "machine=cpu")]
-    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *plain, f"{MODEL}.use_fused_kernels=true"]
-    ended = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
-    said = [line for line in ended.stderr.splitlines() if line.startswith("tree_rl")]
-    assert ended.returncode == 2, ended.stderr
-    assert len(said) == 1 and f"{MODEL}.use_fused_kernels=True: the head of a tree" in said[0]
+    plain = ["hydra.searchpath=[pkg://tree_rl.verl_plugin.config]", "+machine=cpu", *good[:1], *good[2:], argument]
+    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *plain]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("tree_rl")]
+    assert ended.returncode == 2 and argument.split("=")[0] in line and said in line, ended.stderr
     assert "ray init" not in ended.stdout and "Traceback" not in ended.stderr
+
+
+def test_a_short_form_that_hydra_took_is_refused(good: list[str]) -> None:
+    config = read_job(good, PROGRAM).config
+    OmegaConf.update(config, "tree.max_tokens", 64, force_add=True)
+    with pytest.raises(ValueError, match=rf"^tree\.max_tokens: .*write it as \+\+{ENGINE}\.tree\.max_tokens$"):
+        checked_job(config, ["+tree.max_tokens=64"])
 
 
 def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:

@@ -69,20 +69,30 @@ def read_job(arguments: Sequence[str], program: Program) -> Job:
     parser.add_argument("--config-name", "-cn", default=program.config_name, help="its name there")
     line = parser.parse_intermixed_args(list(arguments))
     name = line.config_name.removesuffix(".yaml")
-    overrides = [_parsed(text) for text in program.expand(line.overrides, name)]
-    values = [override for override in overrides if _is_value(override)]
+    overrides = program.expand(line.overrides, name)
     try:
         with initialize_config_dir(str((program.folder / line.config_path).resolve()), version_base=None):
-            config = compose(name, [str(one.input_line) for one in overrides if not _is_value(one)])
-        _set_values(config, values)
+            config = compose_checked(name, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise CommandLineError(one_line(error)) from error
     return Job(config=config, given=tuple(line.overrides))
 
 
+def compose_checked(config_name: str, arguments: Sequence[str]) -> DictConfig:
+    """Compose a config as Hydra does, where Hydra is initialized.
+
+    Raises:
+        CommandLineError: no override, or a text where the config has a number or a truth value.
+    """
+    overrides = [_parsed(text) for text in arguments]
+    config = compose(config_name, [str(one.input_line) for one in overrides if not _is_value(one)])
+    _set_values(config, [one for one in overrides if _is_value(one)])
+    return config
+
+
 def _parsed(text: str) -> Override:
     key, sign, value = text.partition("=")
-    if key == "tree":
+    if key.lstrip("+") == "tree":
         raise CommandLineError(f"{text}: name an option of trees, such as tree.max_tokens={value}")
     try:
         return OverridesParser.create().parse_override(text)

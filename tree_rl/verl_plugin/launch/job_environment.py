@@ -45,9 +45,9 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
         # `python -m tree_rl.train` has done so, without a job of Hydra's.
         if config is not None and HydraConfig.initialized() and trains_trees(config):
             # It imports verl's algorithms, which other jobs may not need in this process.
-            from tree_rl.verl_plugin.launch.train import make_ready
+            from tree_rl.verl_plugin.launch.train import make_ready_for_main_ppo
 
-            make_ready(config, HydraConfig.get().overrides.task)
+            make_ready_for_main_ppo(config, HydraConfig.get())
         refuse_open_ray(config, environ)
         refuse_unknown_agent(config)
         runtime_env = get_runtime_env(config)

@@ -60,8 +60,8 @@ def expand_sft(arguments: Iterable[str], _: str) -> list[str]:
         if key == "machine":
             _check_machine(value, (*MACHINES, *(f"sft_{name}" for name in MACHINES)))
             argument = f"machine=sft_{value.removeprefix('sft_')}"
-        elif key.startswith("tree.") and sign:
-            argument = f"++engine.{argument}"
+        elif key.lstrip("+").startswith("tree.") and sign:
+            argument = f"++engine.{argument.lstrip('+')}"
         expanded.append(argument)
     return expanded
 

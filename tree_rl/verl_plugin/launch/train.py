@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -27,6 +28,7 @@ from tree_rl.verl_plugin.launch.asked_for_trees import trains_trees
 from tree_rl.verl_plugin.launch.command_line import (
     Program,
     check_tree_block,
+    compose_checked,
     keys_of,
     one_line,
     read_job,
@@ -77,6 +79,13 @@ def make_ready(config: DictConfig, given: Sequence[str]) -> None:
         banner = checked(config, given)
     if banner:
         print(banner, file=sys.stderr, flush=True)
+
+
+def make_ready_for_main_ppo(config: DictConfig, hydra: Any) -> None:
+    """The same where verl's own main runs with the config that Hydra, which knows no kinds of values, composed."""
+    with refusals_as_one_line():
+        compose_checked(hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task])
+    make_ready(config, hydra.overrides.task)
 
 
 def checked(config: DictConfig, given: Sequence[str]) -> str:

@@ -42,9 +42,6 @@ class Of(Enum):
     POLICY_WITHOUT_REPLAY = ("the same for an actor, whose rows' routes would matter", BATCH)
     UPDATE_WITH_REUSE = ("an update's batch under `tree.reuse_log_probs=True`", BATCH)
 
-    def __init__(self, node: str, known: str) -> None:
-        self.node, self.known = node, known
-
 
 ABSENT = object()
 

@@ -64,6 +64,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.VALUES: (
         *(Refusal(key, "{key}={value}: expected one of {choices}{hint}", "", when.no_choice(choices))
           for key, choices in CHOICES.items()),
+        Refusal("tree", "tree.{name}: only python -m tree_rl.train and tree_rl.sft take short forms",
+                f"write it as ++{ENGINES[0]}.tree.{{name}}", lambda tree, _: tree and {"name": next(iter(tree))}),
         *(Refusal(key, "{key}={value}: no such choice{hint}", "", when.near_miss(known))
           for key, known in KNOWN.items()),
         *(Refusal(key, COUNT, "", when.no_count) for key in COUNTS),
