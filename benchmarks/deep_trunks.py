@@ -30,9 +30,10 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.micro_batch_runs import PartitionedBatchRun, WholeBatchRun
-from tree_rl.training.planning.micro_batches import MicroBatch
-from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.training.micro_batch import MicroBatch
+from tree_rl.training.partitioned import run_partitioned
+from tree_rl.training.result import MicroBatchResult
+from tree_rl.training.run import run_whole
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -49,7 +50,7 @@ class Plan:
     """One way to run a forest."""
 
     name: str
-    """As given on the command line."""
+    """Name as given on the command line."""
     capacity_tokens: int | None
     """C; None runs the forest whole."""
     measures: MemoryMeasures
@@ -178,7 +179,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         measures=plan.measures,
     )
     call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
-    routers = CallRouters(hooks=None, load=None)
+    results: list[MicroBatchResult] = []
     _zero_gradients(model)
     if on_gpu:
         torch.cuda.empty_cache()
@@ -187,16 +188,16 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     base_bytes = torch.cuda.memory_allocated() if on_gpu else 0
     started = time.perf_counter()
     if cut is None:
-        run: Any = WholeBatchRun(context, call, batch, routers)
+        ops = run_whole(context, call, batch, None, results)
     else:
-        run = PartitionedBatchRun(context, call, batch, routers, known_F=None)
-    for _ in run.work():
+        ops = run_partitioned(context, call, batch, None, results, known_F=None)
+    for _ in ops:
         pass
     if on_gpu:
         torch.cuda.synchronize()
     return Measured(
         seconds=time.perf_counter() - started,
-        loss=run.result.loss,
+        loss=results[0].loss,
         partitions=batch.num_partitions,
         base_bytes=base_bytes,
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,

@@ -32,7 +32,7 @@ PLACES = [*((gpus, 1) for gpus in RANKS), (32, 2), (32, 4), (48, 2), (48, 4)]
 MINI_BATCHES = (1, 4)
 MODEL = "8b"
 PROMPTS, ROWS = 50, 8
-"""Of the groups of equal lengths."""
+"""Size of the groups of equal lengths."""
 
 
 def groups_of(source: str, args: argparse.Namespace) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -22,7 +22,7 @@ ARMS = (EQUAL, BALANCED, WHOLE_GROUPS, DRAWN)
 """A copy for each rank; dealt as by the trainer, which may split groups; whole groups, costliest first; at random."""
 RECORDED = "recorded"
 POR, TRAINED, ROWS = 0.5, 0.3, 8
-"""Of the synthetic GRPO trees: overlap, trained share, rows of a prompt."""
+"""Shape of the synthetic GRPO trees: overlap, trained share, rows of a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Share:
     imbalance: float
     """Work of the busiest ranks of all mini-batches over that of whole groups spread perfectly."""
     operations: float
-    """Of its forward and backward, by the cost model."""
+    """Operations of its forward and backward, by the cost model."""
 
 
 def drawn_trees(tokens: int, row_tokens: int, vocab: int) -> Batch:

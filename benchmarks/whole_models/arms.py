@@ -43,7 +43,7 @@ class Share:
     imbalance: float
     """Predicted time of the slowest rank over the mean of all."""
     operations: float
-    """Of one forward and backward on this rank."""
+    """Operations of one forward and backward on this rank."""
     largest_tree: int
     """Unique tokens of the largest tree of any rank."""
 

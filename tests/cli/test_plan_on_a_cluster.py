@@ -20,7 +20,6 @@ from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
 
 Run = Callable[..., tuple[int, str, str]]
-EIGHT_B = MODEL_SIZES["8b"]
 
 
 def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:

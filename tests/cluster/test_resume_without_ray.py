@@ -58,26 +58,10 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path, killed_at
     assert save(tmp_path, 6).is_dir() and chosen(tmp_path) == 6
 
 
-def test_a_tracker_that_a_kill_left_empty_is_written_again(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    save(tmp_path, 4, until="weights")
-    (tmp_path / TRACKER).write_text("")
-    assert chosen(tmp_path) == 2 and (tmp_path / TRACKER).read_text() == "2"
-
-
 def test_a_kill_before_the_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
     assert chosen(tmp_path / "nothing") is None
     save(tmp_path, 2, until="tracker")
     assert chosen(tmp_path) is None and not (tmp_path / TRACKER).exists()
-
-
-def test_a_checkpoint_with_a_short_file_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    folder = save(tmp_path, 4)
-    (folder / "queue" / "rows.pt").write_bytes(b"w" * 50)
-    with pytest.raises(ValueError, match=r"resume_from_path=.*rows.pt has 50 bytes, expected 104.*resume_mode=auto"):
-        refuse_damaged(folder)
-    refuse_damaged(tmp_path / "global_step_2")
 
 
 def test_overwriting_a_checkpoint_takes_its_word_back_first(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from failing_memory import fail_once
 from sharing_ranks import SIZES, VOCAB, averaged, prepare, spawn
-from test_sequence_parallel_recovers import fail_once
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.cost.memory import budget
@@ -33,7 +33,7 @@ def gradient(dtype: torch.dtype, share: Any, max_tokens: int | None, *, fails: b
     config = Qwen3Config(**{**SIZES, **WIDE, "initializer_range": 0.05})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to("cuda", dtype).train()
     prepare(model)
-    left = fail_once(model, "backward", 0) if fails else lambda: -1
+    left = fail_once(model, "backward", 0)[0] if fails else lambda: -1
     step = TreeStep(
         model, TreeOptions(mode="tree", max_tokens=max_tokens), context=StepContext.of(model, sequence_parallel=share)
     )

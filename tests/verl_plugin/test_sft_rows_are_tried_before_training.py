@@ -39,7 +39,6 @@ def say(role: str, content: str | None = "12") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-LONG = "1" * 2000
 GOOD = [say("user"), say("assistant")]
 ASKED_TWICE = [*GOOD, say("user"), say("assistant")]
 ONE_RESULT = [say("user"), say("assistant"), say("tool"), say("assistant")]

@@ -17,7 +17,7 @@ class ModelSize:
     shape: ModelShape
     """Sizes that decide the cost."""
     tied: bool
-    """Whether head and embedding are one matrix, as published."""
+    """True if head and embedding are one matrix, as published."""
     family: Family = "qwen3"
     """Whose config of transformers is made."""
     attention_every: int = 1

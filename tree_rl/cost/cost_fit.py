@@ -17,7 +17,8 @@ LEAST_EQUATIONS = 5
 """Fewer say too little to replace the model's shape."""
 MOST_EQUATIONS = 64
 PRIOR_WEIGHT = 0.02
-"""Of the start, in squared relative errors: what the updates do not tell apart stays near it."""
+"""Weight of the starting coefficients, in squared relative errors: what the updates do not tell apart stays near
+them."""
 LEAST_SPREAD = 0.02
 """Updates that are off by less than this share count in full; others the less, the further off they are."""
 ROUNDS = 12

@@ -4,9 +4,7 @@ Ranks run in lock-step, so a call takes as long as its slowest rank: that rank's
 equation. A call's time is read, and told to the other ranks, when the next one is planned: nothing waits for the GPU.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +12,11 @@ import torch
 
 from tree_rl.cost.cost_fit import CostFit, Work
 from tree_rl.cost.cost_model import CostModel, ModelShape
-from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.rows import Rows
 
 Stamp = torch.cuda.Event | float
+"""A moment: on the device, or `perf_counter` of a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +26,7 @@ class MeasuredCall:
     work: Work
     seconds: float
     predicted_seconds: float | None
-    """By the coefficients that were known before it ran; None where there were none."""
+    """Seconds by the coefficients that were known before it ran; None where there were none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,18 +40,17 @@ class _Running:
 class MeasuredCalls:
     """What a step's updates have taken so far."""
 
-    def __init__(self, shape: ModelShape | None, device: torch.device, *, decides: bool = True) -> None:
+    def __init__(self, shape: ModelShape | None, *, decides: bool = True) -> None:
         """Start without knowledge.
 
         Args:
             shape: of the model; None measures nothing.
-            device: where it runs.
             decides: whether measured times may change how rows run. Results then differ by rounding between equal
                 runs.
         """
         self._start = None if shape is None else shape.cost
         self.fit = None if self._start is None else CostFit(self._start)
-        self._device, self._decides = device, decides
+        self._decides = decides
         self._last: _Running | None = None
         self.error: float | None = None
         """Predicted over measured seconds of the last update that was predicted, less 1, absolute."""
@@ -67,23 +65,20 @@ class MeasuredCalls:
         """The fitted coefficients, else those of the model's shape; None where its sizes are unknown."""
         return self.fitted or self._start
 
-    @contextmanager
-    def timed(self, rows: Rows, batches: Sequence[MicroBatch]) -> Iterator[None]:
-        """Time an update; one that fails is forgotten.
+    def note(self, rows: Rows, batches: Sequence[MicroBatch], start: Stamp, end: Stamp) -> None:
+        """Keep an update that has run until its time is asked for.
 
         Args:
             rows: of the call.
-            batches: how they run.
+            batches: how they ran.
+            start: of its first op.
+            end: of its last op; the device may not be there yet.
         """
         if self.fit is None:
-            yield
             return
-        self._last = None
         work = work_of(rows, batches)
         predicted = None if self.fit.model is None else _seconds(self.fit.model, work)
-        start = self._stamp()
-        yield
-        self._last = _Running(work=work, predicted_seconds=predicted, start=start, end=self._stamp())
+        self._last = _Running(work=work, predicted_seconds=predicted, start=start, end=end)
 
     def take_last(self) -> MeasuredCall | None:
         """The update that was timed last, once; None where there is none."""
@@ -105,13 +100,6 @@ class MeasuredCalls:
             self.error = abs(max(predicted) / seconds - 1)
         start = self._start
         self.fit.add(max((call.work for call in calls), key=lambda work: _seconds(start, work)), seconds)
-
-    def _stamp(self) -> Stamp:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:

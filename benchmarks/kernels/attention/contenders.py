@@ -38,9 +38,9 @@ class Contender:
     """One way to run the attention of a forest."""
 
     name: str
-    """As in the table."""
+    """Name in the table."""
     tokens: int
-    """Of q, k and v."""
+    """Tokens of q, k and v."""
     pairs: int
     """Visible pairs that it computes."""
     scale: float

@@ -7,7 +7,7 @@ from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.model import GIB
 
 MEASURED_PEAK, MEASURED_NVLINK = 989, 900
-"""Of the H200 that was measured: dense bf16 TFLOP/s, and GB/s of NVLink in both directions (data sheet)."""
+"""Data sheet of the H200 that was measured: dense bf16 TFLOP/s, and GB/s of NVLink in both directions."""
 
 
 class Gpu(StrEnum):

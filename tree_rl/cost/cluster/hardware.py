@@ -15,7 +15,7 @@ class Cluster:
     """Equal nodes of equal GPUs."""
 
     gpus: int
-    """In all."""
+    """GPUs of all nodes together."""
     gpus_per_node: int = 8
     flops: float = 450e12
     """Operations that a GPU runs in a second, by the cost model's count; the default is an H200's with Qwen3-8B

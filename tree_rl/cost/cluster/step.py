@@ -82,7 +82,7 @@ class DeviceMemory:
     gathered: float
     """Whole layers while they run, embedding and head."""
     activations: float
-    """Of one micro-batch, by the memory model."""
+    """Activations of one micro-batch, by the memory model."""
 
     @property
     def total(self) -> float:
@@ -112,7 +112,7 @@ class StepModel:
     shards: int | None = None
     """GPUs that hold one copy of the parameters (verl's `fsdp_size`); None: all."""
     log_probs: bool = True
-    """Whether a pass for old log-probs comes first."""
+    """True if a pass for old log-probs comes first."""
     measured: Measured | None = None
     """Where the work's unit is seconds of a run's updates: gathers are then part of them, and exchanges of its S."""
 

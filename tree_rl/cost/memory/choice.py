@@ -16,9 +16,9 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
 OPERATIONS_PER_SECOND = 4e14
-"""Of a GPU at work; only its ratio to the next figure matters."""
+"""Rate of a GPU at work; only its ratio to the next figure matters."""
 HOST_BYTES_PER_SECOND = 4e10
-"""To pinned host memory and back."""
+"""Rate of copies to and from pinned host memory."""
 DEVICE_BYTES_PER_SECOND = 3e12
 WEIGHT_SUM_BYTES = 10
 """Read and written to add one weight's gradient of a tile to the float32 sum of tiles. Under checkpointing tiles cost

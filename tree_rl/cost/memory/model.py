@@ -20,7 +20,7 @@ CHUNK_TENSORS, TRITON_CHUNK_TENSORS = 4.0, 1.5
 IN_FLIGHT = 2
 """Offloaded layers whose inputs are on the device at a time: the one that runs and the one that is on its way."""
 INDEX_BYTES = 40
-"""Of a token: id, position and depth, the end of its subtree, and where the loss reads it."""
+"""Bytes of indices per token: id, position and depth, the end of its subtree, and where the loss reads it."""
 KEEP_ALL = MemoryMeasures()
 
 
@@ -31,7 +31,7 @@ class Peak:
     device: float
     """On the device."""
     host: float = 0.0
-    """In host memory, of tensors that wait there."""
+    """Bytes in host memory, of tensors that wait there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,25 +41,25 @@ class MemoryModel:
     shape: ModelShape
     """Sizes of the decoder."""
     value_bytes: int = 2
-    """Of one activation: 2 in bf16, 4 in float32."""
+    """Bytes of one activation: 2 in bf16, 4 in float32."""
     checkpointing: bool = True
-    """Whether layers run again in the backward, so that only their inputs wait."""
+    """True if layers run again in the backward, so that only their inputs wait."""
     fused: bool = False
-    """Whether norms and MLPs are Liger's, which save less."""
+    """True if norms and MLPs are Liger's, which save less."""
     head_norms: bool = False
-    """Whether queries and keys have a norm of their own."""
+    """True if queries and keys have a norm of their own."""
     logits_bytes: float = 0.0
-    """Of float32 logits that the head holds at a time, at most: one chunk."""
+    """Bytes of float32 logits that the head holds at a time, at most: one chunk."""
     chunk_tensors: float = CHUNK_TENSORS
     """Tensors of that size that its backward holds."""
     sums_query_gradients: bool = False
-    """Whether attention's backward sums the gradients of queries in float32 beside them, as flash-attn-4 does."""
+    """True if attention's backward sums the gradients of queries in float32 as well, as flash-attn-4 does."""
     attention_block: int = 0
     """Query tokens that attention takes at a time with all their keys; 0 for kernels, which take tiles."""
     offloads: bool = True
-    """Whether host memory is other memory than the device's."""
+    """True if host memory is separate from the device's."""
     tiles: bool = True
-    """Whether the MLPs can run in tiles."""
+    """True if the MLPs can run in tiles."""
     sequence_ranks: int = 1
     """Ranks that share a forest's tokens."""
     working_scale: float = 1.0

@@ -53,11 +53,11 @@ class ScaleSettings:
     max_tokens: int = 65_536
     """Unique tokens of a micro-batch."""
     checkpoint: Path | None = None
-    """Of a run of this model, whose measured costs count."""
+    """Checkpoint of a run of this model, whose measured costs count."""
     log_probs: bool = True
-    """Whether old log-probs take a pass of their own."""
+    """True if old log-probs take a pass of their own."""
     shared: bool = True
-    """Whether the rows of a group share prefixes; False: every row runs by itself, as without trees."""
+    """True if the rows of a group share prefixes; False: every row runs by itself, as without trees."""
     head_share: float = 1.0
     """Share of the tokens that the language-model head reads."""
 

@@ -1,4 +1,4 @@
-"""Results of `inspect`, `plan` and `estimate` as JSON objects; docs/inspect.md describes the fields.
+"""Results of `inspect` and `plan` as JSON objects; docs/inspect.md describes the fields.
 
 Names are stable: a change of meaning raises `FORMAT`.
 """
@@ -17,7 +17,7 @@ from tree_rl.inspection.verdict.judgement import Verdict
 from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
 
 FORMAT = 1
-"""Of all objects."""
+"""Version of all objects."""
 
 
 def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape, verdict: Verdict) -> str:
@@ -40,6 +40,7 @@ def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape,
             "memory": None if verdict.memory is None else _memory(verdict.memory),
             "next": verdict.next_command,
         },
+        prediction=None if verdict.update_prediction is None else _prediction(verdict.update_prediction),
     )
 
 
@@ -58,25 +59,6 @@ def planned(plan: RunPlan) -> str:
 def scaled(steps: Iterable[Scaled], said: Iterable[str]) -> str:
     """`tree-rl plan --ranks --json`."""
     return _written("plan --ranks", steps=[_step(one) for one in steps], notes=list(said))
-
-
-def estimated(memory: MemoryPrediction, update: UpdatePrediction, next_command: str) -> str:
-    """`tree-rl estimate --json`."""
-    sides = zip(("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True)
-    return _written(
-        "estimate",
-        **{
-            name: {"update_seconds": time.total, "step_seconds": step, "step_price": price}
-            for name, time, step, price in sides
-        },
-        update_speed_up=update.speed_up,
-        step_speed_up=update.share.step_speed_up(update.speed_up),
-        update_share=update.share.share,
-        update_share_from=update.share.source,
-        gpu_price=update.price,
-        memory=_memory(memory),
-        next=next_command,
-    )
 
 
 def _written(command: str, **fields: Any) -> str:
@@ -124,6 +106,19 @@ def _step(one: Scaled) -> dict[str, Any]:
         "imbalance": one.layout.imbalance,
         "gpu_bytes": one.memory.total,
         "slowed_by": one.slowed_by or None,
+    }
+
+
+def _prediction(update: UpdatePrediction) -> dict[str, Any]:
+    sides = zip(("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True)
+    return {
+        **{
+            name: {"update_seconds": time.total, "step_seconds": step, "step_price": price}
+            for name, time, step, price in sides
+        },
+        "update_speed_up": update.speed_up,
+        "step_speed_up": update.share.step_speed_up(update.speed_up),
+        "gpu_price": update.price,
     }
 
 

@@ -19,7 +19,7 @@ from tree_rl.inspection.scale.report import ScaleSettings, Step
 from tree_rl.inspection.verdict.update_share import UpdateShare
 
 LEAST_SHARE = 1e-6
-"""Of a step, below which updates say nothing about its length."""
+"""Share of a step below which updates say nothing about its length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Least:
     """The least that one GPU needs for the largest forward of one way to run."""
 
     tokens: int
-    """Of that forward."""
+    """Tokens of that forward."""
     memory: float
     """Bytes, with weights, gradients and optimizer state."""
     runs_as: str
@@ -62,7 +62,7 @@ class UpdatePrediction:
     trees: StepTime
     share: UpdateShare
     price: float | None
-    """Of one GPU for an hour."""
+    """Price of one GPU for an hour."""
     gpus: int
 
     @property

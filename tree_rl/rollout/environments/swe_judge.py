@@ -24,7 +24,7 @@ from tree_rl.rollout.sandbox.workspace import CommandResult
 UNITTEST_RUNNER = "unittest_runner.py"
 REPORT_CHARACTERS = 4000
 READ_BYTES = 24_000
-"""Of a test file in the image, read by one command: its base64 fits the smallest sensible output limit."""
+"""Bytes of a test file in the image that one command reads: their base64 fits the smallest sensible output limit."""
 MAX_TEST_FILE_BYTES = 1 << 20
 ADDED_TO_PYTEST = "export PYTEST_ADDOPTS='--maxfail=0'; "
 """A configuration that stops at the first failure would stop at a canary."""

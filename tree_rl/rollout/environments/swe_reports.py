@@ -12,7 +12,7 @@ from tree_rl.rollout.environments.swe_task import LogFormat, SweTask
 PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s+(\S.*?)(?: - .*)?$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 UNITTEST_MARK = "unittest-report "
-"""In front of the one line that `unittest_runner` prints."""
+"""Text in front of the one line that `unittest_runner` prints."""
 MAX_REPORT_BYTES = 32 << 20
 """Unpacked."""
 

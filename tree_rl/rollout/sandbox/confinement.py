@@ -57,7 +57,7 @@ class Limits:
     """Processes and threads at a time, of all commands of a workspace together; without root, `limits` finds only those
     that did not leave their parents."""
     network: bool = False
-    """Whether it reaches the machine's network. The means `limits` cannot prevent it."""
+    """True if it reaches the machine's network. The means `limits` cannot prevent it."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

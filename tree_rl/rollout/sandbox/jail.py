@@ -31,7 +31,8 @@ SCRATCH_ENTRIES = 16_384
 SETTINGS_OF_IPC = (f"kernel/shmall={SCRATCH_BYTES // os.sysconf('SC_PAGE_SIZE')}", "kernel/msgmni=64")
 """System V memory outlives its processes, so no look finds it. These count in the new namespace only."""
 SETTINGS_OF_USERS = ("user/max_user_namespaces=0",)
-"""In a user namespace of its own a process could mount memory without end. Counts in ours only where we are in one."""
+"""Settings of a user namespace, in which a process could mount memory without end. Counts in ours only where we are in
+one."""
 
 ENTER = """\
 #!/bin/sh

@@ -46,7 +46,7 @@ class SandboxOptions:
             timeout_seconds=30, cpu_seconds=30, output_bytes=65_536, memory_bytes=2 << 30, processes=64
         )
     )
-    """Of each command. `docker`, `modal` and `remote` have the network of their container."""
+    """Limits of each command. `docker`, `modal` and `remote` have the network of their container."""
     readable: tuple[str, ...] = ()
     """Paths of this machine that `confined` commands see besides the system's programs, read-only: an agent's own
     installation, for example."""
@@ -76,7 +76,7 @@ class Sandbox(Protocol):
     """A place for one session. Every method that uses it raises `SandboxDied` when it does not answer."""
 
     has_door: bool
-    """Whether programs of `run_agent` reach the gateway through a door of the sandbox."""
+    """True if programs of `run_agent` reach the gateway through a door of the sandbox."""
 
     async def start(self) -> None:
         """Bring it up. Raises `SandboxError` if it does not start."""

@@ -23,10 +23,10 @@ from tree_rl.verl_plugin.compat import (
     need_reference_policy,
     validate_config,
 )
+from tree_rl.verl_plugin.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
 from tree_rl.verl_plugin.engine.role_options import refuse_batches_to_come, refuse_job_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 from tree_rl.verl_plugin.options import as_tree_config

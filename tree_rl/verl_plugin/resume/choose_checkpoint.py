@@ -27,7 +27,7 @@ class FoundCheckpoints:
     """What was found in `trainer.default_local_dir`."""
 
     step: int | None = None
-    """Of the newest whole checkpoint; None without one."""
+    """Step of the newest whole checkpoint; None without one."""
     interrupted: list[int] = field(default_factory=list)
     """Newer steps whose writing a kill ended: nothing is lost but they never counted."""
     damaged: dict[int, str] = field(default_factory=dict)

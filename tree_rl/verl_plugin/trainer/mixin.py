@@ -29,8 +29,8 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
-from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
+from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
@@ -78,9 +78,9 @@ class TreeTrainerMixin(ResumableTrainer):
     actor_worker: type = TreeActorRolloutRefWorker
     """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
-    """Whether the present update finds the old log-probs itself."""
+    """True if the present update finds the old log-probs itself."""
     _has_updated = False
-    """Whether the first batch has been told about."""
+    """True once the log has said what the first batch shares."""
     _fitted_cost: CostModel | None = None
     """Seconds that the last update's engines report; None leaves groups to the model's shape."""
 

@@ -6,7 +6,7 @@ from hashlib import blake2b
 import torch
 
 from tree_rl.models.sequence_parallel import SequenceParallel
-from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.ranks.lock_step import SharedPlan
 from tree_rl.training.rows import Rows
 

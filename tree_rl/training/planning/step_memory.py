@@ -1,7 +1,7 @@
 """What a step does with its model of memory: choosers at the agreed correction, the smaller budget, what is logged."""
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import GIB, MemoryModel, Peak
-from tree_rl.training.context import StepContext
 from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
-from tree_rl.training.options import TreeOptions
-from tree_rl.training.planning.micro_batches import MicroBatch, predicted_peak
+from tree_rl.training.micro_batch import MicroBatch, predicted_peak
 
 logger = logging.getLogger(__name__)
 
@@ -40,24 +38,24 @@ class StepMemory:
         """
         self.model = model
         self._offload, self._num_ranks, self._sequence_parallel = offload, num_ranks, sequence_parallel
-        self._chooser: Chooser | None = None
+        self.scale: float | None = None
+        """Correction of the model with which the chooser chooses; None before the first `rescale`."""
+        self.chooser: Chooser | None = None
+        """Chooses how a group beyond the budget runs; one object for each correction."""
         self._told: set[tuple[bool, bool, bool, bool]] = set()
 
-    def chooser(self, working_scale: float) -> Chooser:
-        """Chooses by the model at this correction; the same object until that changes."""
-        known = self._chooser
-        if known is None or known.model.working_scale != working_scale:
-            # Measured once: what this rank itself has put there since would seem to be missing.
-            host = self._host_bytes() if known is None else known.host_bytes
-            model = self.model.scaled(working_scale)
-            self._chooser = known = Chooser(model=model, offload=self._offload, host_bytes=host)
-        return known
+    def rescale(self, working_scale: float) -> None:
+        """Choose by the model at this correction from now on."""
+        # Measured once: what this rank itself has put there since would seem to be missing.
+        host = self._host_bytes() if self.chooser is None else self.chooser.host_bytes
+        model = self.model.scaled(working_scale)
+        self.scale, self.chooser = working_scale, Chooser(model=model, offload=self._offload, host_bytes=host)
 
-    def predicted(self, batches: list[MicroBatch], working_scale: float) -> Peak:
+    def predicted(self, batches: Sequence[MicroBatch], working_scale: float) -> Peak:
         """Largest predicted peaks of micro-batches."""
         return predicted_peak(batches, self.model.scaled(working_scale))
 
-    def smaller_budget(self, batches: list[MicroBatch], working_scale: float, tokens: int) -> int:
+    def smaller_budget(self, batches: Sequence[MicroBatch], working_scale: float, tokens: int) -> int:
         """Tokens of a plain forest that needs half of what the batches were predicted to need, or of the budget.
 
         Args:
@@ -69,9 +67,9 @@ class StepMemory:
         needed = min(predicted_peak(batches, model).device, model.bytes_of(tokens))
         return model.tokens_of(needed / 2)
 
-    def tell(self, batches: list[MicroBatch], tokens: int) -> None:
+    def tell(self, batches: Sequence[MicroBatch], tokens: int) -> None:
         """Log each new kind of choice once."""
-        host_bytes = 0.0 if self._chooser is None else self._chooser.host_bytes
+        host_bytes = 0.0 if self.chooser is None else self.chooser.host_bytes
         for choice, batch in ((batch.choice, batch) for batch in batches):
             if choice is None or choice.kind in self._told:
                 continue
@@ -108,15 +106,3 @@ def gradients_to_come(module: nn.Module) -> int:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.grad is None]
     local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
     return sum(parameter.numel() * parameter.element_size() for parameter in local)
-
-
-def memory_of(context: StepContext, options: TreeOptions) -> StepMemory | None:
-    """The memory model of a step's module, as its ranks share tokens; None where the host gives none."""
-    if context.memory is None:
-        return None
-    return StepMemory(
-        replace(context.memory, sequence_ranks=context.sharing_ranks),
-        offload=options.offload,
-        num_ranks=context.num_ranks,
-        sequence_parallel=context.sequence_parallel,
-    )
