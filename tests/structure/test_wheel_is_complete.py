@@ -158,7 +158,7 @@ def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path
     for command, expected in (
         (("inspect", "rows.jsonl"), "0.333"),
         (("plan", "rows.jsonl", "--max-tokens", "2"), "partitioned"),
-        (("estimate", "rows.jsonl", "--model", "config.json"), "trees are faster"),
+        (("inspect", "rows.jsonl", "--model", "config.json"), "trees are faster"),
         (("view", "rows.jsonl", "--html", "page.html", "--max-tokens", "2"), "Page of"),
     ):
         done = call(python, tmp_path, *MAIN, *command)
