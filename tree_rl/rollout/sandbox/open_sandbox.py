@@ -1,5 +1,6 @@
 """Which sandbox a task runs in: our own confined workspace, or SWE-ReX, imported only where it is asked for."""
 
+from tree_rl.extras import MissingExtraError, require_extra
 from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, ConfinedSandbox, Sandbox, SandboxError, SandboxOptions
 
 
@@ -20,9 +21,9 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
     if options.backend == "confined":
         return ConfinedSandbox(options.limits, options.readable, allow_unconfined=options.allow_unconfined)
     try:
-        from tree_rl.rollout.sandbox.rex_sandbox import RexSandbox
-    except ImportError as error:
-        raise SandboxError(
-            f"{KEY}.backend={options.backend} needs SWE-ReX ({error}); install it with pip install 'tree_rl[agents]'"
-        ) from error
+        require_extra("agents", f"{KEY}.backend={options.backend}")
+    except MissingExtraError as error:
+        raise SandboxError(str(error)) from error
+    from tree_rl.rollout.sandbox.rex_sandbox import RexSandbox
+
     return RexSandbox(options, image=image, directory=directory)
