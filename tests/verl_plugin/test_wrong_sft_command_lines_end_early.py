@@ -48,7 +48,7 @@ def test_one_line_names_the_key(
 
 
 def test_short_forms_are_written_out(good: list[str]) -> None:
-    config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"]).config
+    config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
     assert banner(config).endswith("SFT on fsdp2; mode tree; attention auto")
 

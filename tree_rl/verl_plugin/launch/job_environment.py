@@ -42,8 +42,8 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
 
     @functools.wraps(get_runtime_env)
     def with_plugin(config: Any = None) -> dict[str, Any]:
-        # `python -m tree_rl.train` has done so, without a job of Hydra's.
-        if config is not None and HydraConfig.initialized() and trains_trees(config):
+        # `python -m tree_rl.train` has done so, without a job of Hydra's. Only a wrong command line has a block `tree`.
+        if config is not None and HydraConfig.initialized() and (trains_trees(config) or "tree" in config):
             # It imports verl's algorithms, which other jobs may not need in this process.
             from tree_rl.verl_plugin.launch.train import make_ready_for_main_ppo
 

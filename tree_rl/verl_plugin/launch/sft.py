@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from tree_rl import __version__
-from tree_rl.verl_plugin.launch.command_line import Job, Program, check_tree_block, read_job, refusals_as_one_line
+from tree_rl.verl_plugin.launch.command_line import Program, check_tree_block, read_job, refusals_as_one_line
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.short_forms import expand_sft, written_keys
 from tree_rl.verl_plugin.refusals.job import refuse_engine
@@ -27,14 +27,14 @@ PROGRAM = Program(
 
 def main(arguments: Sequence[str]) -> None:
     """Run a command line of verl's `sft_trainer`; exit with code 2 after one line where it cannot run."""
-    config = checked(arguments).config
+    config = checked(arguments)
     if int(os.environ.get("RANK", "0")) == 0:
         print(banner(config), file=sys.stderr, flush=True)
     train(config)
 
 
-def checked(arguments: Sequence[str]) -> Job:
-    """Read and check a command line; exits as `main`."""
+def checked(arguments: Sequence[str]) -> DictConfig:
+    """The config of a command line, checked; exits as `main`."""
     with refusals_as_one_line():
         job = read_job(arguments, PROGRAM)
         config = job.config
@@ -45,7 +45,7 @@ def checked(arguments: Sequence[str]) -> Job:
         refuse(config.model, "model", Of.MODEL_FILES)
         refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
         refuse_rows_with_images(config.data, ("train_files", "val_files"))
-    return job
+    return config
 
 
 def banner(config: DictConfig) -> str:
