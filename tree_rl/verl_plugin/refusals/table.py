@@ -7,7 +7,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
-from tree_rl.training.options import AUTO
+from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.compat import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, Tracking
 from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, ROUTES
 from tree_rl.verl_plugin.refusals import conditions as when

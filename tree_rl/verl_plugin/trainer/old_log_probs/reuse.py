@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tree_rl.training.options import AUTO
+from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.options import ENGINES, RECORDED, TREE_LANGUAGE_MODEL, as_tree_config, replay_mode
 from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
