@@ -144,7 +144,7 @@ def main() -> None:
                 for case in some:
                     report(case, "skipped", None, f"{means} does not work here for user {os.geteuid()}")
                 continue
-            with mock.patch("tree_rl.rollout.sandbox.workspace.strictest_means", lambda means=means: means):
+            with mock.patch("tree_rl.rollout.sandbox.sandbox_folder.strictest_means", lambda means=means: means):
                 asyncio.run(play_all(list(some), tasks, packages, int(sys.argv[1])))
 
 

@@ -18,9 +18,9 @@ from attacked_tasks import unittest_task
 from hacks_in_processes import HACKS
 from small_swe import all_tasks
 
-from tree_rl.rollout.sandbox.confined.processes import PROC
+from tree_rl.rollout.sandbox.processes.processes import PROC
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 MARK = "86231.5"
 """Seconds that a left-over process would sleep, which tells it from others."""
@@ -91,7 +91,7 @@ def write_races(number: int) -> dict[str, int]:
             (outside / "deep" / "a").mkdir(parents=True, exist_ok=True)
             (outside / "secret").write_text(SECRET)
             before = listing(outside)
-            workspace = Workspace({"tests/deep/t.py": "x", "many/a/b/c": "x", "swap.py": SWAPS}, limits=LIMITS)
+            workspace = SandboxFolder({"tests/deep/t.py": "x", "many/a/b/c": "x", "swap.py": SWAPS}, limits=LIMITS)
             swapping = Thread(target=workspace.run, args=(f"python3 swap.py {outside}",))
             swapping.start()
             while workspace.read("started") is None:

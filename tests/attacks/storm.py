@@ -22,7 +22,7 @@ from hacks import Hack, all_hacks
 from small_swe import all_tasks
 
 from tree_rl.rollout.sandbox import workspace
-from tree_rl.rollout.sandbox.confined.processes import PROC
+from tree_rl.rollout.sandbox.processes.processes import PROC
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 KINDS = (

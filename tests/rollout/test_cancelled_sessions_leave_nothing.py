@@ -20,7 +20,7 @@ from tree_rl.rollout.environments import Outcome
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import ConfinedSandbox, SandboxOptions
-from tree_rl.rollout.sandbox.to_the_end import to_the_end
+from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 
 SESSIONS = int(os.environ.get("TREE_RL_CANCELLATIONS", "24"))
 """TREE_RL_CANCELLATIONS=100 runs the full number."""
@@ -148,4 +148,4 @@ def test_work_that_goes_to_its_end_is_cancelled_then() -> None:
         await asyncio.sleep(0.2)
         ended.append(True)
 
-    assert asyncio.run(cancelled_after(to_the_end(work()), times=3)) and ended == [True]
+    assert asyncio.run(cancelled_after(uninterrupted(work()), times=3)) and ended == [True]

@@ -61,7 +61,7 @@ def agent_of(program: Path, **options: Any) -> CommandLineAgent:
 def test_it_solves_a_task_and_reaches_nothing_but_the_model(
     means: Any, chatml: PreTrainedTokenizerFast, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tree_rl.rollout.sandbox.workspace.strictest_means", lambda: means)
+    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox_folder.strictest_means", lambda: means)
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "trainers-secret")
     task = all_tasks()["lru_cache"]
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.sandbox import rex_sandbox
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox import swe_rex_sandbox
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxError, SandboxOptions
 
@@ -107,6 +107,6 @@ def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pyt
     def refuse(**arguments: object) -> None:
         raise RefusedError("Token missing")
 
-    monkeypatch.setitem(rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
+    monkeypatch.setitem(swe_rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
     with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*Token missing"):
         open_sandbox(SandboxOptions(backend="modal"), image="example/repository:1", directory=None)

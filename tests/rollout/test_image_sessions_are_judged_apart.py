@@ -19,9 +19,9 @@ from small_swe import OUTCOME, writing
 
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
-from tree_rl.rollout.sandbox.rex.changes import MAX_BYTES, checked_changes
+from tree_rl.rollout.sandbox.container_changes import MAX_BYTES, checked_changes
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)

@@ -28,7 +28,7 @@ from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
 RACES = int(os.environ.get("TREE_RL_RACES", "10"))

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.sandbox import Backend, Sandbox, SandboxDied, SandboxError, SandboxOptions
-from tree_rl.rollout.sandbox.workspace import CommandResult
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 LIMITS = Limits(
     timeout_seconds=1.5, cpu_seconds=5, output_bytes=5000, file_bytes=20 << 20, memory_bytes=1 << 30, processes=40
@@ -159,7 +159,7 @@ def test_nothing_is_left_behind(open_folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dict[str, Any], tmp_path: Path) -> None:
     async def remove_and_run(sandbox: Sandbox) -> None:
         sandbox._workspace.close()  # type: ignore[attr-defined]
-        with pytest.raises(SandboxDied, match="the workspace is gone"):
+        with pytest.raises(SandboxDied, match="the sandbox is gone"):
             await sandbox.run("true")
         with pytest.raises(SandboxDied):
             await sandbox.write({"a": "b"})

@@ -21,8 +21,8 @@ TRAINER = """
 import json, os, sys
 from pathlib import Path
 import ray
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 CLIENT = '''
 import sys
@@ -37,7 +37,7 @@ address = ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False).add
 ray.get(ray.remote(lambda: 1).remote())
 limits = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=64 << 30, processes=256, network=True)
 readable = [Path(path) for path in dict.fromkeys((sys.base_prefix, sys.prefix))]
-workspace = Workspace({"client.py": CLIENT}, limits=limits, means="mounts", readable=readable)
+workspace = SandboxFolder({"client.py": CLIENT}, limits=limits, means="mounts", readable=readable)
 token = os.environ.get("RAY_AUTH_TOKEN_PATH", "/none")
 attack = workspace.run(f"{sys.executable} client.py {address}").output
 seen = workspace.run(f"env; cat {token}; cat /proc/*/environ; ls -R / 2>/dev/null | grep -i token_of_ray").output

@@ -19,7 +19,7 @@ from tree_rl.rollout.environments.cases import passed_cases, programs_for_child
 from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward, judge, passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, quote
-from tree_rl.rollout.sandbox.workspace import CommandResult
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 UNITTEST_RUNNER = "unittest_runner.py"
 REPORT_CHARACTERS = 4000

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.sandbox.confined.trees import MAX_DEPTH, stays_inside
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 RACES = 200
 SWAP = """
@@ -52,7 +52,7 @@ def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> Non
     # Under `limits` a link to the folder outside leads there for this process, as a link out of a jail does.
     limits = Limits(timeout_seconds=300, cpu_seconds=300, memory_bytes=2 << 30)
     refused = written = 0
-    with closing(Workspace({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as workspace:
+    with closing(SandboxFolder({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as workspace:
         thread = threading.Thread(target=workspace.run, args=(f"python3 swap.py {outside}",))
         thread.start()
         deadline = time.monotonic() + 60
@@ -74,20 +74,20 @@ def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> Non
 
 @pytest.mark.parametrize("name", ["link", "folder/a.txt", "dangling", "dangling/a.txt"])
 def test_links_are_refused_by_name(outside: Path, name: str) -> None:
-    with closing(Workspace()) as workspace:
+    with closing(SandboxFolder()) as workspace:
         workspace.run(f"ln -s {outside}/canary.txt link; ln -s {outside} folder; ln -s {outside}/none dangling")
-        with pytest.raises(ValueError, match=r"workspace path .* link"):
+        with pytest.raises(ValueError, match=r"sandbox path .* link"):
             workspace.write(name, "x")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256, "", ".", "a/../..", "/", "../" * 60 + "tmp/x"])
 def test_names_that_are_no_paths_inside_are_refused(name: str) -> None:
-    with closing(Workspace()) as workspace, pytest.raises(ValueError, match="workspace path"):
+    with closing(SandboxFolder()) as workspace, pytest.raises(ValueError, match="sandbox path"):
         workspace.write(name, "x")
 
 
 def test_what_a_write_finds_in_its_way() -> None:
-    with closing(Workspace({"run.sh": "old"})) as workspace:
+    with closing(SandboxFolder({"run.sh": "old"})) as workspace:
         workspace.run(
             "chmod 755 run.sh; mkdir taken; mkfifo pipe; ln run.sh twin; mkdir -p locked; chmod 0 locked run.sh"
         )
@@ -102,7 +102,7 @@ def test_what_a_write_finds_in_its_way() -> None:
         assert workspace.run("wc -c < text").output.strip() == "5"
 
 
-def copied(source: Workspace, **limits: int) -> dict[str, str]:
+def copied(source: SandboxFolder, **limits: int) -> dict[str, str]:
     """Files that a judge gets, by path; links as what they say."""
     source.stop()
     found = {}
@@ -125,7 +125,7 @@ def copied(source: Workspace, **limits: int) -> dict[str, str]:
 
 
 def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) -> None:
-    with closing(Workspace({"src/a.py": "a", "left/b.py": "b"})) as workspace:
+    with closing(SandboxFolder({"src/a.py": "a", "left/b.py": "b"})) as workspace:
         workspace.run(
             "ln src/a.py src/twin; ln -s a.py src/near; ln -s ../src/a.py src/round; ln -s /etc/passwd far; "
             f"ln -s {outside}/canary.txt farther; ln -s ../../../etc/passwd up; ln -s src/../../x over; ln -s . self; "
@@ -156,7 +156,7 @@ def test_a_link_stays_inside_if_nothing_climbs_after_a_name(target: str, depth: 
 
 def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -> None:
     """`d/l -> ..` stays inside, and `x -> d/l/..` looks as if it did."""
-    with closing(Workspace()) as workspace:
+    with closing(SandboxFolder()) as workspace:
         workspace.run("mkdir d; ln -s .. d/l; ln -s d/l/.. x")
         assert copied(workspace) == {"d/l": "-> .."}
 
@@ -172,7 +172,7 @@ def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -
 )
 def test_what_cannot_be_copied_is_a_mistake_of_the_agent(make: str) -> None:
     limits = Limits(disk_bytes=8 << 20, timeout_seconds=60, cpu_seconds=30)
-    with closing(Workspace({"make.py": make}, limits=limits)) as workspace:
+    with closing(SandboxFolder({"make.py": make}, limits=limits)) as workspace:
         workspace.run("python3 make.py")
         workspace.stop()
         with closing(workspace.fresh()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.sandbox.confined.control_group import ControlGroup, parent_group
-from tree_rl.rollout.sandbox.confined.usage import usage_of
+from tree_rl.rollout.sandbox.processes.control_group import ControlGroup, parent_group
+from tree_rl.rollout.sandbox.processes.usage import usage_of
 from tree_rl.rollout.sandbox.confinement import HIDING, Limits, Means, working_means
-from tree_rl.rollout.sandbox.jail import SCRATCH, SCRATCH_BYTES
-from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
+from tree_rl.rollout.sandbox.processes.bubblewrap import SCRATCH, SCRATCH_BYTES
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, Workspace
 
 LIMITS = Limits(
     timeout_seconds=60, cpu_seconds=60, memory_bytes=256 << 20, file_bytes=128 << 20, disk_bytes=64 << 20, processes=40
@@ -29,7 +29,7 @@ def means(request: pytest.FixtureRequest) -> Means:
 
 
 def test_processes_that_are_small_alone_are_too_large_together(means: Means) -> None:
-    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder(means=means, limits=LIMITS)) as workspace:
         together = " & ".join([HOLD.format(100 << 20)] * 4)
         result = workspace.run(f"{together} & wait")
         assert "[memory limit exceeded]" in result.output and result.exit_code == -9 and not result.timed_out
@@ -44,7 +44,7 @@ def test_parallel_commands_count_together(means: Means) -> None:
         results.append(workspace.run(HOLD.format(100 << 20)))
         stopped.set()
 
-    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder(means=means, limits=LIMITS)) as workspace:
         threads = [threading.Thread(target=hold) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -62,7 +62,7 @@ def test_shared_memory_counts_once(means: Means) -> None:
         "for _ in range(8):\n if os.fork() == 0: time.sleep(1); os._exit(0)\n"
         "for _ in range(8): os.wait()\nprint('done')"
     )
-    with closing(Workspace({"share.py": share}, means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder({"share.py": share}, means=means, limits=LIMITS)) as workspace:
         assert workspace.run("python3 -S share.py").output == "done\n"
 
 
@@ -72,20 +72,20 @@ def test_nameless_files_in_memory_count(means: Means) -> None:
         "import os, time\nfor i in range(40):\n  f = os.memfd_create(str(i))\n"
         "  for _ in range(10): os.write(f, bytes(1 << 20))\ntime.sleep(20)"
     )
-    with closing(Workspace({"hide.py": hide}, means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder({"hide.py": hide}, means=means, limits=LIMITS)) as workspace:
         assert "[memory limit exceeded]" in workspace.run("python3 -S hide.py").output
 
 
 @pytest.mark.parametrize("means", [means for means in working_means() if means in HIDING])
 def test_every_place_in_memory_has_a_size_and_counts(means: Means) -> None:
-    with closing(Workspace(means=means, limits=ROOMY)) as workspace:
+    with closing(SandboxFolder(means=means, limits=ROOMY)) as workspace:
         for place in ("", "/dev", "/run", "/run/model", "/proc", "/usr", "/etc", *SCRATCH):
             result = workspace.run(f"head -c {4 * SCRATCH_BYTES} /dev/zero > {place}/filled; stat -c %s {place}/filled")
             assert (place in SCRATCH) == result.output.strip().isdigit() or "exceeded" in result.output, (place, result)
         for place in SCRATCH:
             full = f"i=0; while head -c 8000000 /dev/zero > {place}/$i; do i=$((i+1)); done 2>/dev/null; du -sk {place}"
             assert int(workspace.run(full).output.split()[0]) * 1024 <= SCRATCH_BYTES
-    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder(means=means, limits=LIMITS)) as workspace:
         fill = "".join(f"head -c 60000000 /dev/zero > {place}/filled; " for place in SCRATCH)
         result = workspace.run(f"{fill} {HOLD.format(160 << 20)}")
         assert "[memory limit exceeded]" in result.output
@@ -96,7 +96,7 @@ def test_processes_of_parallel_commands_count_together(means: Means) -> None:
     if os.geteuid() == 0:
         pytest.skip("a user of its own has its limit from the kernel")
     results: list[CommandResult] = []
-    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder(means=means, limits=LIMITS)) as workspace:
         command = "for i in $(seq 30); do sleep 20 & done; wait"
         threads = [threading.Thread(target=lambda: results.append(workspace.run(command))) for _ in range(3)]
         for thread in threads:
@@ -118,7 +118,7 @@ def test_processes_of_parallel_commands_count_together(means: Means) -> None:
 )
 def test_entries_and_depth_count_against_the_disk(fill: str) -> None:
     few = replace(LIMITS, disk_bytes=16 << 20)
-    with closing(Workspace({"fill.py": fill}, limits=few)) as workspace:
+    with closing(SandboxFolder({"fill.py": fill}, limits=few)) as workspace:
         result = workspace.run("python3 -S fill.py")
         assert "[disk limit exceeded]" in result.output and result.exit_code == -9
         # Who deletes may go on, however long it takes.
@@ -127,7 +127,7 @@ def test_entries_and_depth_count_against_the_disk(fill: str) -> None:
 
 
 def test_the_kernel_ends_commands_first_when_memory_is_short(means: Means) -> None:
-    with closing(Workspace(means=means, limits=ROOMY)) as workspace:
+    with closing(SandboxFolder(means=means, limits=ROOMY)) as workspace:
         assert workspace.run("cat /proc/self/oom_score_adj; (cat /proc/self/oom_score_adj)").output == "1000\n1000\n"
         change = "{ echo 0 > /proc/self/oom_score_adj; } 2>/dev/null; sleep 1; cat /proc/self/oom_score_adj"
         assert workspace.run(change).output == "1000\n"
@@ -136,7 +136,7 @@ def test_the_kernel_ends_commands_first_when_memory_is_short(means: Means) -> No
 @pytest.mark.parametrize("means", [means for means in working_means() if means != "limits"])
 def test_no_session_opens_user_namespaces(means: Means) -> None:
     """There it could mount memory without end."""
-    with closing(Workspace(means=means, limits=ROOMY)) as workspace:
+    with closing(SandboxFolder(means=means, limits=ROOMY)) as workspace:
         result = workspace.run("unshare --user --map-root-user --mount sleep 20; echo on")
         assert "[user namespaces are not allowed]" in result.output or "unshare failed" in result.output, result
         assert not result.timed_out
@@ -150,7 +150,7 @@ def test_detached_shared_memory_has_a_limit() -> None:
         "print(libc.shmget(0, ctypes.c_size_t(64 << 20), 0o1600) >= 0)"
     )
     before = Path("/proc/sys/kernel/shmall").read_text()
-    with closing(Workspace({"shm.py": attach}, means="mounts", limits=ROOMY)) as workspace:
+    with closing(SandboxFolder({"shm.py": attach}, means="mounts", limits=ROOMY)) as workspace:
         assert workspace.run("python3 shm.py").output == "True\nFalse\n"
     assert Path("/proc/sys/kernel/shmall").read_text() == before
 
@@ -166,7 +166,7 @@ def test_usage_of_processes_that_ended_is_nothing() -> None:
 def test_a_control_group_bounds_kills_and_goes(means: Means) -> None:
     parent = parent_group()
     assert parent is not None
-    with closing(Workspace(means=means, limits=LIMITS)) as workspace:
+    with closing(SandboxFolder(means=means, limits=LIMITS)) as workspace:
         group = workspace._bounds.group
         assert group is not None and group.is_dir()
         assert (group / "memory.max").read_text().strip() == str(LIMITS.memory_bytes)
@@ -181,9 +181,9 @@ PRIVATE = """
 import os, sys
 from contextlib import closing
 from tree_rl.rollout.sandbox.confinement import working_means
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 for means in working_means():
-    with closing(Workspace(means=means)) as workspace:
+    with closing(SandboxFolder(means=means)) as workspace:
         result = workspace.run("echo works")
         assert (result.output, result.exit_code) == ("works\\n", 0), (means, result)
 print(*working_means())

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.sandbox.confined.users import CommandUser, UserTakenError
+from tree_rl.rollout.sandbox.processes.users import CommandUser, UserTakenError
 from tree_rl.rollout.sandbox.confinement import Limits, Means, working_means
 from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.sandbox import ConfinedSandbox, SandboxOptions
-from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace, command_threads
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, Workspace, command_threads
 
 IS_ROOT = os.geteuid() == 0
 CONTAINED = [means for means in working_means() if IS_ROOT or means != "limits"]
@@ -64,7 +64,7 @@ def odd_seconds(*parts: int) -> str:
 @pytest.mark.parametrize("means", CONTAINED)
 def test_stop_returns_when_everything_is_dead(means: Means, hide: str) -> None:
     seconds = odd_seconds(working_means().index(means), list(HIDE).index(hide))
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
+    with closing(SandboxFolder(means=means, limits=PATIENT)) as workspace:
         returned = []
         thread = threading.Thread(
             target=lambda: returned.append(workspace.run(HIDE[hide].replace("{}", seconds))), daemon=True
@@ -89,7 +89,7 @@ def test_stop_returns_when_everything_is_dead(means: Means, hide: str) -> None:
 def test_a_command_that_returns_leaves_nothing(means: Means, hide: str) -> None:
     seconds = odd_seconds(working_means().index(means), 100 + list(HIDE).index(hide))
     command = HIDE[hide].rpartition("sleep {}")[0] or "sleep {} & "
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
+    with closing(SandboxFolder(means=means, limits=PATIENT)) as workspace:
         result = workspace.run(f"{command} echo done".replace("{}", seconds))
         assert sleepers(seconds) == [], result
         assert not result.timed_out
@@ -99,7 +99,7 @@ def test_a_command_that_returns_leaves_nothing(means: Means, hide: str) -> None:
 def test_a_fork_bomb_ends_with_its_command(means: Means) -> None:
     seconds = odd_seconds(working_means().index(means), 200)
     bomb = f"bomb() {{ setsid sleep {seconds} & bomb & bomb & }}; bomb; sleep 0.3"
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
+    with closing(SandboxFolder(means=means, limits=PATIENT)) as workspace:
         workspace.run(bomb)
         assert sleepers(seconds) == []
 
@@ -108,7 +108,7 @@ def test_a_fork_bomb_ends_with_its_command(means: Means) -> None:
 def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command(means: Means) -> None:
     """Who looks for it sees a process that is gone when looked at, and not yet the next one."""
     hop = "import os\nfor _ in range(20000):\n    os.write(1, b'.')\n    if os.fork(): os._exit(0)\n"
-    with closing(Workspace({"hop.py": hop}, means=means, limits=PATIENT)) as workspace:
+    with closing(SandboxFolder({"hop.py": hop}, means=means, limits=PATIENT)) as workspace:
         result = workspace.run("(setsid python3 -S hop.py >hops 2>&1 &); until [ -s hops ]; do :; done")
         hops = workspace.directory / "hops"
         assert hops.exists(), result
@@ -120,7 +120,7 @@ def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command(me
 @pytest.mark.parametrize("means", CONTAINED)
 def test_parallel_commands_do_not_end_each_other(means: Means) -> None:
     results: list[CommandResult] = []
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
+    with closing(SandboxFolder(means=means, limits=PATIENT)) as workspace:
         wait = "until [ -e go ]; do sleep 0.05; done"
         waits = threading.Thread(target=lambda: results.append(workspace.run(wait)))
         waits.start()
@@ -203,7 +203,7 @@ def test_stop_and_close_work_before_a_start_and_during_one() -> None:
 
 
 def test_a_judge_has_another_directory_and_another_user() -> None:
-    with closing(Workspace({"secret": "of the agent"})) as workspace:
+    with closing(SandboxFolder({"secret": "of the agent"})) as workspace:
         workspace.run("chmod 700 .; (setsid sleep 600 &)")
         workspace.stop()
         with closing(workspace.fresh()) as judge:
@@ -216,17 +216,17 @@ def test_a_judge_has_another_directory_and_another_user() -> None:
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root gives a workspace a user of its own")
 def test_no_two_living_workspaces_share_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tree_rl.rollout.sandbox.confined.users.command_users", lambda: range(1 << 20, (1 << 20) + 3))
-    first = [Workspace() for _ in range(3)]
+    monkeypatch.setattr("tree_rl.rollout.sandbox.processes.users.command_users", lambda: range(1 << 20, (1 << 20) + 3))
+    first = [SandboxFolder() for _ in range(3)]
     assert len({workspace._user_id for workspace in first}) == 3
     with pytest.raises(OSError, match="all taken"):
-        Workspace()
+        SandboxFolder()
     # Another process sees what is taken, too.
-    program = f"from tree_rl.rollout.sandbox.confined.users import CommandUser\nCommandUser({first[0]._user_id})"
+    program = f"from tree_rl.rollout.sandbox.processes.users import CommandUser\nCommandUser({first[0]._user_id})"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "belongs to another workspace" in other.stderr
     first[0].close()
-    with closing(Workspace()) as again:
+    with closing(SandboxFolder()) as again:
         assert again._user_id == first[0]._user_id
     for workspace in first:
         workspace.close()

@@ -8,13 +8,13 @@ import pytest
 
 from tree_rl.rollout.sandbox.confinement import Limits, working_means
 from tree_rl.rollout.sandbox.sandbox import ConfinedSandbox
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 
 @pytest.fixture(params=working_means())
-def workspace(request: pytest.FixtureRequest) -> Iterator[Workspace]:
+def workspace(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
     limits = Limits(timeout_seconds=30, output_bytes=400_000)
-    with closing(Workspace({"a.txt": "alpha\n"}, limits=limits, means=request.param)) as made:
+    with closing(SandboxFolder({"a.txt": "alpha\n"}, limits=limits, means=request.param)) as made:
         yield made
 
 
@@ -23,7 +23,7 @@ def workspace(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     [("echo a\0b", "NUL"), ("echo \ud800", "UTF-8"), ("echo \udc80", "UTF-8")],
     ids=["NUL", "surrogate", "escaped byte"],
 )
-def test_a_command_that_no_shell_can_read_is_refused(workspace: Workspace, command: str, said: str) -> None:
+def test_a_command_that_no_shell_can_read_is_refused(workspace: SandboxFolder, command: str, said: str) -> None:
     result = workspace.run(command)
     assert said in result.output and result.exit_code == 126
     result.output.encode("utf-8")
@@ -31,7 +31,7 @@ def test_a_command_that_no_shell_can_read_is_refused(workspace: Workspace, comma
 
 
 @pytest.mark.parametrize("size", [119_990, 131_072, 140_000, 300_000])
-def test_a_long_command_runs_as_written(workspace: Workspace, size: int) -> None:
+def test_a_long_command_runs_as_written(workspace: SandboxFolder, size: int) -> None:
     text = "é" * (size // 2)
     result = workspace.run(f"cat a.txt; printf %s {text}; exit 3")
     assert (result.output, result.exit_code) == (f"alpha\n{text}", 3)
@@ -41,14 +41,14 @@ def test_a_long_command_runs_as_written(workspace: Workspace, size: int) -> None
 
 
 @pytest.mark.parametrize("change", ["chmod 0 .", "chmod 444 .", "chmod -R a-rwx .", "chmod 7777 ."])
-def test_a_locked_directory_is_opened_again(workspace: Workspace, change: str) -> None:
+def test_a_locked_directory_is_opened_again(workspace: SandboxFolder, change: str) -> None:
     workspace.run(change)
     assert workspace.run("touch b; ls b").output == "b\n"
     workspace.write("c.txt", "gamma")
     assert workspace.read("c.txt") == "gamma"
 
 
-def test_a_directory_that_is_empty_or_full_of_links_still_works(workspace: Workspace) -> None:
+def test_a_directory_that_is_empty_or_full_of_links_still_works(workspace: SandboxFolder) -> None:
     assert workspace.run("rm -rf ./* ; rmdir ../workspace; ln -s . a; ln -s a b; echo on").output.endswith("on\n")
     assert workspace.run("echo x > new; cat new").output == "x\n"
 
@@ -61,7 +61,7 @@ def test_a_sandbox_answers_as_its_workspace_does() -> None:
             for command in ("a\0b", "\ud800", "chmod 0 .", ":" * 140_000, "cd /; exit 0", "exec 1>&- 2>&-; kill $$"):
                 assert isinstance((await sandbox.run(command)).exit_code, int)
             for name in ("a\0b", "\ud800", "../a", "x" * 300):
-                with pytest.raises(ValueError, match="workspace path"):
+                with pytest.raises(ValueError, match="sandbox path"):
                     await sandbox.write({name: "x"})
             assert (await sandbox.run("echo goes on")).output == "goes on\n"
         finally:

@@ -14,13 +14,13 @@ import pytest
 
 from tree_rl.rollout.sandbox.confinement import Means, working_means
 from tree_rl.rollout.sandbox.ownership import MAKING, PREFIX, OwnedFolder, remove_left_over_folders
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 OWN = "from tree_rl.rollout.sandbox.ownership import OwnedFolder"
 OWNER = """
 import sys
-from tree_rl.rollout.sandbox.workspace import Workspace
-workspace = Workspace({"a.txt": "alpha"}, means=sys.argv[1])
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
+workspace = SandboxFolder({"a.txt": "alpha"}, means=sys.argv[1])
 print(workspace.directory.parent, flush=True)
 workspace.run(f"mkdir locked && chmod 0 locked; sleep {sys.argv[2]} & sleep {sys.argv[2]}")
 """
@@ -86,13 +86,13 @@ def test_the_next_process_that_needs_a_workspace_sweeps(temporary: Path) -> None
         check=True,
     ).stdout.strip()
     assert Path(left).is_dir()
-    program = "from tree_rl.rollout.sandbox.workspace import Workspace\nWorkspace().close()"
+    program = "from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder\nSandboxFolder().close()"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert list(temporary.iterdir()) == []
 
 
 def test_folders_of_living_owners_of_others_and_links_stay(temporary: Path, tmp_path: Path) -> None:
-    with closing(OwnedFolder("workspace")) as owned, closing(Workspace()) as workspace:
+    with closing(OwnedFolder("workspace")) as owned, closing(SandboxFolder()) as workspace:
         (tmp_path / "precious").mkdir()
         (temporary / f"{PREFIX}workspace-link").symlink_to(tmp_path / "precious")
         fresh = temporary / f"{PREFIX}{MAKING}workspace-fresh"
