@@ -54,7 +54,7 @@ HACKS = {
         "2>/dev/null | head -50); do echo forged > $f; done; true"
     ),
     "predictable names in /tmp": Hack(
-        shell="mkdir -p /tmp/tree-rl-owned-workspace-x/files; for n in pytest-of-root pytest-of-nobody tests "
+        shell="mkdir -p /tmp/tree-rl-owned-sandbox-x/files; for n in pytest-of-root pytest-of-nobody tests "
         "runner; do "
         "ln -s /workspace /tmp/$n; done; cp @FILE@ /dev/shm/; true"
     ),

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from attack_cases import worker
+from sandboxes_here import needs_bubblewrap
 
-from tree_rl.rollout.sandbox.confinement import HIDING, strictest_means
-
-pytestmark = pytest.mark.skipif(strictest_means() not in HIDING, reason="neither bubblewrap nor mount namespaces")
+pytestmark = needs_bubblewrap
 
 
 @pytest.mark.timeout(900)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from gateway_harness import CHATML, build_tokenizer, check_record, serving, trained_text
+from sandboxes_here import HERE
 from small_swe import all_tasks, generator, writing
 from transformers import PreTrainedTokenizerFast
 
@@ -24,10 +25,12 @@ from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.session import RecordedSession
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 
 TEN = sorted(all_tasks())[:10]
 Script = Callable[[str], str]
+UNCONFINED = {"unconfined": HERE.unconfined}
 
 
 class ScriptedModel:
@@ -73,7 +76,7 @@ def play(
     backend: Any,
     agents: Sequence[tuple[TaskAgent, SweTask]],
     seconds: float = 60,
-    environment: Callable[[], Any] = SweEnvironment,
+    environment: Callable[[SandboxOptions], Any] = SweEnvironment,
     **options: Any,
 ) -> list[Played]:
     """All agents at the same time behind one gateway."""
@@ -81,7 +84,7 @@ def play(
     async def run() -> list[Played]:
         settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000, **options}
         async with serving(backend, backend.tokenizer, **settings) as gateway:
-            played = [play_one(gateway, agent, environment(), task, seconds) for agent, task in agents]
+            played = [play_one(gateway, agent, environment(HERE), task, seconds) for agent, task in agents]
             return await asyncio.gather(*played)
 
     return asyncio.run(run())
@@ -215,14 +218,14 @@ def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrainedTokeni
             return await agent.run(gateway.endpoint(session), messages=messages, task={"swe": task.to_row()})
 
     limits = {"timeout_seconds": 20}
-    result = asyncio.run(run(options={"max_turns": 5}, sandbox={"limits": limits}))
+    result = asyncio.run(run(options={"max_turns": 5}, sandbox={"limits": limits, **UNCONFINED}))
     assert (result.reward, result.status, result.figures["turns"], result.figures["ended_completed"]) == (
         1.0,
         "completed",
         3.0,
         1.0,
     )
-    assert asyncio.run(run(options={"max_turns": 1})).figures["ended_limit"] == 1.0
+    assert asyncio.run(run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -230,8 +233,8 @@ def test_a_wrong_option_is_named() -> None:
         AgentInEnvironment(agent="mini_swe", options={"max_turn": 5})
     with pytest.raises(ValueError, match=r"agent_options\.agent='mini': expected one of react, mini_swe"):
         AgentInEnvironment(agent="mini")
-    with pytest.raises(ValueError, match=r"sandbox\.backend=local runs the model's commands"):
-        AgentInEnvironment(sandbox={"backend": "local"})
+    with pytest.raises(ValueError, match=r"sandbox\.backend='lokal': expected one of local, docker"):
+        AgentInEnvironment(sandbox={"backend": "lokal"})
     with pytest.raises(ValueError, match=r"Limits\.processes=0"):
         AgentInEnvironment(sandbox={"limits": {"processes": 0}})
 
@@ -240,7 +243,9 @@ def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrai
     async def run() -> None:
         async with serving(ScriptedModel(chatml, repair_for_mini), chatml) as gateway:
             endpoint = gateway.endpoint(gateway.open_session())
-            await AgentInEnvironment(agent="mini_swe").run(endpoint, messages=[], task={"nothing": 1})
+            await AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED).run(
+                endpoint, messages=[], task={"nothing": 1}
+            )
 
     with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
         asyncio.run(run())

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_harness import CHATML, build_tokenizer, serving
+from sandboxes_here import HERE
 from small_swe import all_tasks, writing
 from test_agents_play_small_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call
 from transformers import PreTrainedTokenizerFast
@@ -94,12 +95,12 @@ class Shell(ShellEnvironment):
     """Remembers whether its files still change, and whether the model is asked, after `score` began."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(HERE)
         self.changes: list[str | None] = []
 
     async def score(self, outcome: Outcome) -> float:
         for _ in range(20):
-            self.changes.append(self._workspace.read("beat"))
+            self.changes.append(await self.sandbox.read("beat"))
             await asyncio.sleep(0.02)
         assert len(set(self.changes)) == 1, self.changes
         assert not [line for line in command_lines() if MARK in line]
@@ -310,7 +311,7 @@ def test_what_cannot_be_judged_gets_nothing_and_a_broken_judge_loses_the_session
     async def act(environment: Any, endpoint: Endpoint) -> Outcome:
         return DONE
 
-    done = asyncio.run(run(act, Judge()))
+    done = asyncio.run(run(act, Judge(HERE)))
     assert (done.status, done.reward) == result
 
 
@@ -353,7 +354,7 @@ def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
         return DONE
 
     async def play(check: str) -> FinishedTask:
-        environment = ShellEnvironment()
+        environment = ShellEnvironment(HERE)
         done = await run_task(
             agent=Played(act),
             environment=environment,
@@ -362,7 +363,8 @@ def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
             messages=[],
             timeout_seconds=30,
         )
-        assert environment.workspace is not None and not environment.workspace.directory.exists()
+        with pytest.raises(SandboxDied, match="gone"):
+            await environment.sandbox.read("kept")
         return done
 
     assert asyncio.run(play("grep work done && test ! -e link && test ! -e pipe && touch new")).reward == 1.0

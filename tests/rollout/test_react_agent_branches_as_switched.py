@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gateway_harness import check_record, serving, trained_text
+from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import GO_ON, SUMMARISE, ReActAgent, ReActOptions
@@ -42,7 +43,7 @@ def play(
             session = door.open_session(sampling={"temperature": 1.0})
             done = await run_task(
                 agent=ReActAgent(options),
-                environment=ShellEnvironment(),
+                environment=ShellEnvironment(HERE),
                 endpoint=door.endpoint(session),
                 task=TASK,
                 messages=[{"role": "user", "content": "copy alpha to out.txt"}],

@@ -11,25 +11,20 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import BOTH, needs_bubblewrap
 
+from tree_rl.rollout.sandbox.processes.bubblewrap import SEARCH_PATH
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.users import command_users, users_known
-from tree_rl.rollout.sandbox.confinement import (
-    HIDING,
-    SEARCH_PATH,
-    Limits,
-    Means,
-    strictest_means,
-    working_means,
-)
 from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
-WORKING = working_means()
 
-
-@pytest.fixture(params=WORKING)
-def workspace(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
+@pytest.fixture(params=BOTH)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
     limits = Limits(timeout_seconds=2, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
-    with closing(SandboxFolder({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, means=request.param)) as made:
+    with closing(
+        SandboxFolder({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, unconfined=request.param)
+    ) as made:
         yield made
 
 
@@ -54,81 +49,80 @@ def wait_until_gone(marker: str) -> None:
     raise AssertionError(f"still running: {running(marker)} processes with {marker}")
 
 
-def test_commands_see_and_change_the_files(workspace: SandboxFolder) -> None:
-    result = workspace.run("cat a.txt sub/b.txt && printf '%s' gamma > c.txt && ls | sort | tr '\\n' ' '; exit 3")
+def test_commands_see_and_change_the_files(sandbox: SandboxFolder) -> None:
+    result = sandbox.run("cat a.txt sub/b.txt && printf '%s' gamma > c.txt && ls | sort | tr '\\n' ' '; exit 3")
     assert (result.output, result.exit_code, result.timed_out) == ("alpha\nbeta\na.txt c.txt sub ", 3, False)
-    assert workspace.read("c.txt") == "gamma"
-    assert workspace.read("missing.txt") is None
-    workspace.write("sub/deep/d.txt", "delta")
-    assert workspace.run("cat sub/deep/d.txt; echo more >> sub/deep/d.txt; echo oops >&2").output == "deltaoops\n"
+    assert sandbox.read("c.txt") == "gamma"
+    assert sandbox.read("missing.txt") is None
+    sandbox.write("sub/deep/d.txt", "delta")
+    assert sandbox.run("cat sub/deep/d.txt; echo more >> sub/deep/d.txt; echo oops >&2").output == "deltaoops\n"
 
 
-def test_the_environment_is_empty(workspace: SandboxFolder) -> None:
+def test_the_environment_is_empty(sandbox: SandboxFolder) -> None:
     os.environ["SECRET_OF_THE_TRAINER"] = "x"
-    names = {line.split("=")[0] for line in workspace.run("env").output.splitlines()}
+    names = {line.split("=")[0] for line in sandbox.run("env").output.splitlines()}
     assert names <= {"PATH", "HOME", "PWD", "SHLVL", "_", "OLDPWD"}
 
 
-def test_an_infinite_loop_ends_at_a_limit(workspace: SandboxFolder) -> None:
-    assert workspace.run("while :; do :; done").exit_code != 0
-    assert workspace.run("sleep 3600").timed_out
+def test_an_infinite_loop_ends_at_a_limit(sandbox: SandboxFolder) -> None:
+    assert sandbox.run("while :; do :; done").exit_code != 0
+    assert sandbox.run("sleep 3600").timed_out
 
 
-def test_endless_output_is_cut(workspace: SandboxFolder) -> None:
-    result = workspace.run("head -c 10000000 /dev/zero | tr '\\0' x")
+def test_endless_output_is_cut(sandbox: SandboxFolder) -> None:
+    result = sandbox.run("head -c 10000000 /dev/zero | tr '\\0' x")
     assert result.truncated and result.output == "x" * 2000
-    assert workspace.run("yes").truncated
+    assert sandbox.run("yes").truncated
 
 
-def test_nothing_outlives_its_command(workspace: SandboxFolder) -> None:
+def test_nothing_outlives_its_command(sandbox: SandboxFolder) -> None:
     # Waiting for it would last beyond the limit.
-    result = workspace.run("sleep 3141.59 & echo started")
+    result = sandbox.run("sleep 3141.59 & echo started")
     assert (result.output, result.timed_out) == ("started\n", False)
     wait_until_gone("3141.59")
 
 
+@needs_bubblewrap
 def test_a_detached_process_dies_with_its_namespace() -> None:
-    if strictest_means() == "limits":
-        pytest.skip("no namespaces on this machine")
-    with closing(SandboxFolder()) as workspace:
-        workspace.run("setsid sleep 2718.28 >/dev/null 2>&1 & echo started")
+    with closing(SandboxFolder()) as sandbox:
+        sandbox.run("setsid sleep 2718.28 >/dev/null 2>&1 & echo started")
         wait_until_gone("2718.28")
 
 
-def test_a_fork_bomb_is_contained(workspace: SandboxFolder) -> None:
-    if os.geteuid() != 0 and workspace.means == "limits":
-        pytest.skip("without root and namespaces there is no process limit of the workspace's own")
-    result = workspace.run("bomb() { bomb 161803 | bomb 161803 & }; bomb; sleep 1; echo still here")
+def test_a_fork_bomb_is_contained(sandbox: SandboxFolder) -> None:
+    if os.geteuid() != 0 and sandbox.unconfined:
+        pytest.skip("without root and a namespace there is no process limit of the sandbox's own")
+    result = sandbox.run("bomb() { bomb 161803 | bomb 161803 & }; bomb; sleep 1; echo still here")
     wait_until_gone("161803")
-    assert workspace.run("echo alive").output == "alive\n", result
+    assert sandbox.run("echo alive").output == "alive\n", result
 
 
 @pytest.mark.parametrize("target", ["../escape.txt", "/escape.txt", "/etc/escape.txt", "/root/escape.txt"])
-def test_writing_outside_fails(workspace: SandboxFolder, target: str) -> None:
-    if os.geteuid() != 0 and workspace.means not in HIDING and target == "../escape.txt":
-        pytest.skip("without root and a jail, the user's own rights apply")
+def test_writing_outside_fails(sandbox: SandboxFolder, target: str) -> None:
+    if os.geteuid() != 0 and sandbox.unconfined and target == "../escape.txt":
+        pytest.skip("without root and bubblewrap, the user's own rights apply")
     if os.geteuid() != 0 and target.startswith("/root"):
         pytest.skip("only root can tell what is in /root")
-    path = (workspace.directory / target).resolve()
-    result = workspace.run(f"echo x > {target}")
-    assert result.exit_code != 0 or workspace.means in HIDING
+    path = (sandbox.directory / target).resolve()
+    result = sandbox.run(f"echo x > {target}")
+    assert result.exit_code != 0 or not sandbox.unconfined
     assert not path.exists()
 
 
-def test_workspaces_cannot_read_each_other(workspace: SandboxFolder) -> None:
+def test_sandboxes_cannot_read_each_other(sandbox: SandboxFolder) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs a user per workspace, hence root")
-    with closing(SandboxFolder({"secret.txt": "s3cret"}, means=workspace.means)) as other:
-        assert "s3cret" not in workspace.run(f"cat {other.directory}/secret.txt").output
+        pytest.skip("needs a user per sandbox, hence root")
+    with closing(SandboxFolder({"secret.txt": "s3cret"}, unconfined=sandbox.unconfined)) as other:
+        assert "s3cret" not in sandbox.run(f"cat {other.directory}/secret.txt").output
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a workspace a user of its own")
-def test_workspaces_have_users_of_their_own() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a sandbox a user of its own")
+def test_sandboxes_have_users_of_their_own() -> None:
     with ExitStack() as stack:
-        workspaces = [stack.enter_context(closing(SandboxFolder())) for _ in range(20)]
-        users = {workspace.directory.stat().st_uid for workspace in workspaces}
+        sandboxes = [stack.enter_context(closing(SandboxFolder())) for _ in range(20)]
+        users = {sandbox.directory.stat().st_uid for sandbox in sandboxes}
         assert len(users) == 20 and all(user in command_users() for user in users)
-        assert workspaces[0].run("touch mine; ls mine").output == "mine\n"
+        assert sandboxes[0].run("touch mine; ls mine").output == "mine\n"
 
 
 def test_users_of_commands_are_as_many_as_the_namespace_knows() -> None:
@@ -138,46 +132,46 @@ def test_users_of_commands_are_as_many_as_the_namespace_knows() -> None:
     assert container[0] >= 20_000 and container[-1] < 65_536
 
 
-def test_a_large_file_cannot_be_written(workspace: SandboxFolder) -> None:
-    workspace.run("head -c 8000000 /dev/zero > big.bin")
-    assert (workspace.directory / "big.bin").stat().st_size <= 1 << 20
+def test_a_large_file_cannot_be_written(sandbox: SandboxFolder) -> None:
+    sandbox.run("head -c 8000000 /dev/zero > big.bin")
+    assert (sandbox.directory / "big.bin").stat().st_size <= 1 << 20
 
 
 def test_memory_is_limited() -> None:
-    with closing(SandboxFolder(limits=Limits(memory_bytes=64 << 20))) as workspace:
-        assert workspace.run("x=$(head -c 200000000 /dev/zero | tr '\\0' y); echo got ${#x}").exit_code != 0
+    with closing(SandboxFolder(limits=Limits(memory_bytes=64 << 20))) as sandbox:
+        assert sandbox.run("x=$(head -c 200000000 /dev/zero | tr '\\0' y); echo got ${#x}").exit_code != 0
 
 
 @pytest.mark.parametrize("name", ["../outside.txt", "/etc/passwd", "sub/../../outside.txt"])
-def test_paths_that_lead_outside_are_refused(workspace: SandboxFolder, name: str) -> None:
+def test_paths_that_lead_outside_are_refused(sandbox: SandboxFolder, name: str) -> None:
     with pytest.raises(ValueError, match="leads outside"):
-        workspace.read(name)
+        sandbox.read(name)
     with pytest.raises(ValueError, match="leads outside"):
-        workspace.write(name, "x")
+        sandbox.write(name, "x")
 
 
-def test_a_planted_link_does_not_lead_outside(workspace: SandboxFolder) -> None:
-    workspace.run("ln -s /etc/passwd answer.txt; mkfifo pipe")
+def test_a_planted_link_does_not_lead_outside(sandbox: SandboxFolder) -> None:
+    sandbox.run("ln -s /etc/passwd answer.txt; mkfifo pipe")
     with pytest.raises(ValueError, match="leads outside"):
-        workspace.read("answer.txt")
-    assert workspace.read("pipe") is None
+        sandbox.read("answer.txt")
+    assert sandbox.read("pipe") is None
 
 
 def test_close_removes_everything() -> None:
-    workspace = SandboxFolder({"a": "b"})
-    workspace.run("mkdir -p x/y && chmod 0 x")
-    workspace.close()
-    assert not workspace.directory.exists()
+    sandbox = SandboxFolder({"a": "b"})
+    sandbox.run("mkdir -p x/y && chmod 0 x")
+    sandbox.close()
+    assert not sandbox.directory.exists()
 
 
-@pytest.mark.parametrize("means", WORKING)
-def test_a_command_costs_milliseconds(means: Means) -> None:
-    with closing(SandboxFolder(means=means)) as workspace:
-        workspace.run("true")
+@pytest.mark.parametrize("unconfined", BOTH)
+def test_a_command_costs_milliseconds(unconfined: bool) -> None:
+    with closing(SandboxFolder(unconfined=unconfined)) as sandbox:
+        sandbox.run("true")
         # Processor time: other work on the machine delays commands, but does not make them dearer.
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         for _ in range(20):
-            workspace.run("cat /dev/null")
+            sandbox.run("cat /dev/null")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds / 20 < 0.03
@@ -185,17 +179,17 @@ def test_a_command_costs_milliseconds(means: Means) -> None:
 
 def test_concurrent_commands_do_not_block_the_event_loop() -> None:
     async def run() -> None:
-        with closing(SandboxFolder(limits=Limits(timeout_seconds=60))) as workspace:
-            begun = [workspace.directory / f"begun{i}" for i in range(4)]
+        with closing(SandboxFolder(limits=Limits(timeout_seconds=60))) as sandbox:
+            begun = [sandbox.directory / f"begun{i}" for i in range(4)]
 
             async def answer() -> None:
                 while not all(path.exists() for path in begun):
                     await asyncio.sleep(0.01)
-                (workspace.directory / "answer").write_text("")
+                (sandbox.directory / "answer").write_text("")
 
             # Each command waits for what only the event loop does, once all of them have begun.
             wait = "touch begun{}; until [ -e answer ]; do sleep 0.05; done; echo {}"
-            commands = [workspace.run_async(wait.format(i, i)) for i in range(4)]
+            commands = [sandbox.run_async(wait.format(i, i)) for i in range(4)]
             *results, _ = await asyncio.gather(*commands, answer())
             assert [(result.output, result.timed_out) for result in results] == [(f"{i}\n", False) for i in range(4)]
 
@@ -207,66 +201,66 @@ def test_limits_are_checked() -> None:
         Limits(processes=0)
 
 
-@pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
-def test_a_command_sees_no_file_process_or_variable_of_the_trainer(means: Means, open_folder: Path) -> None:
+@needs_bubblewrap
+def test_a_command_sees_no_file_process_or_variable_of_the_trainer(open_folder: Path) -> None:
     secret = open_folder / "secret.txt"
     secret.write_text("trainers-secret")
     secret.chmod(0o755)
     os.environ["SECRET_OF_THE_TRAINER"] = "trainers-secret"
-    with closing(SandboxFolder(means=means)) as workspace:
+    with closing(SandboxFolder()) as sandbox:
         attacks = (
             f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {open_folder}",
             "find / -xdev -maxdepth 5 -name 'secret.txt'; grep -rl trainers-secret /tmp /home /root /etc",
             "mount -t proc proc /tmp; nsenter -t 1 -m cat /etc/shadow; chroot / id; umount -l /proc",
             "ls /proc | grep -c '^[0-9]'",
         )
-        outputs = [workspace.run(attack).output for attack in attacks]
+        outputs = [sandbox.run(attack).output for attack in attacks]
     assert not any("trainers-secret" in output or "root:*" in output or "import" in output for output in outputs)
     assert int(outputs[-1]) < 10
 
 
-@pytest.mark.parametrize("means", [means for means in WORKING if means != "limits"])
-def test_the_network_is_reached_only_when_the_limits_say_so(means: Means) -> None:
+@needs_bubblewrap
+def test_the_network_is_reached_only_when_the_limits_say_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         command = f'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {port}), 2); print("reached")\''
         for network in (False, True):
             limits = Limits(network=network, memory_bytes=2 << 30)
-            with closing(SandboxFolder(limits=limits, means=means)) as workspace:
-                assert ("reached" in workspace.run(command).output.splitlines()) == network
+            with closing(SandboxFolder(limits=limits)) as sandbox:
+                assert ("reached" in sandbox.run(command).output.splitlines()) == network
 
 
 def test_many_small_files_fill_only_the_allowance() -> None:
     limits = Limits(disk_bytes=8 << 20, timeout_seconds=20, cpu_seconds=20)
-    with closing(SandboxFolder(limits=limits)) as workspace:
-        result = workspace.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
+    with closing(SandboxFolder(limits=limits)) as sandbox:
+        result = sandbox.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
         assert "[disk limit exceeded]" in result.output
         assert not result.timed_out and result.exit_code == -9
-        assert workspace.run("rm -f f*; echo freed").output == "freed\n"
+        assert sandbox.run("rm -f f*; echo freed").output == "freed\n"
 
 
 def test_text_that_is_no_utf8_arrives() -> None:
-    with closing(SandboxFolder()) as workspace:
-        assert workspace.run("printf 'a\\377b'").output == "a\ufffdb"
+    with closing(SandboxFolder()) as sandbox:
+        assert sandbox.run("printf 'a\\377b'").output == "a\ufffdb"
 
 
-@pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
-def test_a_workspace_lies_at_the_same_place_in_every_session(means: Means) -> None:
+@needs_bubblewrap
+def test_a_sandbox_lies_at_the_same_place_in_every_session() -> None:
     outputs = set()
     for _ in range(2):
-        with closing(SandboxFolder(means=means)) as workspace:
-            outputs.add(workspace.run("pwd; echo ~; echo x > /tmp/scratch; ls /tmp").output)
+        with closing(SandboxFolder()) as sandbox:
+            outputs.add(sandbox.run("pwd; echo ~; echo x > /tmp/scratch; ls /tmp").output)
     assert outputs == {"/workspace\n/workspace\nscratch\n"}
 
 
-@pytest.mark.parametrize("means", [means for means in WORKING if means in HIDING])
-def test_the_commands_user_has_a_name_and_no_account_of_the_machine_shows(means: Means) -> None:
-    with closing(SandboxFolder(means=means, limits=Limits(memory_bytes=64 << 30))) as workspace:
-        seen = workspace.run("whoami; id -gn; cd ~; pwd; cut -d: -f1 /etc/passwd; cut -d: -f1 /etc/group").output
+@needs_bubblewrap
+def test_the_commands_user_has_a_name_and_no_account_of_the_machine_shows() -> None:
+    with closing(SandboxFolder(limits=Limits(memory_bytes=64 << 30))) as sandbox:
+        seen = sandbox.run("whoami; id -gn; cd ~; pwd; cut -d: -f1 /etc/passwd; cut -d: -f1 /etc/group").output
         assert seen.split() == ["agent", "agent", "/workspace", *2 * ["agent", "root", "nobody"]]
-        assert workspace.run("echo me::0:0::/:/bin/sh >> /etc/passwd").exit_code != 0
+        assert sandbox.run("echo me::0:0::/:/bin/sh >> /etc/passwd").exit_code != 0
         if shutil.which("git", path=SEARCH_PATH):
             commit = "git -c user.email=a@b -c user.name=a commit -q --allow-empty -m empty"
-            assert workspace.run(f"git init -q . && {commit} && git log --format=%s").output == "empty\n"
+            assert sandbox.run(f"git init -q . && {commit} && git log --format=%s").output == "empty\n"
         if shutil.which("node", path=SEARCH_PATH):
-            assert workspace.run("node -p 'os.userInfo().username'").output == "agent\n"
+            assert sandbox.run("node -p 'os.userInfo().username'").output == "agent\n"
