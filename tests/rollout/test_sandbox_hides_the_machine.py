@@ -1,6 +1,5 @@
 """Commands really run, and what they must not do they cannot do."""
 
-import asyncio
 import os
 import resource
 import shutil
@@ -175,25 +174,6 @@ def test_a_command_costs_milliseconds(unconfined: bool) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds / 20 < 0.03
-
-
-def test_concurrent_commands_do_not_block_the_event_loop() -> None:
-    async def run() -> None:
-        with closing(SandboxFolder(limits=Limits(timeout_seconds=60))) as sandbox:
-            begun = [sandbox.directory / f"begun{i}" for i in range(4)]
-
-            async def answer() -> None:
-                while not all(path.exists() for path in begun):
-                    await asyncio.sleep(0.01)
-                (sandbox.directory / "answer").write_text("")
-
-            # Each command waits for what only the event loop does, once all of them have begun.
-            wait = "touch begun{}; until [ -e answer ]; do sleep 0.05; done; echo {}"
-            commands = [sandbox.run_async(wait.format(i, i)) for i in range(4)]
-            *results, _ = await asyncio.gather(*commands, answer())
-            assert [(result.output, result.timed_out) for result in results] == [(f"{i}\n", False) for i in range(4)]
-
-    asyncio.run(run())
 
 
 def test_limits_are_checked() -> None:

@@ -4,7 +4,6 @@ A command has limits of time, output, memory and processes, an empty environment
 with it. `processes.bubblewrap` says what it sees.
 """
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -262,10 +261,6 @@ class SandboxFolder:
         with self._open_top() as top:
             return self._bounds.exceeded(top, {command.process.pid: limits for command, limits in running.items()})
 
-    async def run_async(self, command: str) -> CommandResult:
-        """`run` without blocking the event loop. Of all commands two per core run at a time, as they also wait."""
-        return await asyncio.get_running_loop().run_in_executor(command_threads(), self.run, command)
-
     def write(self, name: str, content: str) -> None:
         """Write a text file, creating its folders. Characters that UTF-8 cannot hold are written as surrogates.
 
@@ -316,7 +311,7 @@ _remove_left_over_once = cache(remove_left_over_folders)
 
 @cache
 def command_threads() -> ThreadPoolExecutor:
-    """Threads that wait for commands."""
+    """Threads that wait for commands. Of all commands two per core run at a time, as they also wait."""
     return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="commands")
 
 
