@@ -30,7 +30,7 @@ from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
 
 RACES = int(os.environ.get("TREE_RL_RACES", "10"))
 """Races against the clock in all. TREE_RL_RACES=50 runs the full number."""
@@ -50,8 +50,8 @@ def chatml() -> PreTrainedTokenizerFast:
 class Watched(SweEnvironment):
     """Looks for what still runs when it is scored. Its commands bear its mark."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: SandboxOptions) -> None:
+        super().__init__(options)
         self.mark = f"{MARK}-{id(self)}"
 
     async def run(self, command: str) -> Any:
