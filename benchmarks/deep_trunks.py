@@ -23,16 +23,17 @@ from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows, read_csv
+from tree_rl.cost.memory.choice import Chooser, quick_plan
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS
-from tree_rl.training.memory.choice import Chooser, quick_plan
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.micro_batch_runs import PartitionedBatchRun, WholeBatchRun
-from tree_rl.training.planning.micro_batches import MicroBatch
-from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.training.micro_batch import MicroBatch
+from tree_rl.training.partitioned import run_partitioned
+from tree_rl.training.result import MicroBatchResult
+from tree_rl.training.run import run_whole
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -49,7 +50,7 @@ class Plan:
     """One way to run a forest."""
 
     name: str
-    """As given on the command line."""
+    """Name as given on the command line."""
     capacity_tokens: int | None
     """C; None runs the forest whole."""
     measures: MemoryMeasures
@@ -94,7 +95,7 @@ class Plan:
         assert memory is not None
         chooser = Chooser(model=memory)
         head_share = np.count_nonzero(tree.forest.rows_that_mark(tree.trained)) / tree.forest.num_unique
-        choice = chooser.choose(tree.forest, chooser.budget(self.budget_tokens), quick_plan, head_share=head_share)
+        choice = chooser.choose(tree.forest, chooser.budget(self.budget_tokens), head_share=head_share)
         return replace(
             self,
             name=f"{self.name} ({choice.name})",
@@ -178,7 +179,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         measures=plan.measures,
     )
     call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
-    routers = CallRouters(hooks=None, load=None)
+    results: list[MicroBatchResult] = []
     _zero_gradients(model)
     if on_gpu:
         torch.cuda.empty_cache()
@@ -187,16 +188,16 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     base_bytes = torch.cuda.memory_allocated() if on_gpu else 0
     started = time.perf_counter()
     if cut is None:
-        run: Any = WholeBatchRun(context, call, batch, routers)
+        ops = run_whole(context, call, batch, None, results)
     else:
-        run = PartitionedBatchRun(context, call, batch, routers, known_F=None)
-    for _ in run.work():
+        ops = run_partitioned(context, call, batch, None, results, known_F=None)
+    for _ in ops:
         pass
     if on_gpu:
         torch.cuda.synchronize()
     return Measured(
         seconds=time.perf_counter() - started,
-        loss=run.result.loss,
+        loss=results[0].loss,
         partitions=batch.num_partitions,
         base_bytes=base_bytes,
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,

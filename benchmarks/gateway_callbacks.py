@@ -29,7 +29,7 @@ LONG_TURN = 8_000
 """Tokens."""
 BRANCHES = 1_000
 BRANCH_TOKENS = 1_000
-"""Of each branch's answer, behind a prompt of as many."""
+"""Tokens of each branch's answer, after a prompt of as many."""
 
 
 class Stopwatch:

@@ -50,7 +50,7 @@ class ClientReport:
     """What a session's clients saw."""
 
     seconds: list[float]
-    """Of each healthy call, from request to answer."""
+    """Seconds of each healthy call, from request to answer."""
     tokens: list[list[int]]
     """[calls answered with 200, 2] tokens of the prompt and of the answer, in order."""
     faults: dict[str, int]

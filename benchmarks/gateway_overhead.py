@@ -109,7 +109,7 @@ class Played:
     """What one load gave."""
 
     milliseconds: Mapping[str, Sequence[float]]
-    """Of the healthy calls beyond the model's, by where they are measured."""
+    """Milliseconds of the healthy calls beyond the model's, by where they are measured."""
     longest_prompt: int
     """Tokens."""
     cpu_s: float

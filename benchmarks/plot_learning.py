@@ -1,8 +1,8 @@
-"""Draw the reward curves of `tree_against_flat_learning.py` and `swe_learning.py` from their CSV files.
+"""Draw the reward curves of `swe_learning.py` from its CSV files.
 
 One panel per seed and precision: arms named `..._float32` have panels of their own. Usage:
 
-python benchmarks/plot_learning.py docs/benchmarks/learning_toy_agents.csv
+python benchmarks/plot_learning.py docs/benchmarks/swe_learning.csv
 """
 
 import sys

@@ -19,11 +19,11 @@ from tree_rl.benchmark.batch import agent_batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, write_csv
+from tree_rl.cost.balance import GroupPaths, lay_out_cell
+from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.tree.balance import GroupPaths, lay_out_cell
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
 from tree_rl.tree.bins import least_loaded
 
 RANKS = (8, 16, 32, 48)
@@ -32,7 +32,7 @@ PLACES = [*((gpus, 1) for gpus in RANKS), (32, 2), (32, 4), (48, 2), (48, 4)]
 MINI_BATCHES = (1, 4)
 MODEL = "8b"
 PROMPTS, ROWS = 50, 8
-"""Of the groups of equal lengths."""
+"""Size of the groups of equal lengths."""
 
 
 def groups_of(source: str, args: argparse.Namespace) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -63,13 +63,12 @@ def whole_groups(paths: Sequence[GroupPaths], num_ranks: int, num_cells: int) ->
 def measure(source: str, args: argparse.Namespace) -> list[Columns]:
     """One line per number of ranks and mini-batches."""
     group_of_row, rows = groups_of(source, args)
-    overlaps = measure_groups(group_of_row, rows, MODEL_SIZES[MODEL].shape.cost)
-    paths = [overlap.paths for overlap in overlaps]
+    paths = paths_of_groups(group_of_row, rows, MODEL_SIZES[MODEL].shape.cost)
     lines: list[Columns] = []
     for mini_batches in MINI_BATCHES:
         for gpus, sharing in PLACES:
             num_ranks = gpus // sharing
-            mean = sum(overlap.cost for overlap in overlaps) / num_ranks
+            mean = sum(one.whole for one in paths) / num_ranks
             slowest, bound = whole_groups(paths, num_ranks, mini_batches)
             begun = time.process_time()
             layout = lay_out_groups(group_of_row, paths, num_ranks=num_ranks, num_cells=mini_batches)
@@ -85,7 +84,7 @@ def measure(source: str, args: argparse.Namespace) -> list[Columns]:
                     "lower_bound": round(bound / mean, 3),
                     "split_groups": layout.split_groups,
                     "repeated_tokens": layout.repeated_tokens,
-                    "unique_tokens": sum(overlap.unique_tokens for overlap in overlaps),
+                    "unique_tokens": sum(one.order.num_unique for one in paths),
                     "padding_rows": len(layout.order) - layout.num_rows,
                     "cpu_seconds": round(seconds, 2),
                 }

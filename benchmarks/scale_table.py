@@ -15,13 +15,14 @@ from pathlib import Path
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, write_csv
+from tree_rl.cost.cluster.hardware import Cluster
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.scale.hardware import GIB, Cluster
 from tree_rl.inspection.scale.report import ScaleSettings, Step
 
 TFLOPS = {"8b": 450, "32b": 500, "qwen3-30b-a3b": 290}
-"""Of one H200 through verl's engine, without fused layers: measured for 8B (scale_steps.csv). For the others 0.9 times
-what `tree-rl bench` measured (update_32b_agents.csv: 557, update_qwen3-30b-a3b_agents.csv: 320), as for 8B."""
+"""Rate of one H200 through verl's engine, without fused layers: measured for 8B (scale_steps.csv). For the others 0.9
+times what `tree-rl bench` measured (update_32b_agents.csv: 557, update_qwen3-30b-a3b_agents.csv: 320), as for 8B."""
 GPUS = (8, 64, 512)
 PROMPTS, MINI_BATCHES, MAX_TOKENS = 512, 4, 32_768
 

@@ -43,7 +43,7 @@ from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import read_csv, write_csv
 
 POSITIONS = 1 << 20
-"""Of the model: its longest row."""
+"""Positions of the model: its longest row."""
 WARM_SHARE = 64
 """Kernels are compiled on a tree this many times smaller."""
 
@@ -69,9 +69,9 @@ class Measured:
 
     times: UpdateTimes
     metrics: dict[str, Any]
-    """Of the engine."""
+    """Metrics of the engine."""
     gradient_norm: float
-    """Of all parameters, shards of all ranks together."""
+    """Norm of the gradient of all parameters, shards of all ranks together."""
 
 
 def forward_backward(engine: Any, batch: Batch, vocab: int) -> Measured:

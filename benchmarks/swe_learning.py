@@ -25,11 +25,12 @@ from queue import SimpleQueue
 
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
+from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
-from quickstart.progress import Phase, PhaseFailedError, read_steps, reward_of_step, run_phase, say  # noqa: E402
+from quickstart.progress import Phase, PhaseFailedError, run_phase, say  # noqa: E402
 from swe_learning_figures import Drawn, measured  # noqa: E402
 from swe_learning_overrides import ARMS, ROLLOUTS, environment_of_arm, overrides_of  # noqa: E402
 
@@ -108,7 +109,6 @@ def warm_start(arguments: argparse.Namespace, gpu: str | None) -> Phase:
         log=arguments.output / "sft.log",
         limit_seconds=left(arguments, share=0.35),
         metrics=metrics,
-        describe=lambda step, figures: f"step {step:3d}  loss {figures.get('train/loss', float('nan')):.4f}",
         environment={
             **environment_of(arguments, gpu),
             "VERL_FILE_LOGGER_PATH": str(metrics),
@@ -207,7 +207,6 @@ def run_arm(
                 limit_seconds=left(arguments, share=1.0),
                 cancelled=arguments.enough_checked.is_set if check else bool,
                 metrics=metrics,
-                describe=reward_of_step,
                 environment={
                     **environment_of(arguments, gpu),
                     MARK: mark,

@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
-from quickstart.progress import read_steps
+from tree_rl.inspection.files.run_log import read_steps
 
 FIGURES: Mapping[str, str] = {
     "reward": "tree/session_score/mean",

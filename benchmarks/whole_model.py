@@ -230,7 +230,7 @@ def measure(args: argparse.Namespace, size: ModelSize, rank: int) -> Iterator[Co
 def columns(batch: Batch, size: ModelSize, times: dict[str, list[tuple[float, UpdateTimes]]]) -> Columns:
     """Seconds of the slowest rank by arm, speed-ups of the trees, the bound; phases are those of this rank."""
     overlap = batch.overlap()
-    bound = overlap.flop_bound(size.shape)
+    bound = size.shape.flop_bound(overlap)
     row: Columns = {
         "batch": batch.name,
         "rows": len(batch.rows),

@@ -142,7 +142,6 @@ def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
                     log=folder / "log.txt",
                     limit_seconds=arguments.deadline,
                     metrics=folder / "metrics.jsonl",
-                    describe=lambda step, figures: f"step {step:3d}  {figures['timing_s/step']:.1f} s",
                     environment=environment,
                 )
             )

@@ -3,7 +3,9 @@
 `inspect`, `plan` and `view` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
 
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,16 +13,14 @@ import typer
 from tree_rl import __version__
 from tree_rl.commands.bench import bench_update
 from tree_rl.commands.doctor import check_installation
-from tree_rl.commands.estimate import estimate_file
 from tree_rl.commands.inspect import inspect_file
 from tree_rl.commands.plan import plan_file
 from tree_rl.commands.precompile import precompile_kernels
 from tree_rl.commands.recipes import write_recipes
 from tree_rl.commands.report import report_run
 from tree_rl.commands.row_options import WORDS
-from tree_rl.commands.top import watch_run
 from tree_rl.commands.view import view_file
-from tree_rl.inspection.files.terminal import flush_output, one_line_errors, print_anything, print_mistake, say
+from tree_rl.inspection.files.terminal import fail, flush_output, one_line_errors, print_anything, print_mistake, say
 
 CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 """Base of all mistakes in a command line; typer exports it under no name."""
@@ -28,11 +28,9 @@ CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
 app.command("inspect", epilog=WORDS)(inspect_file)
-app.command("estimate", epilog=WORDS)(estimate_file)
 app.command("plan", epilog=WORDS)(plan_file)
 app.command("view", epilog=WORDS)(view_file)
 app.command("report")(report_run)
-app.command("top")(watch_run)
 app.command("doctor")(check_installation)
 app.command("precompile")(precompile_kernels)
 app.command("bench")(bench_update)
@@ -56,10 +54,22 @@ def take_common_options(version: Version = False) -> None:
     """Train LLM agents on prefix trees instead of rows."""
 
 
+RENAMED = {"estimate": ["inspect"], "top": ["report", "--watch"]}
+"""Commands of earlier releases, and the words that took their place."""
+
+
+def refuse_old_name(given: Sequence[str]) -> None:
+    """End with the command to type instead of one that has another name now."""
+    if given and given[0] in RENAMED:
+        instead = shlex.join(["tree-rl", *RENAMED[given[0]], *(word for word in given[1:] if word != "--once")])
+        fail(f"{given[0]} has another name now; type: {instead}")
+
+
 def main() -> None:
     """Entry point of the console script."""
     print_anything()
     try:
+        refuse_old_name(sys.argv[1:])
         with one_line_errors():
             status = app(sys.argv[1:] or ["--help"], prog_name="tree-rl", standalone_mode=False)
     except (typer.Exit, CLICK_ERROR) as error:

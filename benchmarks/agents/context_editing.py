@@ -39,7 +39,7 @@ class Case:
     harness: str
     steps: int
     lines: int = 3
-    """Of the output of a step: some seventy characters each."""
+    """Lines of a step's output: some seventy characters each."""
     arguments: str = ""
     agent: str = ""
     """Its class, where it is not the usual one."""

@@ -7,7 +7,8 @@ from tree_rl.rollout.agents.harnesses import ClaudeCode, OpenCode, QwenCode
 
 SAY = 'import json, sys; print(json.dumps({"type": "user", "message": {"role": "user", "content": sys.argv[1]}}))'
 QWEN_SETTINGS = {"model": {"chatCompression": {"contextPercentageThreshold": 0.2}}}
-"""Of the 131,072 tokens that Qwen Code takes for the context of a model that it does not know."""
+"""Settings that compress at a fifth of the 131,072 tokens that Qwen Code takes for the context of a model that it does
+not know."""
 OPENCODE_MODEL = {"limit": {"context": 24_000, "output": 2_000}}
 PRUNED_STEPS = (21, 22, 23)
 """Steps by the end of each later question."""

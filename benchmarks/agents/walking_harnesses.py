@@ -107,7 +107,7 @@ class Measured:
     named_calls: int
     """Calls of sub-agents that are recorded under names of their own."""
     least_rows: int
-    """By the message lists of the requests."""
+    """Fewest rows by the message lists of the requests."""
     rows: int
     por: float
     """Potential overlap ratio of the rows."""

@@ -15,7 +15,7 @@ from tree_rl.rollout.gateway.backend import Generation
 
 TASK = re.compile(r"\[walk ([\w-]+) (\d+)\]")
 GO_ON = re.compile(r"\[go on to (\d+)\]")
-"""In a later question of the same conversation."""
+"""Mark in a later question of the same conversation."""
 STEP = r"\[step (\d+) of {name}\]"
 SUMMARY = re.compile(
     r"create a detailed summary of the conversation|anchored summary|context summarization agent|"
@@ -26,7 +26,7 @@ SUMMARY = re.compile(
 OPENING = 2000
 """Characters at the start of a prompt that tell what it is for."""
 QUESTION, CALL = "<|im_start|>user", "<tool_call>"
-"""Of the dialect Hermes."""
+"""Marks of the dialect Hermes."""
 LINE = "the model reads what a tool returned and then goes on with its work"
 
 
@@ -49,7 +49,7 @@ class Walker:
     forks: Mapping[int, Callable[[str], Sequence[Call]]] = field(default_factory=dict)
     """Step -> prompt -> calls that are made in its place, in one turn: sub-agents."""
     lines: int = 0
-    """Of a step's output besides its name."""
+    """Lines of a step's output besides its name."""
 
 
 def task_of(name: str, steps: int) -> str:

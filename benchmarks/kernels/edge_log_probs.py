@@ -2,23 +2,23 @@
 
 Every contender is first held against float64 on the leading `--gate-rows` rows. FLOPs counted are those of four
 products of 2 R V C, one forward and three backward (recomputed logits, both gradients), whatever a contender computes.
-Run: python benchmarks/kernels/edge_log_probs.py --commit $(git rev-parse --short HEAD) --output edge_log_probs.csv
+Run: python benchmarks/kernels/edge_log_probs.py --out edge_log_probs.csv
 Legend: R rows, V vocabulary, C hidden size, E edges.
 """
 
 import argparse
-import csv
-import statistics
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from tree_kernels.edge_log_probs import EdgeRows, edge_log_probs, edge_log_probs_of_rows, rows_of_edges
+from tree_rl.benchmark.provenance import provenance
+from tree_rl.benchmark.results import Columns, collect_rows
+from tree_rl.benchmark.timing import Timer
 
 MODELS = {1024: "Qwen3-0.6B", 4096: "Qwen3-8B", 5120: "Qwen3-32B"}
 LOG_PROB_ERROR = 1e-4
@@ -28,34 +28,6 @@ GRADIENT_ERROR = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
 
 LogProbs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 """(hidden [R, C], weight [V, C], target [R]) -> log-prob [R] and entropy [R] or None."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Result:
-    """One line of the CSV."""
-
-    gpu: str
-    torch: str
-    triton: str
-    liger: str
-    commit: str
-    model: str
-    dtype: str
-    rows: int
-    vocabulary: int
-    hidden: int
-    contender: str
-    chunk_rows: int
-    forward_ms: float
-    total_ms: float
-    forward_tflops: float
-    total_tflops: float
-    peak_extra_gib: float
-    log_prob_error: float
-    entropy_error: float | None
-    hidden_gradient_error: float
-    weight_gradient_error: float
-    is_exact: bool
 
 
 def flat_rows(rows: int, target_R: torch.Tensor, cache: dict[int, EdgeRows]) -> EdgeRows:
@@ -207,60 +179,38 @@ def errors(actual: Outputs, expected: Outputs) -> tuple[float, float | None, flo
     return log_prob, entropy, relative(actual[2], expected[2]), relative(actual[3], expected[3])
 
 
-def median_ms(run: Callable[[], object], repeats: int) -> float:
-    """Median time on the device after two warm-ups, in milliseconds."""
-    times = []
-    for repeat in range(repeats + 2):
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
-        run()
-        ended.record()
-        torch.cuda.synchronize()
-        if repeat >= 2:
-            times.append(began.elapsed_time(ended))
-    return statistics.median(times)
-
-
-def measure(problem: Problem, log_probs: LogProbs, repeats: int) -> tuple[float, float, float]:
+def measure(problem: Problem, log_probs: LogProbs, timer: Timer) -> tuple[float, float, float]:
     """Forward without graph and forward with backward, in milliseconds; GiB beyond the inputs at the peak."""
 
     def forward() -> None:
         with torch.no_grad():
             log_probs(problem.hidden_RC.detach(), problem.weight_VC.detach(), problem.target_R)
 
-    forward_ms = median_ms(forward, repeats)
+    forward_ms = timer.milliseconds(forward).median
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
-    total_ms = median_ms(lambda: evaluate(problem, log_probs), repeats)
+    total_ms = timer.milliseconds(lambda: evaluate(problem, log_probs)).median
     return forward_ms, total_ms, (torch.cuda.max_memory_allocated() - base) / 2**30
 
 
-def gemm_ceiling(problem: Problem, repeats: int) -> None:
+def gemm_ceiling(problem: Problem, timer: Timer) -> None:
     """Print TFLOP/s of the projection alone, in pieces of 2048 rows, for half and single precision outputs."""
     hidden_RC, weight_VC = problem.hidden_RC.detach()[:2048], problem.weight_VC.detach()
     flops = 2 * len(hidden_RC) * weight_VC.numel()
     for dtype in {hidden_RC.dtype, torch.float32}:
         out = torch.empty(len(hidden_RC), len(weight_VC), dtype=dtype, device="cuda")
-        if dtype == hidden_RC.dtype:
-            ms = median_ms(lambda out=out: torch.mm(hidden_RC, weight_VC.T, out=out), repeats)
-        else:
-            ms = median_ms(lambda out=out: torch.mm(hidden_RC, weight_VC.T, out_dtype=out.dtype, out=out), repeats)
+        kinds = {} if dtype == hidden_RC.dtype else {"out_dtype": dtype}
+        product = partial(torch.mm, hidden_RC, weight_VC.T, out=out, **kinds)
+        ms = timer.milliseconds(product).median
         print(f"# product alone, C={hidden_RC.shape[1]}, {dtype} out: {flops / ms / 1e9:.0f} TFLOP/s", flush=True)
 
 
-def installed(package: str) -> str:
-    """Version of a package, or none."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
-def benchmark(arguments: argparse.Namespace, hidden: int, dtype: torch.dtype) -> Iterator[Result]:
+def benchmark(arguments: argparse.Namespace, hidden: int, dtype: torch.dtype) -> Iterator[Columns]:
     """Gate and time every contender at one hidden size."""
     problem = Problem.draw(arguments.rows, arguments.vocabulary, hidden, dtype)
-    gemm_ceiling(problem, arguments.repeats)
+    timer = Timer(torch.device("cuda"), group_seconds=arguments.group_seconds)
+    gemm_ceiling(problem, timer)
     part = problem.head(arguments.gate_rows)
     expected = {entropy: evaluate(part, reference(entropy), torch.float64) for entropy in (True, False)}
     flops = 2 * arguments.rows * arguments.vocabulary * hidden
@@ -271,38 +221,38 @@ def benchmark(arguments: argparse.Namespace, hidden: int, dtype: torch.dtype) ->
         is_exact = log_prob <= LOG_PROB_ERROR and max(hidden_error, weight_error) <= GRADIENT_ERROR[dtype]
         if name.startswith("triton") and not is_exact:
             raise SystemExit(f"{name}: wrong by {log_prob:.1e}, {hidden_error:.1e}, {weight_error:.1e}; nothing timed")
-        forward_ms, total_ms, peak = measure(problem, log_probs, arguments.repeats)
+        forward_ms, total_ms, peak = measure(problem, log_probs, timer)
         torch.cuda.empty_cache()
-        yield Result(
-            gpu=torch.cuda.get_device_name(),
-            torch=torch.__version__,
-            triton=installed("triton"),
-            liger=installed("liger-kernel"),
-            commit=arguments.commit,
-            model=MODELS.get(hidden, ""),
-            dtype=str(dtype).removeprefix("torch."),
-            rows=arguments.rows,
-            vocabulary=arguments.vocabulary,
-            hidden=hidden,
-            contender=name,
-            chunk_rows=chunk_rows,
-            forward_ms=round(forward_ms, 2),
-            total_ms=round(total_ms, 2),
-            forward_tflops=round(flops / forward_ms / 1e9, 1),
-            total_tflops=round(4 * flops / total_ms / 1e9, 1),
-            peak_extra_gib=round(peak, 2),
-            log_prob_error=log_prob,
-            entropy_error=entropy,
-            hidden_gradient_error=hidden_error,
-            weight_gradient_error=weight_error,
-            is_exact=is_exact,
+        rates = {"forward_tflops": flops / forward_ms / 1e9, "total_tflops": 4 * flops / total_ms / 1e9}
+        print(
+            f"C={hidden} {name}@{chunk_rows}: forward {rates['forward_tflops']:.1f}, forward and backward "
+            f"{rates['total_tflops']:.1f} TFLOP/s, {peak:.2f} GiB, log-prob error {log_prob:.1e}",
+            flush=True,
         )
+        yield {
+            "model": MODELS.get(hidden, ""),
+            "dtype": arguments.dtype,
+            "rows": arguments.rows,
+            "vocabulary": arguments.vocabulary,
+            "hidden": hidden,
+            "contender": name,
+            "chunk_rows": chunk_rows,
+            "forward_ms": forward_ms,
+            "total_ms": total_ms,
+            **rates,
+            "peak_extra_gib": peak,
+            "log_prob_error": log_prob,
+            "entropy_error": entropy,
+            "hidden_gradient_error": hidden_error,
+            "weight_gradient_error": weight_error,
+            "is_exact": is_exact,
+        }
 
 
 def main() -> None:
-    """Write the CSV and print it."""
+    """Print a line per contender and write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", required=True, help="commit of this repository, for the CSV")
+    parser.add_argument("--commit", help="outside a git checkout")
     parser.add_argument("--rows", type=int, default=16384)
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--hidden", type=int, nargs="+", default=list(MODELS))
@@ -310,24 +260,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--baselines", nargs="*", default=["chunked", "compile", "liger"])
     parser.add_argument("--gate-rows", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--group-seconds", type=float, default=0.5, help="length of a group of repeats")
+    parser.add_argument("--out", type=Path, help="CSV to write")
     arguments = parser.parse_args()
-    names = [field.name for field in fields(Result)]
-    with arguments.output.open("w", newline="") if arguments.output else sys.stdout as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for hidden in arguments.hidden:
-            for result in benchmark(arguments, hidden, getattr(torch, arguments.dtype)):
-                writer.writerow(asdict(result))
-                file.flush()
-                print(
-                    f"C={hidden} {result.contender}@{result.chunk_rows}: forward {result.forward_tflops}, forward and "
-                    f"backward {result.total_tflops} TFLOP/s, {result.peak_extra_gib} GiB, "
-                    f"log-prob error {result.log_prob_error:.1e}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+    dtype = getattr(torch, arguments.dtype)
+    measured = (row for hidden in arguments.hidden for row in benchmark(arguments, hidden, dtype))
+    collect_rows(measured, provenance(commit=arguments.commit), arguments.out)
 
 
 if __name__ == "__main__":

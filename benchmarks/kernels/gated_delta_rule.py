@@ -22,13 +22,13 @@ from tree_kernels import TreeLayout, tree_gated_delta_rule
 from tree_kernels.tree_gated_delta_rule.api import IMPLEMENTATIONS, unavailable_reason
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import write_csv
+from tree_rl.benchmark.timing import Timer
 from tree_rl.inspection.text import format_table
 from tree_rl.tree import Forest
 
-# The registry of trees and the timer are those of the attention benchmark, a folder that runs as a script.
+# The registry of trees is that of the attention benchmark, a folder that runs as a script.
 sys.path.insert(0, str(Path(__file__).parent / "attention"))
 from shapes import SHAPES
-from timing import Timer
 
 FLA = "fla"
 REGISTRY = ("grpo", "stubs", "tiny", "chains", "causal")

@@ -16,7 +16,7 @@ class DeviceTime:
     """Seconds of one step on this rank's GPU; all 0 without a GPU."""
 
     length: float
-    """From the first kernel to the end of the last."""
+    """Seconds from the first kernel to the end of the last."""
     idle: float
     """Nothing ran."""
     nccl: float

@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed
-from verl.trainer.config import CheckpointConfig
-from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
 
-from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, save_random_model
+from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
-from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.options import TreeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = 1024
@@ -64,28 +62,16 @@ def build_engine(
     max_tokens: int | None = None,
 ) -> Any:
     """The tree engine under verl's FSDP2, sharded over all ranks, `sharing` of which share tokens."""
-    tree = TreeConfig(mode="tree", attention=attention, max_tokens=max_tokens, self_check=False)
-    engine = TreeFSDPEngineWithLMHead(
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            use_remove_padding=True,
-            enable_gradient_checkpointing=True,
-            use_liger=liger,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=TreeFSDPEngineConfig(
-            mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
-            use_torch_compile=False,
-            forward_prefetch=forward_prefetch,
-            ulysses_sequence_parallel_size=sharing,
-            tree=tree,
-        ),
-        optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=1000),
-        checkpoint_config=CheckpointConfig(),
+    return initialized(
+        TreeFSDPEngineWithLMHead,
+        path,
+        tree=TreeConfig(mode="tree", attention=attention, max_tokens=max_tokens, self_check=False),
+        liger=liger,
+        mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
+        use_torch_compile=False,
+        forward_prefetch=forward_prefetch,
+        ulysses_sequence_parallel_size=sharing,
     )
-    engine.initialize()
-    return engine
 
 
 def synchronized() -> None:

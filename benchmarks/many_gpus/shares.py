@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
+from tree_rl.cost import ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
+from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
-from tree_rl.tree import Forest, ModelShape
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
-from tree_rl.tree.balance.paths import GroupPaths
+from tree_rl.tree import Forest
 from tree_rl.tree.bins import least_loaded
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -21,7 +22,7 @@ ARMS = (EQUAL, BALANCED, WHOLE_GROUPS, DRAWN)
 """A copy for each rank; dealt as by the trainer, which may split groups; whole groups, costliest first; at random."""
 RECORDED = "recorded"
 POR, TRAINED, ROWS = 0.5, 0.3, 8
-"""Of the synthetic GRPO trees: overlap, trained share, rows of a prompt."""
+"""Shape of the synthetic GRPO trees: overlap, trained share, rows of a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,7 @@ class Share:
     imbalance: float
     """Work of the busiest ranks of all mini-batches over that of whole groups spread perfectly."""
     operations: float
-    """Of its forward and backward, by the cost model."""
+    """Operations of its forward and backward, by the cost model."""
 
 
 def drawn_trees(tokens: int, row_tokens: int, vocab: int) -> Batch:
@@ -75,7 +76,7 @@ def share_of(one: Batch, arm: str, *, rank: int, world: int, shape: ModelShape, 
     places = np.arange(len(known)) if arm == EQUAL else np.random.default_rng(1).permutation(len(known))
     number = dict(zip(known, places, strict=True))
     group_of_row = np.array([number[name] for name in names])
-    paths = [overlap.paths for overlap in measure_groups(group_of_row, rows, shape.cost)]
+    paths = paths_of_groups(group_of_row, rows, shape.cost)
     rows_DC = deal(arm, group_of_row, paths, world, mini_batches)
     if any(not len(content) for cells in rows_DC for content in cells):
         raise SystemExit(

@@ -9,9 +9,9 @@ Line = dict[str, str]
 """A row of a CSV file."""
 EFFICIENCY, COST_ERROR = 0.92, 0.05
 SPEED_OF_FOUR, PEAK_OF_FOUR = 3.5, 0.35
-"""Of one tree on four GPUs that share its tokens, over one GPU; other numbers of GPUs in proportion."""
+"""Targets of one tree on four GPUs that share its tokens, over one GPU; other numbers of GPUs in proportion."""
 RECURRENT_SLACK = 0.9
-"""Of the targets for models with recurrent layers."""
+"""Factor on the targets for models with recurrent layers."""
 
 
 def met(figure: float, target: float, *, at_least: bool = True) -> str:

@@ -40,7 +40,7 @@ class Run:
     """One of `ARMS`."""
     script: Script
     sessions: int
-    """Of each prompt."""
+    """Sessions of each prompt."""
     steps: int
     gpus: int
     """0 runs on the CPU."""
@@ -49,7 +49,7 @@ class Run:
     agent_loop: Path
     output: Path
     max_tokens: int | None
-    """Of a micro-batch; None takes the script's, or the longest row."""
+    """Tokens of a micro-batch; None takes the script's, or the longest row."""
     liger: bool
     overrides: Sequence[str]
 

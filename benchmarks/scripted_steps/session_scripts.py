@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 RECORDING = Path(__file__).with_name("airline_turns.json")
-"""Tokens of the agents in examples/tau_bench_airline; `record_turns.py` counts them."""
+"""Tokens of the agents in examples/tau_bench_airline, as Qwen3's tokenizer counts them."""
 SHARES = [step / 100 for step in range(101)]
 
 
@@ -23,7 +23,7 @@ class Turn:
     reply_tokens: int
     """That the model generates."""
     kept_tokens: int
-    """Of the reply's end that stay in the history; fewer than the reply has end a row here."""
+    """Tokens of the reply's end that stay in the history; fewer than the reply has end a row here."""
     observation_tokens: int
     """Behind the reply, in the next call's context."""
 

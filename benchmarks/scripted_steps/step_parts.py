@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quickstart.progress import read_steps
+from tree_rl.inspection.files.run_log import read_steps
 
 TIMED = {"old_log_probs_s": "old_log_prob", "ref_s": "ref", "update_s": "update_actor", "weights_s": "update_weights"}
 """Column -> verl's timer."""

@@ -19,8 +19,8 @@ from tree_rl.benchmark.against_verl.engines import CLIP
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
-from tree_rl.tree import ModelShape
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, number_groups
+from tree_rl.cost import ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, number_groups, paths_of_groups
 from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.verl_plugin.compat import ppo_loss, sft_loss
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -43,7 +43,7 @@ class Share:
     imbalance: float
     """Predicted time of the slowest rank over the mean of all."""
     operations: float
-    """Of one forward and backward on this rank."""
+    """Operations of one forward and backward on this rank."""
     largest_tree: int
     """Unique tokens of the largest tree of any rank."""
 
@@ -82,8 +82,8 @@ def select(batch: Batch, rows: Sequence[int]) -> Batch:
 def balanced(batch: Batch, shape: ModelShape, *, rank: int, world: int) -> Share:
     """This rank's rows as the tree trainer lays them out: groups stay whole unless splitting one is faster."""
     group_of_row = number_groups(batch.groups)
-    overlaps = measure_groups(group_of_row, batch.rows, shape.cost)
-    layout = lay_out_groups(group_of_row, [one.paths for one in overlaps], num_ranks=world, num_cells=1)
+    paths = paths_of_groups(group_of_row, batch.rows, shape.cost)
+    layout = lay_out_groups(group_of_row, paths, num_ranks=world, num_cells=1)
     slots = layout.order.reshape(world, -1)
     return _share(batch, shape, [slots[other][slots[other] < layout.num_rows].tolist() for other in range(world)], rank)
 

@@ -9,7 +9,7 @@ from many_gpus.ranks import DEVICE
 
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.results import Columns
-from tree_rl.tree import ModelShape
+from tree_rl.cost import ModelShape
 from whole_models.arms import PACKED, SFT, TREE, Arm, apart, balanced, loss_of, rows_of
 from whole_models.random_engine import RandomWeightsEngine, mode_of
 

@@ -13,19 +13,17 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
-from verl.trainer.config import CheckpointConfig
-from verl.workers.config import FSDPOptimizerConfig, HFModelConfig
 
 from tree_rl.benchmark.against_packed.random_model import CONFIGS
-from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32
+from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.verl_plugin.compat import transformer_impl
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
-from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.options import TreeConfig
 
 STD = 0.02
-"""Of all matrices, transformers' `initializer_range`; norms are 1."""
+"""Standard deviation of all matrices, transformers' `initializer_range`; norms are 1."""
 BYTES_PER_PARAMETER = 16
 """Float32 weight and gradient, two moments of AdamW."""
 
@@ -78,31 +76,20 @@ def build_engine(
         module.config.architectures = [type(module).__name__]
         module.config.save_pretrained(folder)
     torch.distributed.barrier()
-    engine = RandomWeightsEngine(
-        model_config=HFModelConfig(
-            path=str(folder),
-            load_tokenizer=False,
-            use_remove_padding=True,
-            enable_gradient_checkpointing=True,
-            use_liger=liger and not is_exact,
-            override_config={"attn_implementation": "sdpa" if is_exact else flat_attention},
-        ),
-        engine_config=TreeFSDPEngineConfig(
-            mixed_precision=BFLOAT16 if on_gpu and not is_exact else FLOAT32,
-            use_torch_compile=on_gpu,
-            offload_policy=offload,
-            # Unsharded float32 gradients of a 32B model are 131 GB on every GPU.
-            use_no_sync_for_gradient_accumulation=False,
-            tree=TreeConfig(mode="tree", self_check=False, offload=False),
-        ),
-        optimizer_config=FSDPOptimizerConfig(
-            lr=learning_rate,
-            total_training_steps=1000,
-            override_optimizer_config={"fused": True} if fused_adamw else None,
-        ),
-        checkpoint_config=CheckpointConfig(),
+    engine: RandomWeightsEngine = initialized(
+        RandomWeightsEngine,
+        folder,
+        tree=TreeConfig(mode="tree", self_check=False, offload=False),
+        attention="sdpa" if is_exact else flat_attention,
+        liger=liger and not is_exact,
+        learning_rate=learning_rate,
+        optimizer_settings={"fused": True} if fused_adamw else None,
+        mixed_precision=BFLOAT16 if on_gpu and not is_exact else FLOAT32,
+        use_torch_compile=on_gpu,
+        offload_policy=offload,
+        # Unsharded float32 gradients of a 32B model are 131 GB on every GPU.
+        use_no_sync_for_gradient_accumulation=False,
     )
-    engine.initialize()
     return engine
 
 

@@ -78,8 +78,9 @@ def test_lists_of_random_forests_are_those_of_the_dense_mask(
     check(TreeLayout.from_subtree_end(end, past_length=past), *blocks, window)
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 129, 400])
-@pytest.mark.parametrize("past", [0, 1, 64, 77])
+@pytest.mark.parametrize(
+    ("size", "past"), [(0, 1), (1, 64), (63, 0), (64, 77), (65, 1), (129, 64), (400, 0), (400, 77)]
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lists_of_every_shape_and_ragged_length(shape: str, size: int, past: int) -> None:
     layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size)), past_length=past)

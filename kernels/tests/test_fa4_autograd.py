@@ -105,7 +105,7 @@ def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: 
     assert plan.query_offsets.diff().tolist() == list(sizes) and plan.longest_query == max(sizes)
 
 
-@pytest.mark.parametrize("shared", [1, 130])
+@pytest.mark.parametrize("shared", [130, pytest.param(1, marks=pytest.mark.slow)])
 def test_rows_that_share_little_are_run_as_rows_over_copied_keys(shared: int, plans: list[Fa4Plan | LeafRows]) -> None:
     sizes = (600, 557, 601)
     check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes))), None)

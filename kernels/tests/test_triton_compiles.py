@@ -17,7 +17,10 @@ KIBI = 1024
 SHARED_MEMORY = {90: 227 * KIBI, 80: 99 * KIBI}  # 99 KiB: Ada and the smaller Ampere
 
 
-@pytest.mark.parametrize(("capability", "head_size"), [(90, 128), (90, 256), (80, 128)])
+@pytest.mark.parametrize(
+    ("capability", "head_size"),
+    [(90, 128), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((90, 256), (80, 128)))],
+)
 def test_kernels_with_every_option_compile_and_fit(capability: int, head_size: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     tests = Path(__file__).parent

@@ -1,6 +1,5 @@
 """Runs one phase as a process of its own: its noise goes to a log file, its steps to one line each on the screen."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tree_rl.inspection.files.run_log import is_step, read_steps
+from tree_rl.run_report.terminal import step_line
 
 HEARTBEAT_SECONDS = 10.0
 POLL_SECONDS = 0.25
 TAIL_LINES = 30
-
-Metrics = Mapping[str, Any]
 
 
 class PhaseFailedError(RuntimeError):
@@ -36,8 +35,8 @@ class Phase:
     """Longer means that it hangs."""
     metrics: Path | None = None
     """File that verl's `file` logger writes; None when the phase has no steps."""
-    describe: Callable[[int, Metrics], str | None] | None = None
-    """Turns a step and its metrics into a line; None skips the step."""
+    every: int = 1
+    """Steps between two lines."""
     environment: Mapping[str, str] | None = None
     """Added to this process's environment."""
     cancelled: Callable[[], bool] = bool
@@ -84,31 +83,14 @@ def say(name: str, text: str) -> None:
     print(f"[{name:<7}] {text}", flush=True)
 
 
-def read_steps(metrics: Path) -> list[tuple[int, Metrics]]:
-    """Read what verl's `file` logger has written; a line still being written is left out."""
-    if not metrics.exists():
-        return []
-    lines = metrics.read_text().split("\n")[:-1]
-    records = [json.loads(line) for line in lines]
-    return [(record["step"], record["data"]) for record in records]
-
-
-def reward_of_step(step: int, figures: Metrics) -> str | None:
-    """A step of agents as a line, `describe` of a phase; None for steps without a reward, such as validation."""
-    if "tree/session_score/mean" not in figures:
-        return None
-    return f"step {step:3d}  reward {figures['tree/session_score/mean']:.3f}  {figures['timing_s/step']:.1f} s"
-
-
 def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> None:
     seen, last_sign = 0, started
     while True:
         running = process.poll() is None
         steps = read_steps(phase.metrics) if phase.metrics is not None else []
         for step, metrics in steps[seen:]:
-            text = phase.describe(step, metrics) if phase.describe is not None else None
-            if text is not None:
-                say(phase.name, text)
+            if is_step(metrics) and (step == 1 or step % phase.every == 0):
+                say(phase.name, step_line(step, metrics))
                 last_sign = time.monotonic()
         seen = len(steps)
         now = time.monotonic()

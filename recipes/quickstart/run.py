@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quickstart.progress import Metrics, Phase, PhaseFailedError, fail, run_phase, say
+from quickstart.progress import Phase, PhaseFailedError, fail, run_phase, say
 
 RECIPE = Path(__file__).parent
 SFT_LINE_EVERY = 40
@@ -54,40 +54,22 @@ def phases(settings: Settings) -> list[Phase]:
         f"trainer.total_training_steps={settings.steps}",
     ]
 
-    def phase(name: str, module: list[object], describe: object = None) -> Phase:
-        metrics = output / f"{name}.jsonl" if describe else None
+    def phase(name: str, module: list[object], *, has_steps: bool = False, every: int = 1) -> Phase:
+        metrics = output / f"{name}.jsonl" if has_steps else None
         return Phase(
             name=name,
             command=[sys.executable, "-m", *map(str, module)],
             log=output / f"{name}.log",
             limit_seconds=settings.limit_seconds,
             metrics=metrics,
-            describe=describe,
+            every=every,
             environment={"VERL_FILE_LOGGER_PATH": str(metrics)} if metrics else None,
-        )
-
-    def describe_sft(step: int, metrics: Metrics) -> str | None:
-        if step % SFT_LINE_EVERY and step != 1:
-            return None
-        return (
-            f"step {step:3d}/{settings.sft_steps}  loss {metrics['train/loss']:.3f}  "
-            f"tokens {metrics['tree/flat_tokens']:,.0f} -> {metrics['tree/unique_tokens']:,.0f}"
-        )
-
-    def describe_grpo(step: int, metrics: Metrics) -> str | None:
-        if "tree/session_score/mean" not in metrics:
-            return None
-        reward = metrics["tree/session_score/mean"]
-        return (
-            f"step {step:2d}/{settings.steps}  reward {reward:.2f} {'█' * round(20 * reward):<20}  "
-            f"tokens {metrics['tree/flat_tokens']:,.0f} -> {metrics['tree/unique_tokens']:,.0f}  "
-            f"POR {metrics['tree/por']:.2f}  {metrics['timing_s/step']:.1f} s"
         )
 
     return [
         phase("prepare", prepare),
-        phase("sft", sft, describe_sft),
-        phase("grpo", grpo, describe_grpo),
+        phase("sft", sft, has_steps=True, every=SFT_LINE_EVERY),
+        phase("grpo", grpo, has_steps=True),
         phase("replay", ["quickstart.replay", warm, output / "trees", output / "replay.json"]),
     ]
 
@@ -110,14 +92,11 @@ def run(settings: Settings) -> None:
         say(phase.name, f"{WHAT[phase.name]}; log: {os.path.relpath(phase.log)}")
         run_phase(phase)
     # matplotlib and the tokenizer are imported only now: the first line of progress must not wait for them.
-    from quickstart.report import print_table, report
+    from quickstart.report import report
 
-    summary = report(settings.output, settings.seed)
-    print_table(summary)
+    report(settings.output)
     print(f"\n{'total time':<34} {time.monotonic() - started:.0f} s")
-    for name in ("report.html", "report.png"):
-        print(f"{'written':<34} {os.path.relpath(settings.output / name)}")
-    print(f"{'next':<34} tree-rl report {os.path.relpath(settings.output)}")
+    print(f"{'written':<34} {os.path.relpath(settings.output / 'report.html')}")
 
 
 if __name__ == "__main__":

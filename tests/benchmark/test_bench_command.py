@@ -17,8 +17,8 @@ from tree_rl.benchmark.batch import recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
+from tree_rl.cost import ModelShape
 from tree_rl.inspection.row import Row
-from tree_rl.tree import ModelShape
 
 TINY = ["bench", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
 

@@ -15,7 +15,7 @@ from many_gpus import shares, verdicts
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.results import read_csv
-from tree_rl.tree.balance.batch import measure_groups
+from tree_rl.cost.balance.batch import paths_of_groups
 
 SHAPE = MODEL_SIZES["tiny"].shape
 
@@ -41,7 +41,7 @@ def unequal_trees(num_groups: int, more_tokens: int = 25) -> Batch:
 def test_every_row_is_dealt_once_and_by_whole_mini_batches(arm: str) -> None:
     one = unequal_trees(6)
     group_of_row = np.array([int(group) for group in one.groups])
-    paths = [overlap.paths for overlap in measure_groups(group_of_row, list(one.rows), SHAPE.cost)]
+    paths = paths_of_groups(group_of_row, list(one.rows), SHAPE.cost)
     rows_DC = shares.deal(arm, group_of_row, paths, 2, 3)
     assert [len(cells) for cells in rows_DC] == [3, 3]
     dealt = np.concatenate([content for cells in rows_DC for content in cells])

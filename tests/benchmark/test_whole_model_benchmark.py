@@ -38,7 +38,7 @@ def small_batch(*, groups: int = 2, rows: int = 4, por: float = 0.5, seed: int =
 
 
 # The search for a good layout is not what is tested.
-@patch("tree_rl.tree.balance.batch.MOST_TRIALS", 100)
+@patch("tree_rl.cost.balance.batch.MOST_TRIALS", 100)
 @settings(max_examples=20, deadline=None)
 @given(groups=st.integers(1, 3), rows=st.integers(2, 5), world=st.integers(1, 3), seed=st.integers(0, 99))
 def test_every_row_is_trained_once_in_every_arm(groups: int, rows: int, world: int, seed: int) -> None:

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tree_rl.cost import ModelShape
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.report import report_groups, total_of
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.text import format_report, format_run_plan
-from tree_rl.tree import ModelShape, RowError
+from tree_rl.tree import RowError
 
 NUMBERS = st.one_of(
     st.integers(-5, 50),

@@ -62,6 +62,8 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "parquet named json": ("r.json", PARQUET, "received a parquet file; name it *.parquet"),
     "json named parquet": ("r.parquet", GOOD, "not a parquet file: it holds JSON; name it *.json"),
     "list named jsonl": ("r.jsonl", GOOD, "row 0: expected an object, received list"),
+    "a line cut off": ("r.jsonl", GOOD[1:-1] + '\n{"input_ids": [1\n', "line 2: not JSON"),
+    "an object named json": ("r.json", "{}", "expected a list of objects"),
     "lines named json": ("r.json", '{"a": 1}\n{"a": 2}', "one object a line is named *.jsonl"),
     "cut gzip": ("r.json", gzip.compress(GOOD.encode())[:20], "received a gzip file; unpack it"),
     "gzip named parquet": ("r.parquet", gzip.compress(PARQUET), "it is a gzip file"),

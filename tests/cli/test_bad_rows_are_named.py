@@ -42,30 +42,6 @@ def test_bad_record_is_named(case: str, tmp_path: Path) -> None:
     assert message in output
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("rows.jsonl", '{"input_ids": [1]}\n{"input_ids": [1\n', "line 2: not JSON"),
-        ("rows.json", "{}", "expected a list of objects"),
-        ("rows.json", "[]", "expected at least one row"),
-        ("rows.parquet", "not parquet", "not a parquet file"),
-        ("rows.csv", "1,2", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .csv"),
-    ],
-)
-def test_bad_file_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text(content, encoding="utf-8")
-    code, output = run(path)
-    assert code == 2
-    assert message in output
-
-
-def test_absent_file_is_named(tmp_path: Path) -> None:
-    code, output = run(tmp_path / "nothing.json")
-    assert code == 2
-    assert "no such file" in output
-
-
 def test_bad_option_is_named(tmp_path: Path) -> None:
     path = write_records(tmp_path / "rows.json", [GOOD])
     for options, message in [

@@ -10,6 +10,7 @@ from tree_rl.cli import app
 from tree_rl.verl_plugin.checks.doctor import Status, diagnose
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_sound_installation_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

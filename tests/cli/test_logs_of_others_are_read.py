@@ -324,7 +324,7 @@ def test_a_hub_id_is_found_in_the_local_cache(
     named = ("--tokenizer", "Someone/Small-1.5", "--model", "Someone/Small-1.5")
     code, out, err = tree_rl("inspect", rows, *named)
     assert (code, err) == (0, "")
-    assert f"tree-rl estimate {rows} --tokenizer Someone/Small-1.5 --model Someone/Small-1.5 --gpu h200" in out
+    assert f"tree-rl plan {rows} --tokenizer Someone/Small-1.5 --model Someone/Small-1.5 --max-tokens " in out
     for option, missing in (("--tokenizer", "tokenizer.json tokenizer_config.json"), ("--model", "config.json")):
         code, out, err = tree_rl("inspect", rows, "--tokenizer", tokenizer, option, "Someone/Else")
         assert (code, out, err.count("\n")) == (2, "", 1), err

@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
+from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cluster.step import KEPT, StepModel, StepWork
+from tree_rl.cost.cost_fit import CostFit, Work
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.scale.hardware import OPTIMIZER_RATE, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.inspection.scale.step import KEPT, StepModel, StepWork
 from tree_rl.tree import Forest
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups
-from tree_rl.tree.cost_fit import CostFit, Work
 
 Run = Callable[..., tuple[int, str, str]]
-EIGHT_B = MODEL_SIZES["8b"]
 
 
 def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
@@ -134,9 +133,9 @@ def test_a_layout_counts_the_tokens_of_every_cell() -> None:
     rows = [np.array([*trunk, *[100 + row] * 10 * (row + 1)]) for row in range(6)]
     cost = MODEL_SIZES["tiny"].shape.cost
     group_of_row = np.array([0, 0, 0, 1, 1, 1])
-    found = measure_groups(group_of_row, rows, cost)
-    layout = lay_out_groups(group_of_row, [one.paths for one in found], num_ranks=3, num_cells=1)
-    unique = sum(one.unique_tokens for one in found)
+    paths = paths_of_groups(group_of_row, rows, cost)
+    layout = lay_out_groups(group_of_row, paths, num_ranks=3, num_cells=1)
+    unique = sum(one.order.num_unique for one in paths)
     assert layout.tokens_DC.sum() == unique + layout.repeated_tokens
     assert (layout.tokens_DC > 0).all()
 

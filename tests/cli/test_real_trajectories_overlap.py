@@ -26,7 +26,7 @@ def test_overlap_of_recorded_trajectories(
     total = total_of(reports)
     assert (len(reports), total.overlap.paths) == (50, num_rows)
     assert total.overlap.por == pytest.approx(por, abs=0.01)
-    assert 1.0 < total.overlap.flop_bound(QWEN2_5_7B) < total.overlap.token_bound
+    assert 1.0 < QWEN2_5_7B.flop_bound(total.overlap) < total.overlap.token_bound
     # Trials part where the simulated user speaks; a call's row ends where the next call goes on.
     assert total.causes[BranchCause.OBSERVATION] >= 145
     assert (total.causes[BranchCause.PREFIX_END] > 0) is (rows_per is RowsPer.CALL)

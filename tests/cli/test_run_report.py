@@ -1,4 +1,4 @@
-"""`tree-rl report` and `tree-rl top`: figures against the log itself, damaged logs, pages that load nothing."""
+"""`tree-rl report`: figures against the log itself, damaged logs, pages that load nothing."""
 
 import json
 import math
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import RenderableType
 
+from tree_rl.commands import report
 from tree_rl.inspection.files.run_log import read_run
 from tree_rl.run_report.sections import SECTIONS, TIMES
 
@@ -117,12 +119,14 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     assert read_run(folder).steps in ((1,), (7,))
 
 
-@pytest.mark.parametrize("command", ["report", "top"])
-def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path, command: str) -> None:
-    empty = log_file(tmp_path / "run", ["{}"])
-    for path, said in ((empty, "trainer.logger=[console,file]"), (tmp_path / "none", "none")):
-        more = ["--once"] if command == "top" else ["--out", tmp_path / "page.html"]
-        code, _, err = tree_rl(command, path, *more)
+def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:
+    empty, absent = log_file(tmp_path / "run", ["{}"]), tmp_path / "none"
+    for given, said in (
+        ((empty,), "trainer.logger=[console,file]"),
+        ((absent,), "none"),
+        ((absent, "--watch"), "no such file"),
+    ):
+        code, _, err = tree_rl("report", *given, "--out", tmp_path / "page.html")
         assert (code, err.count("\n")) == (2, 1), err
         assert said in err and not (tmp_path / "page.html").exists()
 
@@ -134,10 +138,25 @@ def test_names_of_files_cannot_change_the_page(tree_rl: Run, tmp_path: Path) -> 
     assert "<img" not in (tmp_path / "page.html").read_text()
 
 
-def test_top_shows_the_latest_steps(tree_rl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_shows_the_latest_steps(tree_rl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks, then Ctrl+C: the first finds no step yet."""
     monkeypatch.setenv("COLUMNS", "160")
-    run = log_file(tmp_path / "run", [step(number) for number in range(1, 31)])
-    code, out, _ = tree_rl("top", run, "--once")
+    monkeypatch.setattr(report, "SECONDS_BETWEEN_LOOKS", 0.0)
+    run, looks = log_file(tmp_path / "run", ["{}"]), iter([0, 1])
+    look = report.latest_steps
+
+    def latest_steps(path: Path) -> RenderableType:
+        number = next(looks, None)
+        if number is None:
+            raise KeyboardInterrupt
+        if number == 1:
+            log_file(run, [step(number) for number in range(1, 31)])
+        shown = look(path)
+        assert ("no step yet" in str(shown)) == (number == 0)
+        return shown
+
+    monkeypatch.setattr(report, "latest_steps", latest_steps)
+    code, out, _ = tree_rl("report", run, "--watch")
     assert code == 0
     rows = [line.split() for line in out.splitlines() if re.match(r"\s*\d+\s", line)]
     assert [row[0] for row in rows] == [str(number) for number in range(19, 31)]

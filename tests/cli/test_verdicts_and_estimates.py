@@ -1,4 +1,4 @@
-"""`tree-rl inspect` ends with a verdict, `tree-rl estimate` predicts: figures by hand, laws, one-line errors."""
+"""`tree-rl inspect` ends with a verdict, and predicts with a model: figures by hand, laws, one-line errors."""
 
 import json
 import math
@@ -14,12 +14,11 @@ import pytest
 
 from tree_rl import __version__
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
-from tree_rl.inspection.scale.gpus import Gpu
-from tree_rl.inspection.scale.hardware import GIB, OPTIMIZER_RATE, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.inspection.verdict import prediction
-from tree_rl.training.memory.model import assumed_memory_model
-from tree_rl.training.planning.budget import MEMORY_FRACTION
+from tree_rl.cost.cluster.gpus import Gpu
+from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.memory.budget import MEMORY_FRACTION
+from tree_rl.cost.memory.model import GIB, assumed_memory_model
 
 Run = Callable[..., tuple[int, str, str]]
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6], "b": [7, 8, 9]}
@@ -193,7 +192,8 @@ def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: 
 
 def test_a_share_of_nothing_tells_no_step(tree_rl: Run, rows: Path, config: Path) -> None:
     for share in ("0", "1e-320"):
-        found = read(tree_rl("estimate", rows, "--model", config, "--update-share", share, "--gpu-price", 1, "--json"))
+        found = read(tree_rl("inspect", rows, "--model", config, "--update-share", share, "--gpu-price", 1, "--json"))
+        found = found["prediction"]
         assert found["rows"]["step_seconds"] is found["trees"]["step_price"] is None
         assert found["step_speed_up"] == pytest.approx(1)
 
@@ -226,7 +226,7 @@ def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_mask
     ]
     rows = write(tmp_path / "rows.jsonl", [{**row, **mask} for row, mask in zip(ROWS, masks, strict=True)])
     given = ("--model", config, "--gpus", 1, "--gpu", "b200", "--update-share", 0.4, "--gpu-price", 3.6)
-    found = read(tree_rl("estimate", rows, *given, "--json"))
+    found = read(tree_rl("inspect", rows, *given, "--json"))["prediction"]
     sizes = MODEL_SIZES["8b"].config()
     width, heads, keys = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
     head, layers, vocabulary = sizes["head_dim"], sizes["num_hidden_layers"], sizes["vocab_size"]
@@ -254,7 +254,9 @@ def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_mask
 
 
 def test_the_best_budget_is_the_largest_that_fits(tree_rl: Run, rows: Path, config: Path) -> None:
-    found = read(tree_rl("estimate", rows, "--model", config, "--gpus", 8, "--gpu", "h100", "--json"))["memory"]
+    found = read(tree_rl("inspect", rows, "--model", config, "--gpus", 8, "--gpu", "h100", "--json"))["verdict"][
+        "memory"
+    ]
     model = assumed_memory_model(MODEL_SIZES["8b"].shape)
     room = MEMORY_FRACTION * Gpu.H100.spec.memory_gib * GIB - found["state_bytes"]
     assert found["max_tokens"] % 1024 == 0
@@ -270,7 +272,6 @@ def test_the_best_budget_is_the_largest_that_fits(tree_rl: Run, rows: Path, conf
         "runs_as": "the longest row",
     }
     assert found["largest_runs_as"] == "whole"
-    assert prediction.FILLED == MEMORY_FRACTION
 
 
 def test_a_tree_beyond_the_gpu_is_cut(tree_rl: Run, tmp_path: Path, config: Path) -> None:
@@ -278,39 +279,40 @@ def test_a_tree_beyond_the_gpu_is_cut(tree_rl: Run, tmp_path: Path, config: Path
     trunk = list(range(1, 60_000))
     file = write(tmp_path / "rows.jsonl", [{"uid": "a", "input_ids": [*trunk, tail]} for tail in (1, 2)])
     given = ("--model", config, "--gpus", 64, "--gpu", "l40s")
-    memory = read(tree_rl("estimate", file, *given, "--json"))["memory"]
+    memory = read(tree_rl("inspect", file, *given, "--json"))["verdict"]["memory"]
     assert memory["max_tokens"] < memory["trees_whole"]["tokens"] == 60_001
     assert memory["trees_least"]["gpu_bytes"] < memory["trees_whole"]["gpu_bytes"]
     assert memory["largest_runs_as"] != "whole"
-    code, out, err = tree_rl("estimate", file, *given)
+    code, out, err = tree_rl("inspect", file, *given)
     assert (code, err) == (0, "")
     assert f"Best max_tokens: {memory['max_tokens']:,} fills 80% of a GPU" in out
     assert "Nothing was measured on l40s" in out
-    follow(tree_rl, out.splitlines()[-1].removeprefix("Next: "))
+    follow(tree_rl, out.splitlines()[-1].removeprefix("  next        "))
 
 
 def test_a_model_too_large_for_the_gpus_is_said_to_be(tree_rl: Run, rows: Path, config: Path) -> None:
-    code, out, err = tree_rl("estimate", rows, "--model", config, "--gpus", 1, "--gpu", "a100")
+    code, out, err = tree_rl("inspect", rows, "--model", config, "--gpus", 1, "--gpu", "a100")
     assert (code, err) == (0, "")
     # 16 bytes for each of 8.19e9 parameters.
     assert "none fits: 122 GiB of 79 are taken before the first token; take more GPUs" in out
     assert out.splitlines()[-1].endswith("--gpus 2")
     found = read(tree_rl("inspect", rows, "--model", config, "--gpu", "a100", "--json"))["verdict"]
     assert found["memory"]["gpus"] == 8 and found["memory"]["max_tokens"] > 1024
-    assert found["next"] == f"tree-rl estimate {rows} --model {config} --gpu a100"
+    assert found["next"].startswith(f"tree-rl plan {rows} --model {config} --max-tokens ")
 
 
 def test_more_gpus_never_take_more_memory_or_time(tree_rl: Run, rows: Path, config: Path) -> None:
-    found = [read(tree_rl("estimate", rows, "--model", config, "--gpus", gpus, "--json")) for gpus in (8, 16)]
-    assert found[1]["memory"]["state_bytes"] < found[0]["memory"]["state_bytes"]
-    assert found[1]["memory"]["max_tokens"] > found[0]["memory"]["max_tokens"]
-    assert found[0]["rows"]["step_price"] is None
+    found = [read(tree_rl("inspect", rows, "--model", config, "--gpus", gpus, "--json")) for gpus in (8, 16)]
+    memory = [one["verdict"]["memory"] for one in found]
+    assert memory[1]["state_bytes"] < memory[0]["state_bytes"]
+    assert memory[1]["max_tokens"] > memory[0]["max_tokens"]
+    assert found[0]["prediction"]["rows"]["step_price"] is None
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((), "--model"),
+        (("--gpu-price", "1"), "--gpu-price: expected a model"),
         (("--model", "absent.json"), "absent.json: no such file"),
         (("--gpus", "0"), "--gpus"),
         (("--gpus", "99999999999999999999"), "--gpus"),
@@ -323,8 +325,8 @@ def test_more_gpus_never_take_more_memory_or_time(tree_rl: Run, rows: Path, conf
 def test_wrong_estimates_end_in_one_line(
     tree_rl: Run, rows: Path, config: Path, given: tuple[str, ...], said: str
 ) -> None:
-    model = () if "--model" in given or not given else ("--model", config)
-    code, out, err = tree_rl("estimate", rows, *model, *given)
+    model = () if "--model" in given or "expected a model" in said else ("--model", config)
+    code, out, err = tree_rl("inspect", rows, *model, *given)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert said in err
 
@@ -349,10 +351,21 @@ def test_hostile_names_stay_inside_json(tree_rl: Run, tmp_path: Path) -> None:
 
 def test_version_help_and_completion(tree_rl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tree_rl("--version") == (0, f"tree_rl {__version__}\n", "")
-    for command in ("inspect", "estimate", "plan"):
+    for command in ("inspect", "plan"):
         words = tree_rl(command, "--help")[1]
         assert all(word in words for word in ("POR", "unique", "bound", "group"))
     monkeypatch.setenv("_TREE_RL_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "tree-rl es")
+    monkeypatch.setenv("COMP_WORDS", "tree-rl ins")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert tree_rl()[1].strip() == "estimate"
+    assert tree_rl()[1].strip() == "inspect"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("estimate", "my rows.jsonl", "--model", "8b", "--gpus", "4"), "inspect 'my rows.jsonl' --model 8b --gpus 4"),
+        (("top", "outputs/run", "--once"), "report --watch outputs/run"),
+    ],
+)
+def test_an_old_name_ends_with_the_new_command(tree_rl: Run, old: tuple[str, ...], new: str) -> None:
+    assert tree_rl(*old) == (2, "", f"tree-rl: {old[0]} has another name now; type: tree-rl {new}\n")

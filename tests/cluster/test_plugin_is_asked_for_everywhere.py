@@ -19,9 +19,9 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.trainer import main_ppo
 
 import tree_rl
-from tree_rl.verl_plugin.launch import plugin_presence
+from tree_rl.verl_plugin import plugin_presence
 from tree_rl.verl_plugin.launch.job_environment import asks_for_trees, forwarding, plugin_variables
-from tree_rl.verl_plugin.launch.plugin_presence import (
+from tree_rl.verl_plugin.plugin_presence import (
     PluginNotLiveError,
     find_faults,
     job_workers,
@@ -113,6 +113,7 @@ def test_a_job_whose_workers_have_the_plugin_passes(cluster: dict[str, Any]) -> 
     assert find_faults(workers, DRIVER, answer_seconds=30) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: dict[str, Any]) -> None:
     @ray.remote(num_cpus=0)
@@ -183,6 +184,7 @@ def test_verls_main_hands_the_plugin_to_the_job() -> None:
     assert main_ppo.get_ppo_ray_runtime_env(tree)["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin"
 
 
+@pytest.mark.slow
 def test_verl_without_the_plugin_refuses_what_only_trees_have() -> None:
     program = """
 from verl.trainer.ppo.v1 import get_trainer_cls

@@ -5,8 +5,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, PER_TOKEN, SHAPES, assert_equal_gradients, build, gradients
-from test_experts_read_trees import float64_throughout
+from moe_models import (
+    BIASED,
+    EXPERTS,
+    FAMILIES,
+    LAYERS,
+    PER_TOKEN,
+    SHAPES,
+    assert_equal_gradients,
+    build,
+    float64_throughout,
+    gradients,
+)
 
 from tree_rl.models import use_tree_attention
 from tree_rl.models.routers.load_balance import (

@@ -8,16 +8,16 @@ with trees or without.
 import numpy as np
 import pytest
 import torch
+from dense_models import FAMILIES as DENSE
 from hybrid_models import HYBRIDS, VOCAB
 from moe_models import FAMILIES, build
 from recurrent_models import RECURRENT
-from test_models_read_trees import FAMILIES as DENSE
 from transformers import PretrainedConfig
 
 from tree_rl.models import use_tree_attention
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import plan_edges
-from tree_rl.training.whole import tree_log_probs, wanted_everywhere
+from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 
 CHANGED, TRUNK = 1, 21

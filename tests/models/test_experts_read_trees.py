@@ -1,9 +1,8 @@
 """Mixture-of-Experts models on trees: gradients of rows alone, and experts that see unique tokens only."""
 
-import numpy as np
 import pytest
 import torch
-from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, gradients
+from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, float64_throughout, gradients, weighted
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.rows_alone import branch_log_probs
@@ -11,13 +10,6 @@ from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 ALL = {**FAMILIES, "glm4_moe": BIASED}
-
-
-def weighted(log_probs_F: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    weight_F = np.random.default_rng(seed).normal(size=len(log_probs_F))
-    # Half of the tokens are context.
-    weight_F[1::2] = 0
-    return (log_probs_F * torch.from_numpy(weight_F).to(log_probs_F)).sum()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -66,25 +58,3 @@ def test_qwen3_moe_in_float64_is_exact_to_rounding() -> None:
     use_tree_attention(model)
     got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
     assert_equal_gradients(got, expected, 1e-10)
-
-
-def float64_throughout(model: torch.nn.Module) -> None:
-    """Norms, rotary angles and router of Qwen3-MoE in the dtype of the model; stock code rounds them to float32."""
-
-    def norm(self: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-
-    def rotary(self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = position_ids[..., None].double() * self.inv_freq.double()
-        both = torch.cat([angles, angles], dim=-1)
-        return both.cos(), both.sin()
-
-    def router(self: torch.nn.Module, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = hidden @ self.weight.T
-        top, index = torch.topk(logits.softmax(-1), self.top_k, dim=-1)
-        return logits, top / top.sum(-1, keepdim=True), index
-
-    forwards = {"Qwen3MoeRMSNorm": norm, "Qwen3MoeRotaryEmbedding": rotary, "Qwen3MoeTopKRouter": router}
-    for module in model.modules():
-        if type(module).__name__ in forwards:
-            module.forward = forwards[type(module).__name__].__get__(module)

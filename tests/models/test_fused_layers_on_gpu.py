@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fused_layers import ALL, smaller
+from fused_models import ALL, smaller
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tree_rl.models import use_tree_attention

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
-from test_hybrid_models_read_trees import FLOAT32_TOLERANCE, Result, assert_same, gradients
+from recurrent_gradients import FLOAT32_TOLERANCE, Result, assert_same, gradients
 
 from tree_rl.models import use_tree_attention
 from tree_rl.training.rows_alone import branch_log_probs

@@ -1,60 +1,27 @@
-"""Models with Gated DeltaNet layers: a forest has the log-probs and gradients of its rows run alone through stock code.
+"""Models with Gated DeltaNets, short convolutions or Mamba 2: a forest has the log-probs and gradients of its rows run
+alone through stock code.
 
 transformers' own float32 recurrence is off by up to tens of per cent in gate gradients that nearly cancel, so float32
 trees are held against stock rows in float64.
 """
 
-from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
+from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, stock_rows_in_float64, tree
+from recurrent_models import RECURRENT
 from transformers import AutoModelForCausalLM, JambaConfig, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
-from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 PREFIXES = (1, 2, 3, 63, 64, 65, 129)
-FLOAT32_TOLERANCE = 2e-5
-Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
-def gradients(model: Any, log_probs_F: torch.Tensor) -> Result:
-    weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
-    parameters = dict(model.named_parameters())
-    loss = (log_probs_F * weight_F.to(log_probs_F.dtype)).sum()
-    return log_probs_F.detach(), dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
-
-
-@cache
-def stock_rows_in_float64(family: str, prefix: int) -> Result:
-    with float64_throughout():
-        model = build(HYBRIDS[family], torch.float64)
-        return gradients(model, branch_log_probs(model, rows_with_prefix(prefix)))
-
-
-def tree(family: str, prefix: int, dtype: torch.dtype, *, checkpointing: bool = False) -> Result:
-    model = build(HYBRIDS[family], dtype)
-    check_model(model)
-    use_tree_attention(model)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return gradients(model, forest_log_probs(model, Forest.from_rows(rows_with_prefix(prefix))))
-
-
-def assert_same(got: Result, expected: Result, tolerance: float) -> None:
-    torch.testing.assert_close(got[0].double(), expected[0], rtol=tolerance, atol=tolerance)
-    assert {name.split(".")[-1] for name in expected[1]} >= {"A_log", "dt_bias"}
-    for name, reference in expected[1].items():
-        error = float((got[1][name] - reference).norm() / reference.norm())
-        assert error < tolerance, (name, error)
-
-
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", CONFIGS)
 def test_forest_in_float64_equals_rows_alone(family: str) -> None:
     with float64_throughout():
         got = tree(family, 65, torch.float64)
@@ -62,21 +29,27 @@ def test_forest_in_float64_equals_rows_alone(family: str) -> None:
     assert_same(got, stock_rows_in_float64(family, 65), 1e-10)
 
 
-@pytest.mark.parametrize("checkpointing", (False, True), ids=("plain", "checkpointing"))
-@pytest.mark.parametrize("family", HYBRIDS)
-def test_forest_in_float32_equals_rows_alone(family: str, checkpointing: bool) -> None:
-    got = tree(family, 65, torch.float32, checkpointing=checkpointing)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_forest_in_float32_with_checkpointing_equals_rows_alone(family: str) -> None:
+    got = tree(family, 65, torch.float32, checkpointing=True)
     assert_same(got, stock_rows_in_float64(family, 65), FLOAT32_TOLERANCE)
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("family", ("qwen3_next", pytest.param("qwen3_5", marks=pytest.mark.slow)))
+@pytest.mark.parametrize(
+    ("family", "prefix"),
+    (
+        *(("qwen3_next", prefix) for prefix in PREFIXES),
+        *(pytest.param("qwen3_5", prefix, marks=pytest.mark.slow) for prefix in PREFIXES),
+        *((family, prefix) for family in ("lfm2", "bamba") for prefix in (1, 2, 3, 64)),
+    ),
+)
 def test_every_prefix_length(family: str, prefix: int) -> None:
     assert_same(tree(family, prefix, torch.float32), stock_rows_in_float64(family, prefix), FLOAT32_TOLERANCE)
 
 
-def test_flat_calls_run_transformers_own_functions() -> None:
-    model = build(HYBRIDS["qwen3_next"], torch.float32)
+@pytest.mark.parametrize("family", ("qwen3_next", *RECURRENT))
+def test_flat_calls_run_transformers_own_code(family: str) -> None:
+    model = build(CONFIGS[family], torch.float32)
     ids = torch.from_numpy(rows_with_prefix(20)[1])[None]
     before = model(input_ids=ids).logits
     use_tree_attention(model)

@@ -1,20 +1,12 @@
 """Every supported model family, in float64: log-probs and gradients of a forest are those of its rows run alone."""
 
-import numpy as np
 import pytest
 import torch
+from dense_models import FAMILIES, SIZES, assert_reads_trees, build, some_rows
 from transformers import (
-    AutoModelForCausalLM,
     DeepseekV3Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GptOssConfig,
     LlamaConfig,
-    MistralConfig,
     MixtralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
     Qwen3MoeConfig,
 )
 
@@ -23,74 +15,10 @@ from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
-VOCAB = 61
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
-}
-GPT_OSS_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-FAMILIES: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**SIZES),
-    "qwen2": Qwen2Config(**SIZES),
-    "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=True),
-    "mistral_window": MistralConfig(**SIZES, sliding_window=5),
-    "gemma2_softcap": Gemma2Config(
-        **SIZES, sliding_window=5, attn_logit_softcapping=4.0, final_logit_softcapping=6.0, query_pre_attn_scalar=8
-    ),
-    "gemma3_window": Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=8),
-    "gpt_oss_sinks": GptOssConfig(
-        **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=GPT_OSS_ROPE
-    ),
-    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
-}
-
-
-def build(config: PretrainedConfig, attention: str = "eager") -> torch.nn.Module:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation="eager")
-    model = model.double().eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):
-            torch.nn.init.normal_(parameter)
-    return model
-
-
-def some_rows() -> list[np.ndarray]:
-    draw = np.random.default_rng(0)
-    trunk = draw.integers(1, VOCAB, 9)
-    rows = [
-        np.concatenate([trunk[:cut], draw.integers(1, VOCAB, more)]) for cut, more in ((9, 3), (9, 8), (4, 6), (9, 0))
-    ]
-    return [*rows, draw.integers(1, VOCAB, 5), rows[0]]
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forest_equals_rows_alone(family: str) -> None:
-    model = build(FAMILIES[family])
-    rows = some_rows()
-    expected = branch_log_probs(model, rows)
-    weight = torch.from_numpy(np.random.default_rng(1).normal(size=len(expected)))
-    parameters = dict(model.named_parameters())
-    expected_gradients = torch.autograd.grad((expected * weight).sum(), parameters.values(), allow_unused=True)
-
-    check_model(model)
-    use_tree_attention(model)
-    got = forest_log_probs(model, Forest.from_rows(rows))
-    # Several families normalise and route in float32 whatever the model's dtype, hence not 1e-10 here.
-    torch.testing.assert_close(got, expected.to(got.dtype), rtol=1e-5, atol=1e-5)
-    gradients = torch.autograd.grad((got * weight).sum(), parameters.values(), allow_unused=True)
-    for name, gradient, reference in zip(parameters, gradients, expected_gradients, strict=True):
-        if reference is not None and reference.norm() > 1e-9:
-            assert float((gradient - reference).norm() / reference.norm()) < 1e-5, name
+    assert_reads_trees(build(FAMILIES[family]))
 
 
 def test_llama_in_float64_is_exact_to_rounding() -> None:

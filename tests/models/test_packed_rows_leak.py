@@ -3,6 +3,7 @@
 import pytest
 import torch
 from moe_models import BIASED, FAMILIES, SIZES, build
+from recurrent_models import RECURRENT
 from transformers import AfmoeConfig, PretrainedConfig, Qwen3Config
 
 from tree_rl.models.support import leaks_when_packed
@@ -10,6 +11,7 @@ from tree_rl.models.support import leaks_when_packed
 AFMOE = AfmoeConfig(**SIZES, num_experts=4, moe_intermediate_size=16, num_dense_layers=1, sliding_window=5)
 CONFIGS: dict[str, PretrainedConfig] = {
     **FAMILIES,
+    **RECURRENT,
     "glm4_moe": BIASED,
     "afmoe": AFMOE,
     "qwen3": Qwen3Config(**{k: v for k, v in SIZES.items() if k != "num_experts_per_tok"}),

@@ -31,7 +31,6 @@ def test_a_short_quickstart_runs_to_its_report(tmp_path: Path) -> None:
         timeout=880,
     )
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-3000:]
-    assert "step 10/10  reward" in finished.stdout
-    assert "self-check error" in finished.stdout
+    assert "step  10  reward" in finished.stdout
+    assert "self-check" in finished.stdout and "speed-up of this update" in finished.stdout
     assert (tmp_path / "run" / "report.html").exists()
-    assert (tmp_path / "run" / "report.png").exists()

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from quickstart.progress import Metrics, Phase, PhaseFailedError, read_steps, run_phase
+from quickstart.progress import Phase, PhaseFailedError, run_phase
+
+from tree_rl.inspection.files.run_log import read_steps
 
 
 def phase_of(tmp_path: Path, code: str, *, limit_seconds: float = 60.0) -> Phase:
     metrics = tmp_path / "metrics.jsonl"
-
-    def describe(step: int, figures: Metrics) -> str | None:
-        return f"step {step} reward {figures['reward']}" if step != 2 else None
 
     return Phase(
         name="grpo",
@@ -20,7 +19,7 @@ def phase_of(tmp_path: Path, code: str, *, limit_seconds: float = 60.0) -> Phase
         log=tmp_path / "logs" / "grpo.log",
         limit_seconds=limit_seconds,
         metrics=metrics,
-        describe=describe,
+        every=3,
         environment={"METRICS": str(metrics)},
     )
 
@@ -30,13 +29,13 @@ def test_steps_are_shown_and_noise_goes_to_the_log(tmp_path: Path, capsys: pytes
         "import json, os\n"
         "print('noise')\n"
         "with open(os.environ['METRICS'], 'w') as f:\n"
-        "    for s in (1, 2, 3): f.write(json.dumps({'step': s, 'data': {'reward': s}}) + chr(10))\n"
+        "    for s in (1, 2, 3): f.write(json.dumps({'step': s, 'data': {'train/loss': s, 'tree/por': .5}}) + '\\n')\n"
+        "    f.write(json.dumps({'step': 3, 'data': {'val/loss': 1.0}}) + chr(10))\n"
     )
     assert run_phase(phase_of(tmp_path, code)) > 0
     shown = capsys.readouterr().out
-    assert "step 1 reward 1" in shown
-    assert "step 3 reward 3" in shown
-    assert "step 2" not in shown
+    lines = [line for line in shown.splitlines() if "step" in line]
+    assert lines == [f"[grpo   ] step   {step}  loss {step}.0000  POR 0.500" for step in (1, 3)]
     assert "noise" not in shown
     assert (tmp_path / "logs" / "grpo.log").read_text() == "noise\n"
 

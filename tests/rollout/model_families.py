@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from dictated_answers import Scene
 from gateway_harness import build_tokenizer
+
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
 PACKAGE_FOLDERS = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
 
@@ -116,3 +120,51 @@ def tokenizer_of(family: Family, template: str) -> Any:
     tokenizer.eos_token = family.eos
     tokenizer.bos_token = family.bos
     return tokenizer
+
+
+EDIT = {
+    "type": "function",
+    "function": {
+        "name": "edit_file",
+        "description": "Replace text.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "old": {"type": "string"},
+                "line": {"type": "integer"},
+                "all": {"type": "boolean"},
+                "ranges": {"type": "array", "items": {"type": "array"}},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            },
+        },
+    },
+}
+ARGUMENTS: list[dict[str, Any]] = [
+    {"path": "a b.py", "old": "    if x < 3:\n\treturn \"ü\" # '\\n'\n", "line": 7, "all": True},
+    {"ranges": [[1, 2], [{"k": None}]], "old": "5", "note": None, "path": ""},
+    {"old": '{"a": 1}', "note": "true", "line": -3},
+]
+TEMPLATES = [
+    pytest.param(
+        family,
+        path,
+        id=name.replace("/", "-"),
+        marks=pytest.mark.skipif(path is None, reason=f"no package here ships a chat template of {name}"),
+    )
+    for name, family, path in found_templates()
+]
+
+
+def call(number: int, index: int = 0) -> CalledTool:
+    return CalledTool(id=f"made{number}id{index}", name="edit_file", arguments=ARGUMENTS[(number + index) % 3])
+
+
+def written_by_the_template(scene: Scene, history: list[ChatMessage], message: ChatMessage) -> str:
+    """What a model writes that was trained on this template: the turn as it stands behind its prompt."""
+    before = scene.renderer.render(history, tools=scene.tools, is_prompt=True)
+    whole = scene.renderer.render([*history, message], tools=scene.tools, is_prompt=False)
+    assert whole.startswith(before), "this template opens answers with what it drops behind them"
+    cut = scene.renderer.cut_end(whole.removeprefix(before), is_followed=False)
+    assert cut is not None
+    return cut[0]

@@ -4,99 +4,23 @@ The model plays the known repair, so the reward must be 1.0, and every token tha
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_harness import CHATML, build_tokenizer, check_record, serving, trained_text
+from played_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call, task_of
 from sandboxes_here import HERE
 from small_swe import all_tasks, generator, writing
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask, SessionLost, run_task
+from tree_rl.rollout.agents.in_environment import AgentInEnvironment, SessionLost
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
 from tree_rl.rollout.agents.react import ReActAgent
-from tree_rl.rollout.agents.task_agent import TaskAgent
 from tree_rl.rollout.environments.swe import SweEnvironment
-from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.gateway.backend import Generation
-from tree_rl.rollout.gateway.gateway import Gateway
-from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 
 TEN = sorted(all_tasks())[:10]
-Script = Callable[[str], str]
 UNCONFINED = {"unconfined": HERE.unconfined}
-
-
-class ScriptedModel:
-    """Writes what a script says for a prompt."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script) -> None:
-        self.tokenizer, self.script = tokenizer, script
-
-    async def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
-    ) -> Generation:
-        ids = self.tokenizer.encode(self.script(self.tokenizer.decode(list(prompt_ids))), add_special_tokens=False)
-        ids = [*ids, self.tokenizer.eos_token_id][:max_tokens]
-        return Generation(token_ids=tuple(ids), log_probs=(-0.5,) * len(ids), finish_reason="stop")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Played:
-    """A task's end and the session's record."""
-
-    done: FinishedTask
-    record: RecordedSession
-
-    @property
-    def result(self) -> tuple[str, float | None]:
-        return self.done.status, self.done.reward
-
-
-async def play_one(gateway: Gateway, agent: TaskAgent, environment: Any, task: SweTask, seconds: float) -> Played:
-    session = gateway.open_session(sampling={"temperature": 1.0})
-    done = await run_task(
-        agent=agent,
-        environment=environment,
-        endpoint=gateway.endpoint(session),
-        task={"swe": task.to_row()},
-        messages=generator().to_row(task, 0, "train")["prompt"],
-        timeout_seconds=seconds,
-    )
-    return Played(done=done, record=await gateway.close_session(session))
-
-
-def play(
-    backend: Any,
-    agents: Sequence[tuple[TaskAgent, SweTask]],
-    seconds: float = 60,
-    environment: Callable[[SandboxOptions], Any] = SweEnvironment,
-    **options: Any,
-) -> list[Played]:
-    """All agents at the same time behind one gateway."""
-
-    async def run() -> list[Played]:
-        settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000, **options}
-        async with serving(backend, backend.tokenizer, **settings) as gateway:
-            played = [play_one(gateway, agent, environment(HERE), task, seconds) for agent, task in agents]
-            return await asyncio.gather(*played)
-
-    return asyncio.run(run())
-
-
-def mini_turn(command: str) -> str:
-    return f"THOUGHT: next step.\n\n```mswea_bash_command\n{command}\n```"
-
-
-def task_of(prompt: str) -> SweTask:
-    (found,) = [task for task in all_tasks().values() if task.problem_statement in prompt]
-    return found
 
 
 def repair_for_mini(prompt: str) -> str:
@@ -178,11 +102,6 @@ def repair_with_tools(prompt: str) -> str:
     return "<think>\ndone\n</think>\n\nRepaired."
 
 
-def shell_call(command: str) -> str:
-    call = {"name": "shell", "arguments": {"command": command}}
-    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-
 def test_the_native_agent_solves_a_task_and_its_log_probs_are_the_models(tiny: Any) -> None:
     backend = tiny.backend()
     backend.script = repair_with_tools
@@ -249,14 +168,3 @@ def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrai
 
     with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
         asyncio.run(run())
-
-
-def command_lines() -> list[str]:
-    lines = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                lines.append((entry / "cmdline").read_text(errors="replace"))
-            except OSError:
-                continue
-    return lines

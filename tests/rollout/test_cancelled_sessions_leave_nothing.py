@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from played_tasks import command_lines
 from sandboxes_here import HERE
 from small_swe import all_tasks, writing
-from test_agents_play_small_tasks import command_lines
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.environments import Outcome

@@ -1,6 +1,7 @@
 """An answer that comes back in another form continues its row. The oracle is the list of generated tokens."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,7 @@ from dictated_answers import Scene, user
 from gateway_harness import CHATML, SHELL, build_tokenizer, misspell
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from model_families import Family, tokenizer_of
-from test_families_templates_keep_history import EDIT, TEMPLATES, call, written_by_the_template
+from model_families import EDIT, TEMPLATES, Family, call, tokenizer_of, written_by_the_template
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.transcript import rows_of_calls
@@ -161,3 +161,14 @@ def test_chatml_without_reasoning_keeps_forms_in_one_row() -> None:
     scene.answer([user("q"), ChatMessage(role="assistant", content="so"), user("and")], "it")
     assert first.content == " so \n" and len(rows_of_calls(scene.recorder.calls)) == 1
     assert json.dumps([left.cause for left in scene.recorder.drift_report().left]) == "[]"
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n\n</think>\n\n", "\n", "I look. "])
+def test_calls_without_reasoning_are_one_row_where_thinking_is_off(tiny: SimpleNamespace, opening: str) -> None:
+    scene = Scene(tiny.tokenizer, tools=(SHELL,), template_options={"enable_thinking": False})
+    history = [user("q")]
+    for number in range(4):
+        written = f'<tool_call>\n{{"name":"shell",  "arguments":{{"command": "ls {number}"}}}}\n</tool_call>'
+        message = scene.answer(history, opening + written)
+        history += [replace(message, reasoning=None), *answers_to(message)]
+    assert len(rows_of_calls(scene.recorder.calls)) == 1 and scene.recorder.drift_report().left == ()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from gateway_harness import CHATML, build_tokenizer, trained_text
+from played_tasks import ScriptedModel, play, task_of
 from sandboxes_here import needs_bubblewrap
 from small_swe import all_tasks, writing
-from test_agents_play_small_tasks import ScriptedModel, play, task_of
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions

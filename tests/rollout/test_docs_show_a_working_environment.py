@@ -1,4 +1,4 @@
-"""The environment in docs/environments.md is short and works as printed."""
+"""The environment in docs/environments.md works as printed."""
 
 import asyncio
 import re
@@ -15,10 +15,6 @@ def snippet() -> str:
     found = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert found
     return found[1]
-
-
-def test_it_takes_fewer_than_forty_lines() -> None:
-    assert len([line for line in snippet().splitlines() if line.strip()]) < 40
 
 
 def test_it_plays() -> None:

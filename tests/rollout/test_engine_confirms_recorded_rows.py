@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "verl_plugin"))
 import engine_harness
 from equivalence import actor_loss, run, wanted_positions
 from gateway_harness import Agent, misspell, run_session
-from test_gateway_reports_drift import two_turns_sampled
-from test_react_agent_branches_as_switched import BOTH, COPY, DONE, by_turn, call, play, shell, thinking
+from react_scripts import BOTH, COPY, DONE, by_turn, call, play, shell, thinking
+from sampled_turns import two_turns_sampled
 
 from tree_rl.rollout.agents.react import SUMMARISE, ReActOptions
 from tree_rl.rollout.gateway.session import RecordedSession

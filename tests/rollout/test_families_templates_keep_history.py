@@ -7,63 +7,16 @@ from typing import Any
 import pytest
 from dictated_answers import Scene, said, user
 from gateway_harness import misspell
-from model_families import Family, found_templates, tokenizer_of
+from model_families import EDIT, TEMPLATES, Family, call, tokenizer_of, written_by_the_template
 
 from tree_rl.rollout.gateway.protocols import openai_chat
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.template_form import conversation_of
 from tree_rl.rollout.transcript import rows_of_calls
-
-EDIT = {
-    "type": "function",
-    "function": {
-        "name": "edit_file",
-        "description": "Replace text.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string"},
-                "old": {"type": "string"},
-                "line": {"type": "integer"},
-                "all": {"type": "boolean"},
-                "ranges": {"type": "array", "items": {"type": "array"}},
-                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            },
-        },
-    },
-}
-ARGUMENTS: list[dict[str, Any]] = [
-    {"path": "a b.py", "old": "    if x < 3:\n\treturn \"ü\" # '\\n'\n", "line": 7, "all": True},
-    {"ranges": [[1, 2], [{"k": None}]], "old": "5", "note": None, "path": ""},
-    {"old": '{"a": 1}', "note": "true", "line": -3},
-]
-TEMPLATES = [
-    pytest.param(
-        family,
-        path,
-        id=name.replace("/", "-"),
-        marks=pytest.mark.skipif(path is None, reason=f"no package here ships a chat template of {name}"),
-    )
-    for name, family, path in found_templates()
-]
 
 
 def scene_of(family: Family, path: Path, *, tools: Any = (EDIT,)) -> Scene:
     return Scene(tokenizer_of(family, path.read_text()), tools=tools)
-
-
-def call(number: int, index: int = 0) -> CalledTool:
-    return CalledTool(id=f"made{number}id{index}", name="edit_file", arguments=ARGUMENTS[(number + index) % 3])
-
-
-def written_by_the_template(scene: Scene, history: list[ChatMessage], message: ChatMessage) -> str:
-    """What a model writes that was trained on this template: the turn as it stands behind its prompt."""
-    before = scene.renderer.render(history, tools=scene.tools, is_prompt=True)
-    whole = scene.renderer.render([*history, message], tools=scene.tools, is_prompt=False)
-    assert whole.startswith(before), "this template opens answers with what it drops behind them"
-    cut = scene.renderer.cut_end(whole.removeprefix(before), is_followed=False)
-    assert cut is not None
-    return cut[0]
 
 
 def as_a_client_sends(message: ChatMessage) -> ChatMessage:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from drawn_values import TEXTS, TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
@@ -15,12 +16,6 @@ from tree_rl.rollout.gateway.protocols.fields import read_json
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal, unseal
 
-TEXTS = st.one_of(st.sampled_from(["", " a\n", "ü\u0301 名\U0001f40d", '"\n\\']), st.text(max_size=8))
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), TEXTS),
-    lambda part: st.one_of(st.lists(part, max_size=2), st.dictionaries(TEXTS, part, max_size=2)),
-    max_leaves=4,
-)
 NAMES = st.sampled_from(["shell", "apply_patch", "agents__spawn", "nobody"])
 ARGUMENTS = st.one_of(st.dictionaries(TEXTS, VALUES, max_size=2), st.builds(lambda v: {"input": v}, VALUES))
 CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3).map(
@@ -33,16 +28,6 @@ MESSAGES = st.builds(
     reasoning=st.one_of(st.none(), TEXTS.filter(bool)),
     tool_calls=CALLS,
 )
-TOOLS = [
-    {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": True},
-    {"type": "custom", "name": "apply_patch"},
-    {
-        "type": "namespace",
-        "name": "agents",
-        "description": "",
-        "tools": [{"type": "function", "name": "spawn"}],
-    },
-]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 

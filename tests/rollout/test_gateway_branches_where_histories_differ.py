@@ -7,11 +7,8 @@ from typing import Any
 
 import anthropic
 from gateway_harness import (
-    CHATML,
     SHELL,
     Agent,
-    TinyModel,
-    build_tokenizer,
     misspell,
     rows,
     run_session,
@@ -123,71 +120,6 @@ def test_reasoning_inside_a_tool_loop_stays_until_the_next_question(tiny: Simple
         loop + second + "<|im_end|>",
         turn("go") + call("ls") + END + result("files") + "Done." + END + turn("thanks") + "Bye.<|im_end|>",
     ]
-
-
-def test_an_agent_that_strips_inline_reasoning_branches_and_one_that_keeps_it_does_not(tiny: SimpleNamespace) -> None:
-    answer = "<think>\nhm\n</think>\n\nseven"
-    for strip, expected in ((True, 2), (False, 1)):
-
-        async def play(client: Any, _: Any, strip: bool = strip) -> None:
-            agent = Agent(client, [])
-            message = await agent.step(user("go"))
-            assert message.content == answer
-            if strip:
-                agent.messages[-1]["content"] = "seven"
-            await agent.step(user("more"))
-
-        script = tiny.backend({"go": answer, "more": "ok"}).script
-        record = run_session(TinyModel(tiny.model, build_tokenizer(CHATML), script), play, reasoning="inline")
-        assert len(rows(record.calls)) == expected
-
-
-def test_sub_agents_share_what_their_prompts_share(tiny: SimpleNamespace) -> None:
-    async def play(client: Any, _: Any) -> None:
-        main = Agent(client, [system("lead"), user("plan")])
-        await main.step()
-        subs = [Agent(client, [system("search"), user(task)]) for task in ("find a", "find b")]
-        found = await asyncio.gather(*[sub.step() for sub in subs])
-        await main.step(user("found: " + " and ".join(message.content for message in found)))
-
-    answers = {"plan": "split", "find a": "A", "find b": "B", "found": "done"}
-    record = run_session(tiny.backend(answers), play)
-    lead, search = f"{START}system\nlead{END}", f"{START}system\nsearch{END}"
-    assert sorted(texts(tiny, record)) == sorted(
-        [
-            (
-                lead + turn("plan") + "split" + END + turn("found: A and B") + "done<|im_end|>",
-                "split<|im_end|>done<|im_end|>",
-            ),
-            (search + turn("find a") + "A<|im_end|>", "A<|im_end|>"),
-            (search + turn("find b") + "B<|im_end|>", "B<|im_end|>"),
-        ]
-    )
-    shared = tiny.tokenizer.encode(search + f"{START}user\nfind ", add_special_tokens=False)
-    subs = [row for row in rows(record.calls) if "find" in tiny.tokenizer.decode(row.token_ids)]
-    assert common(*subs) >= len(shared) - 1
-
-
-def test_compaction_branches_behind_what_it_keeps(tiny: SimpleNamespace) -> None:
-    async def play(client: Any, _: Any) -> None:
-        agent = Agent(client, [system("s"), user("task")])
-        for step in ("one", "two", "three"):
-            await agent.step(user(step))
-        agent.messages = [system("s"), user("task"), user("summary: far")]
-        await agent.step()
-        await agent.step(user("four"))
-
-    cues = {"one": "1", "two": "2", "three": "3", "summary": "S", "four": "4"}
-    record = run_session(tiny.backend(cues), play)
-    begin = f"{START}system\ns{END}{START}user\ntask{END}"
-    long = begin + turn("one") + "1" + END + turn("two") + "2" + END + turn("three") + "3<|im_end|>"
-    short = begin + turn("summary: far") + "S" + END + turn("four") + "4<|im_end|>"
-    assert texts(tiny, record) == [
-        (long, "1<|im_end|>2<|im_end|>3<|im_end|>"),
-        (short, "S<|im_end|>4<|im_end|>"),
-    ]
-    kept = tiny.tokenizer.encode(begin, add_special_tokens=False)
-    assert common(*rows(record.calls)) >= len(kept)
 
 
 def test_parallel_follow_ups_hang_below_the_turn_that_asked_for_them(tiny: SimpleNamespace) -> None:

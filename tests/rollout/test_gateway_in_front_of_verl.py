@@ -1,7 +1,6 @@
 """The gateway in front of verl's client and the embedded engine: real decoding, rows as verl receives them."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +19,15 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
-from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.generation import Answer, generate_answer
+from tree_rl.rollout.gateway.backend import Answer, BackendError
+from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 
 HERE = Path(__file__).parent
@@ -322,61 +322,42 @@ def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> 
 
 
 class AsksForJson:
-    """Asks for JSON: of a schema that nothing can enforce, of one that is enforced, twice; then for text."""
+    """Asks for JSON, which this engine cannot force; then three times for text."""
 
     async def run(
         self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
     ) -> AgentResult:
         async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
-            asked: dict[str, Any] = {"model": "m", "messages": list(messages)}
-            unknown = {"type": "array", "uniqueItems": True}
-            with pytest.raises(openai.BadRequestError, match=r"json_schema: Unimplemented keys: \[.*uniqueItems"):
-                await client.chat.completions.create(**asked, response_format=format_of(unknown))
-            for _ in range(2):
-                answer = await client.chat.completions.create(**asked, response_format=format_of(SCHEMA))
-                assert answer.choices[0].finish_reason == "stop"
-                said = json.loads(answer.choices[0].message.content)
-                assert sorted(said) == ["tree"] and said["tree"] in SCHEMA["properties"]["tree"]["enum"]
-            await client.chat.completions.create(**asked, max_tokens=6)
+            asked: dict[str, Any] = {"model": "m", "messages": list(messages), "max_tokens": 6}
+            form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+            with pytest.raises(openai.BadRequestError, match="hf cannot force JSON; choose json_output=instruct, or "):
+                await client.chat.completions.create(**asked, response_format=form)
+            for _ in range(3):
+                await client.chat.completions.create(**asked)
         return AgentResult(reward=1.0)
 
 
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {"tree": {"enum": ["oak", "ash", "é"]}},
-    "required": ["tree"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
-}
-
-
-def format_of(schema: Any) -> Any:
-    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-
-
-def test_json_is_enforced_by_the_embedded_engine(model_path: Path) -> None:
-    pytest.importorskip("llguidance")
+def test_refused_json_and_side_calls_are_counted(model_path: Path) -> None:
     side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
     gateway = {"json_output": "enforce", "side_calls": side_calls}
     custom = OmegaConf.create({"agent": f"{__name__}.AsksForJson", "gateway": gateway})
     outputs = asyncio.run(build_loop(model_path, custom).run(dict(SAMPLING), **SAMPLE))
     info = outputs[0].extra_fields["reward_extra_info"]
     names = ("refused_calls", "constrained_calls", "side_forest", "side_title")
-    assert [info[name] for name in names] == [1, 2, 3.0, 0.0]
-    model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    assert [info[name] for name in names] == [1, 0, 3.0, 0.0]
     for output in outputs:
         assert output.extra_fields["response_weights"] == [0.5] * len(output.response_ids)
         assert output.extra_fields["call_sides"] == ["forest"] * 3
-        row = Row(
-            prompt_ids=tuple(output.prompt_ids),
-            response_ids=tuple(output.response_ids),
-            response_mask=tuple(output.response_mask),
-            response_log_probs=tuple(output.response_logprobs),
-            response_calls=tuple(output.extra_fields["response_calls"]),
-        )
-        # p / Z with Z of at most 1: no token is less likely than without the constraint.
-        again = replayed_log_probs(model, row)
-        assert all(own >= one - 1e-5 for own, one in zip(row.response_log_probs, again, strict=True))
+
+
+def test_a_job_that_forces_json_on_the_embedded_engine_is_refused_before_it_starts() -> None:
+    def config(json_output: str) -> RolloutConfig:
+        gateway = {"gateway_agent": {"agent": "a.B", "gateway": {"json_output": json_output}}}
+        return RolloutConfig(name="hf", tensor_model_parallel_size=1, custom=gateway)
+
+    HFRolloutOptions.from_rollout(config("instruct"))
+    with pytest.raises(ValueError, match=r"gateway\.json_output=enforce: rollout\.name=hf cannot force JSON; choose"):
+        HFRolloutOptions.from_rollout(config("enforce"))
 
 
 def test_sglang_gets_the_schema_in_its_own_words() -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from drawn_values import TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
-from test_gateway_answers_read_back import TOOLS, VALUES
 
 from tree_rl.rollout.gateway.protocols import gemini, openai_responses
 from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from gateway_harness import rows, serving, trained_text
 from ledger import Ledger
-from test_gateway_speaks_responses import LS, THOUGHT, TURNS, by_turn
+from protocol_turns import LS, THOUGHT, TURNS, by_turn
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.fields import RequestError

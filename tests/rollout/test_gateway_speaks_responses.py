@@ -1,7 +1,7 @@
 """OpenAI's SDK talks to the Responses API: whole answers, streams, tools, stored and stateless conversations."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,21 +9,13 @@ import openai
 import pytest
 from gateway_harness import SHELL, rows, serving, trained_text
 from ledger import Ledger
+from protocol_turns import CALL, THOUGHT, TURNS, by_turn
 
-CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
-LS = CALL % ("shell", '{"command":  "ls -l"}')
-THOUGHT = "<think>\n\nlook around \n</think>\n\n"
 TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
 SPAWN = {"type": "namespace", "name": "agents", "description": "", "tools": [{**TOOL, "name": "spawn"}]}
 TOOLS = [TOOL, PATCH, SPAWN]
 HELLO = {"role": "user", "content": "hello"}
-TURNS = (THOUGHT + "I look.\n" + LS + LS, LS, "<think>\nhm\n</think>\nso " + LS, "Done.")
-
-
-def by_turn(turns: Sequence[str]) -> Callable[[str], str]:
-    """Writes one turn after another."""
-    return lambda prompt: turns[prompt.count("<|im_start|>assistant") - 1]
 
 
 def talk(tiny: SimpleNamespace, turns: Sequence[str], play: Any, **options: Any) -> SimpleNamespace:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from gateway_harness import build_tokenizer, serving
+from played_tasks import ScriptedModel
 from sandboxes_here import HERE, needs_bubblewrap
 from small_swe import all_tasks, generator
-from test_agents_play_small_tasks import ScriptedModel
 
 from tree_rl.rollout.agents.agents_by_name import AGENTS, ENVIRONMENTS, check
 from tree_rl.rollout.agents.harnesses import HarnessAgent

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 from gateway_harness import CHATML, build_tokenizer, serving
+from played_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call
 from sandboxes_here import HERE
 from small_swe import all_tasks, writing
-from test_agents_play_small_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents import in_environment

@@ -178,20 +178,6 @@ def test_reasoning_opened_by_the_template_is_stripped_with_it(tokenizer: PreTrai
     assert played.trained == [first + END, "ok</think>seven" + END]
 
 
-def test_parallel_calls_in_a_turn_run_together_and_answer_in_order(tokenizer: PreTrainedTokenizerFast) -> None:
-    first = shell("sleep 0.2; echo slow") + "\n" + shell("echo fast")
-    p2 = PROMPT + first + END + observation("slow", "fast")
-    played = run(tokenizer, {PROMPT: first, p2: "ok"})
-    assert len(played.rows) == 1 and played.done.outcome.is_complete
-
-
-def test_a_single_call_of_a_turn_runs_and_stays_in_the_history(tokenizer: PreTrainedTokenizerFast) -> None:
-    first = shell("echo slow") + "\n" + shell("echo fast")
-    p2 = PROMPT + shell("echo slow") + END + observation("slow")
-    played = run(tokenizer, {PROMPT: first, p2: "ok"}, parallel_tools="single")
-    assert played.trained == [first + END, shell("echo slow") + "ok" + END]
-
-
 def test_parallel_branches_are_followed_up_alone_and_joined(tokenizer: PreTrainedTokenizerFast) -> None:
     first = "<think>both</think>\n" + shell("echo one") + "\n" + shell("echo two")
     branch = PROMPT + first + END

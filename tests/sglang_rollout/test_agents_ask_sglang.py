@@ -14,8 +14,8 @@ import numpy as np
 import openai
 import pytest
 import torch
-from test_agents_ask_vllm import LOG_PROB_TOLERANCE, engine_log_probs
 from verl_server import CONTEXT_TOKENS, VERSION, ask, backend, user
+from vllm_harness import LOG_PROB_TOLERANCE, engine_log_probs
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.transcript import Row, rows_of_calls

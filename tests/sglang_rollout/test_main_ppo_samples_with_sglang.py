@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine_jobs import AGENT, AGREEMENT, LARGE_STEPS, STALE, figures, run, trained_probabilities
 from sglang_harness import ROLLOUT_OVERRIDES, environment
-from test_main_ppo_samples_with_vllm import AGENT, AGREEMENT, LARGE_STEPS, STALE, figures, run, trained_probabilities
 from vllm_harness import save_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.ray, pytest.mark.timeout(900)]

@@ -18,15 +18,3 @@ def read_dockerfile(path: Path) -> list[Instruction]:
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     parts = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip()]
     return [Instruction(word=word.upper(), text=text.strip()) for word, text in parts]
-
-
-def base_image(instructions: list[Instruction]) -> str:
-    """What FROM names, arguments before it filled in by their defaults."""
-    defaults: dict[str, str] = {}
-    for instruction in instructions:
-        if instruction.word == "ARG" and "=" in instruction.text:
-            name, _, value = instruction.text.partition("=")
-            defaults[name] = value
-        if instruction.word == "FROM":
-            return re.sub(r"\$\{(\w+)\}", lambda found: defaults[found[1]], instruction.text)
-    raise ValueError("no FROM")

@@ -11,6 +11,7 @@ VERL_SIDE = ("verl", "ray", "vllm")
 TORCH_SIDE = ("torch", "triton", "transformers")
 WITHOUT = {
     "tree_rl.tree": VERL_SIDE + TORCH_SIDE,
+    "tree_rl.cost.cluster.step": VERL_SIDE + TORCH_SIDE,
     "tree_rl.rollout": VERL_SIDE + TORCH_SIDE,
     "tree_rl.inspection.row_file": VERL_SIDE + TORCH_SIDE,
     "tree_rl.viewer.page": VERL_SIDE + TORCH_SIDE,

@@ -36,9 +36,3 @@ def test_recipe_composes_and_states_valid_tree_options(path: Path) -> None:
     assert blocks
     for block in blocks:
         as_tree_config(OmegaConf.to_container(block))
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_recipe_states_only_what_differs(path: Path) -> None:
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    assert len(lines) <= 60

@@ -25,6 +25,7 @@ def test_forms_and_hooks_are_yaml() -> None:
     forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
     assert forms and all(yaml.safe_load(form.read_text())["body"] for form in forms)
     assert yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert "scripts/test.sh" in str(yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"])
 
 
 def test_both_packages_are_typed() -> None:

@@ -10,13 +10,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
-from tree_rl.training.context import StepCall
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.micro_batch_runs import MicroBatchRun
-from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.planning.planner import StepPlan
 
 VOCAB, LAYERS, HIDDEN = 61, 4, 32
 SIZES: dict[str, Any] = {
@@ -75,15 +73,17 @@ def hostile_rows() -> list[list[int]]:
     return [*branches, deep, deep[:30], deep, *comb]
 
 
-class MeasuredStep(TreeStep):
+def measured_step(model: Any, options: TreeOptions, measures: MemoryMeasures) -> TreeStep:
     """A step whose forests all take the given measures."""
+    step = TreeStep(model, options)
+    plan_of = step.planner.plan
 
-    def __init__(self, model: Any, options: TreeOptions, measures: MemoryMeasures) -> None:
-        super().__init__(model, options)
-        self.measures = measures
+    def plan(*asked: Any, **flags: Any) -> StepPlan:
+        plan = plan_of(*asked, **flags)
+        return replace(plan, batches=tuple(replace(batch, measures=measures) for batch in plan.batches))
 
-    def _bind(self, call: StepCall, batch: MicroBatch) -> MicroBatchRun:
-        return super()._bind(call, replace(batch, measures=self.measures))
+    step.planner.plan = plan  # type: ignore[method-assign]
+    return step
 
 
 def gradients(
@@ -101,6 +101,6 @@ def gradients(
         return (weight_F[mine].to(values_f) * values_f + 0.1 * values_f.square()).sum(), {}
 
     model.zero_grad()
-    step = MeasuredStep(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
     step.run(Rows.of(ids), loss, outputs=(output,), is_separable=True)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -237,7 +237,7 @@ def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:
     if own:
         got = result.outputs[VALUES if case.model == CRITIC else LOG_PROBS]
         torch.testing.assert_close(got, torch.cat(own), rtol=1e-5, atol=1e-5)
-        assert tree_step.self_check_error is not None and tree_step.self_check_error < 1e-4
+        assert tree_step.self_check.error is not None and tree_step.self_check.error < 1e-4
     assert_equal_gradients(averaged(model), expected)
 
 

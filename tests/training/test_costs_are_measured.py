@@ -1,19 +1,17 @@
 """What a step counts of its calls, and that ranks which tell each other the same learn the same."""
 
 import numpy as np
-import torch
 
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS, Work
+from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.training import Rows
-from tree_rl.training.cost.measured_calls import MeasuredCall, MeasuredCalls, work_of
+from tree_rl.training.measured_calls import MeasuredCall, MeasuredCalls, work_of
 from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import Budget
-from tree_rl.training.planning.micro_batches import plan_micro_batches
 from tree_rl.training.planning.plan_memory import PlanMemory
-from tree_rl.tree.cost import CostModel, ModelShape
-from tree_rl.tree.cost_fit import LEAST_EQUATIONS, Work
+from tree_rl.training.planning.planner import plan_micro_batches
 
 SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=100)
-CPU = torch.device("cpu")
 
 
 def test_work_is_that_of_the_trees_and_of_rows_without_one() -> None:
@@ -37,7 +35,7 @@ def call(tokens: float, seconds: float, predicted: float | None = None) -> Measu
 
 
 def test_ranks_learn_the_slowest_ones_work_alike() -> None:
-    ranks = [MeasuredCalls(SHAPE, CPU) for _ in range(3)]
+    ranks = [MeasuredCalls(SHAPE) for _ in range(3)]
     for number in range(LEAST_EQUATIONS):
         told = [call(100 + number, 2.0), call(50, 2.1), call(400 + 10 * number, 1.9, predicted=1.8)]
         for rank in ranks:
@@ -50,25 +48,18 @@ def test_ranks_learn_the_slowest_ones_work_alike() -> None:
 
 
 def test_a_rank_that_measured_nothing_makes_no_equation() -> None:
-    calls = MeasuredCalls(SHAPE, CPU)
+    calls = MeasuredCalls(SHAPE)
     for _ in range(2 * LEAST_EQUATIONS):
         calls.learn([call(100, 1.0), None])
         calls.learn([None])
     assert calls.fitted is None and calls.error is None and calls.model == SHAPE.cost
 
 
-def test_a_failed_call_is_forgotten() -> None:
-    calls, rows = MeasuredCalls(SHAPE, CPU), Rows.of([[1, 2]], trained=[np.array([0, 1])])
+def test_a_call_is_told_once() -> None:
+    calls, rows = MeasuredCalls(SHAPE), Rows.of([[1, 2]], trained=[np.array([0, 1])])
     batches = plan_micro_batches(
         rows, TreeOptions(mode="tree"), Budget(unique_tokens=9, flat_tokens=9), None, PlanMemory()
     )
-    with calls.timed(rows, batches):
-        pass
+    calls.note(rows, batches, 1.0, 3.5)
     taken = calls.take_last()
-    assert taken is not None and taken.seconds >= 0 and calls.take_last() is None
-    try:
-        with calls.timed(rows, batches):
-            raise MemoryError
-    except MemoryError:
-        pass
-    assert calls.take_last() is None
+    assert taken is not None and taken.seconds == 2.5 and calls.take_last() is None

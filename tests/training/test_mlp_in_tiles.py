@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.models.tiled_mlp import tileable_layers, tiled
-from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.tree.forest import Forest
 
 UNIQUE = Forest.from_rows(hostile_rows()).num_unique

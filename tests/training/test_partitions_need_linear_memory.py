@@ -7,8 +7,8 @@ import torch
 from live_bytes import LiveBytes, peak_bytes
 from measured_models import HIDDEN, LAYERS, VOCAB, build, gradients
 
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.measures import MemoryMeasures
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 
 TOKENS = 8

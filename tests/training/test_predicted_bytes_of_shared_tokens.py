@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from larger_models import BF16, CPU, F32, build, rows_of
 from live_bytes import peak_bytes
 from sharing_ranks import join, spawn
-from test_predicted_bytes_are_alive import BF16, CPU, F32, build, rows_of
 
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.planning.micro_batches import predicted_peak
+from tree_rl.training.micro_batch import predicted_peak
 
 CASES: dict[str, tuple[bool, torch.dtype, str, int | None]] = {
     "whole": (True, F32, "trunk", None),

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from failing_memory import fail_once
 from sharing_ranks import SIZES, VOCAB, averaged, prepare, spawn
-from test_sequence_parallel_recovers import fail_once
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from tree_rl.cost.memory import budget
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
-from tree_rl.training.planning import budget
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "max_position_embeddings": 2048}
 BUDGETS = (None, 300)
@@ -33,7 +33,7 @@ def gradient(dtype: torch.dtype, share: Any, max_tokens: int | None, *, fails: b
     config = Qwen3Config(**{**SIZES, **WIDE, "initializer_range": 0.05})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to("cuda", dtype).train()
     prepare(model)
-    left = fail_once(model, "backward", 0) if fails else lambda: -1
+    left = fail_once(model, "backward", 0)[0] if fails else lambda: -1
     step = TreeStep(
         model, TreeOptions(mode="tree", max_tokens=max_tokens), context=StepContext.of(model, sequence_parallel=share)
     )
@@ -49,7 +49,7 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=world)
-    budget.LEAST_TOKENS = budget.GRANULARITY = 64
+    budget.GRANULARITY = 64
     share = dist.new_group(list(range(world)))
     errors = {}
     for max_tokens in BUDGETS:

@@ -4,16 +4,15 @@ The allocator's error is raised by hand in the middle of a layer.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from failing_memory import fail_once
 from sharing_ranks import Case, alone, assert_equal_gradients, averaged, build, join, prepare, spawn, step
 
-from tree_rl.training.planning import budget
+from tree_rl.cost.memory import budget
 
 POINTS = [(direction, passes) for direction in ("forward", "backward") for passes in (0, 2)]
 """The failure comes in the pass of that direction through the last layer's MLP after so many others."""
@@ -26,30 +25,10 @@ CASES = [
 """With one group of four ranks, and with two groups of two."""
 
 
-def fail_once(model: Any, direction: str, passes: int) -> Callable[[], int]:
-    """Let the last layer's MLP run out of memory once; returns what tells how many passes were left."""
-    left = passes
-
-    def strike() -> None:
-        nonlocal left
-        left -= 1
-        if left == -1:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory (raised by the test)")
-
-    def forward_hook(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
-        if direction == "forward":
-            strike()
-        elif output.requires_grad:
-            output.register_hook(lambda gradient: strike())
-
-    model.model.layers[-1].mlp.register_forward_hook(forward_hook)
-    return lambda: left
-
-
 def rank_main(rank: int, world: int, out: str, port: int) -> None:
     """Every case with one rank failing at every point."""
     join(rank, world, port)
-    budget.LEAST_TOKENS = budget.GRANULARITY = 3
+    budget.GRANULARITY = 3
     groups = {size: [dist.new_group([*range(i, i + size)]) for i in range(0, world, size)] for size in (2, 4)}
     failures = {}
     for number, case in enumerate(CASES):
@@ -57,7 +36,7 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
         expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
         for direction, passes in POINTS:
             model = prepare(build(case.model), is_sharded=case.is_sharded)
-            left = fail_once(model, direction, passes) if rank == number % size else lambda: -1
+            left = fail_once(model, direction, passes)[0] if rank == number % size else lambda: -1
             tree_step, _ = step(case, model, rank // size, groups[size][rank // size], self_check=False)
             try:
                 assert_equal_gradients(averaged(model), expected)

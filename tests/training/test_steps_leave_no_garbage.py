@@ -8,7 +8,7 @@ import pytest
 from live_bytes import LiveBytes
 from measured_models import KINDS, build, gradients, hostile_rows
 
-from tree_rl.training.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.measures import MemoryMeasures
 
 WAYS = {
     "whole": (None, MemoryMeasures()),

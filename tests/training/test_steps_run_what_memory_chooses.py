@@ -12,12 +12,12 @@ import pytest
 import torch
 from measured_models import KINDS, build, hostile_rows
 
+from tree_rl.cost.memory import budget as budget_module
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.planning import budget as budget_module
 
 CPU = torch.device("cpu")
 SHARES = (0.95, 0.8, 0.6, 0.5, 0.3, 0.1)
@@ -83,14 +83,13 @@ def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
 
 
 def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget_module, "LEAST_TOKENS", 1)
     monkeypatch.setattr(budget_module, "GRANULARITY", 1)
     model = build("dense")
     expected, whole = run(step_of(model, None), model)
     memory = memory_of(model)
     step = step_of(model, memory)
-    first = step.memory.predicted(list(whole.micro_batches), 1.0) if step.memory is not None else None
-    assert first is not None
+    assert step.knowledge.memory is not None
+    first = step.knowledge.memory.predicted(whole.micro_batches, 1.0)
     failures = iter([True])
 
     def fail_once(module: Any, arguments: Any) -> None:
@@ -102,10 +101,9 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     hook.remove()
     assert step.out_of_memory == 1
     assert_close(found, expected)
-    assert step.budget.tokens is not None
-    assert memory.bytes_of(step.budget.tokens) <= first.device / 2
-    second = step.memory.predicted(list(result.micro_batches), 1.0) if step.memory is not None else None
-    assert second is not None and second.device < first.device
+    assert step.knowledge.budget.tokens is not None
+    assert memory.bytes_of(step.knowledge.budget.tokens) <= first.device / 2
+    assert step.knowledge.memory.predicted(result.micro_batches, 1.0).device < first.device
 
 
 def test_a_smaller_budget_never_predicts_more() -> None:
@@ -115,6 +113,6 @@ def test_a_smaller_budget_never_predicts_more() -> None:
     for share in SHARES:
         step = step_of(model, memory, max_tokens=tokens_for(memory, share))
         _, result = run(step, model)
-        assert step.memory is not None
-        peaks.append(step.memory.predicted(list(result.micro_batches), 1.0).device)
+        assert step.knowledge.memory is not None
+        peaks.append(step.knowledge.memory.predicted(list(result.micro_batches), 1.0).device)
     assert peaks == sorted(peaks, reverse=True)

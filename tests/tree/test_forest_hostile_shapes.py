@@ -29,28 +29,11 @@ def test_identical_rows_share_everything():
     assert forest.token_bound == pytest.approx(4.0)
 
 
-def test_a_strict_prefix_ends_a_segment():
-    forest = Forest.from_rows([[1, 2, 3, 4], [1, 2]])
-    assert forest.segments.start.tolist() == [0, 2]
-    assert forest.path_count.tolist() == [2, 2, 1, 1]
-    assert forest.subtree_end.tolist() == [4, 4, 4, 4]
-
-
 def test_rows_without_a_common_root_are_trees_heaviest_first():
     forest = Forest.from_rows([[1], [2, 3], [4, 5, 6]])
     assert forest.input_ids.tolist() == [4, 5, 6, 2, 3, 1]
     assert forest.parent.tolist() == [-1, 0, 1, -1, 3, -1]
     assert forest.position.tolist() == [0, 1, 2, 0, 1, 0]
-
-
-@pytest.mark.parametrize("prefix", [1, 63, 64, 65])
-def test_a_branch_at_a_tile_border(prefix):
-    common = list(range(prefix))
-    forest = Forest.from_rows([[*common, 100, 101], [*common, 200]])
-    assert forest.num_unique == prefix + 3
-    assert forest.parent[prefix + 2] == prefix - 1
-    assert forest.position[prefix + 2] == prefix
-    assert forest.subtree_end.tolist() == [prefix + 3] * prefix + [prefix + 2] * 2 + [prefix + 3]
 
 
 def test_a_deep_comb_keeps_every_tooth():

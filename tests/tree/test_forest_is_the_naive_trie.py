@@ -1,7 +1,6 @@
 """Forest against a trie of nested dicts, the slow and obvious definition. Legend: N unique tokens, B rows."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,21 +120,6 @@ def test_segments_are_a_heaviest_first_preorder(rows):
         assert forest.row_tokens(row).tolist() == tokens
 
 
-@given(rows=ROWS, seed=st.integers(0, 999))
-@settings(max_examples=200, deadline=None)
-def test_permuting_rows_keeps_the_unique_tokens(rows, seed):
-    shuffle = np.random.default_rng(seed).permutation(len(rows))
-    forest, shuffled = Forest.from_rows(rows), Forest.from_rows([rows[row] for row in shuffle])
-
-    def prefixes(of: Forest) -> set[tuple[int, ...]]:
-        return {tuple(of.input_ids[path[: d + 1]]) for path in of.row_index for d in range(len(path))}
-
-    assert prefixes(forest) == prefixes(shuffled)
-    assert forest.num_unique == shuffled.num_unique == len(prefixes(forest))
-    assert forest.num_segments == shuffled.num_segments
-    assert sorted(forest.path_count) == sorted(shuffled.path_count)
-
-
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
 @settings(max_examples=300, deadline=None)
 def test_selected_rows_are_the_forest_of_these_rows(rows, kind, seed):
@@ -177,10 +161,3 @@ def test_row_order_shares_what_neighbours_share(rows, kind, seed):
     subset = np.flatnonzero(np.random.default_rng(seed).integers(0, 2, len(rows)))
     tokens = {int(token) for row in subset for token in forest.row_index[int(row)]}
     assert order.select(subset).num_unique == len(tokens)
-
-
-@pytest.mark.parametrize("rows", [[[7]], [[7], [7]], [[7, 8]], [[7], [7, 8]], [[7, 8], [7]], [[1], [2], [3]]])
-def test_the_smallest_forests(rows):
-    forest = Forest.from_rows(rows)
-    assert [forest.row_tokens(row).tolist() for row in range(len(rows))] == rows
-    assert forest.num_unique == len({tuple(row[: d + 1]) for row in rows for d in range(len(row))})

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tree_rl.cost.cost_model import LEAST_GAIN, ModelShape
 from tree_rl.tree import Forest
-from tree_rl.tree.cost import LEAST_GAIN, ModelShape
 from tree_rl.tree.report.overlap import combine, measure_forest
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
@@ -33,9 +33,9 @@ def test_figures_equal_a_count_by_hand(rows, seed, masked):
     assert overlap.depth == max(map(len, rows), default=0)
     assert overlap.por == pytest.approx(forest.por)
     assert overlap.token_bound == pytest.approx(forest.token_bound)
-    assert overlap.tree_flops(SHAPE) == pytest.approx(SHAPE.cost.forest(forest, trained))
+    assert SHAPE.tree_flops(overlap) == pytest.approx(SHAPE.cost.forest(forest, trained))
     if not masked:
-        assert overlap.flat_flops(SHAPE) == pytest.approx(SHAPE.cost.rows(forest.row_index.lengths).sum())
+        assert SHAPE.flat_flops(overlap) == pytest.approx(SHAPE.cost.rows(forest.row_index.lengths).sum())
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
@@ -59,7 +59,7 @@ def test_operations_of_one_token_by_hand():
 
 def test_without_a_shared_prefix_nothing_is_saved():
     overlap = measure_forest(Forest.from_rows([[1, 2], [3, 4, 5]]))
-    assert (overlap.por, overlap.token_bound, overlap.flop_bound(SHAPE)) == (0.0, 1.0, 1.0)
+    assert (overlap.por, overlap.token_bound, SHAPE.flop_bound(overlap)) == (0.0, 1.0, 1.0)
 
 
 def test_rows_that_share_nothing_run_as_a_tree_where_its_head_has_less_to_do():
@@ -79,13 +79,13 @@ def test_attention_lowers_the_bound_when_branches_are_long():
     prefix = [0] * 100
     forest = Forest.from_rows([prefix + [branch] * 900 for branch in (1, 2, 3, 4)])
     overlap = measure_forest(forest)
-    assert 1.0 < overlap.flop_bound(SHAPE) < overlap.token_bound
+    assert 1.0 < SHAPE.flop_bound(overlap) < overlap.token_bound
 
 
 def test_no_rows_give_zeros():
     overlap = measure_forest(Forest.from_rows([]))
     assert (overlap.paths, overlap.unique_pairs, overlap.depth, overlap.por, overlap.token_bound) == (0, 0, 0, 0.0, 1.0)
-    assert overlap.flop_bound(SHAPE) == 1.0
+    assert SHAPE.flop_bound(overlap) == 1.0
 
 
 def test_a_shape_below_one_is_refused():

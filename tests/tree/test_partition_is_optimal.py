@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_oracle import exact_cuts
 
 from tree_rl.tree import Forest
 from tree_rl.tree.bins import bound_bins, pack_loads
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 from tree_rl.tree.partition.heuristic import greedy_cuts, least_depth, lower_bounds
 from tree_rl.tree.partition.problem import measure_cuts, reduce_forest
-from tree_rl.tree.partition.solver import improve_cuts
 
 Score = tuple[int, int, int]
 Open = tuple[int, int, int, int]
@@ -104,32 +102,6 @@ def test_small_forests_are_cut_optimally(start):
             assert plan.is_optimal and plan.lower_bound == best[0]
             assert score(plan) == best, f"seed {seed}, {solver}"
     assert improved > 5
-
-
-@given(
-    rows=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=6, max_size=16),
-    budget=st.integers(3, 30),
-)
-@settings(max_examples=100, deadline=None)
-def test_two_exact_methods_agree_beyond_brute_force(rows, budget):
-    problem = reduce_forest(Forest.from_rows(rows), budget)
-    start, _ = greedy_cuts(problem)
-    by_states = exact_cuts(problem, start)
-    by_model, is_proven = improve_cuts(problem, start, lower_bounds(problem), time_limit_s=1.0)
-    if by_states is not None:
-        assert by_states.score == by_model.score if is_proven else by_states.score <= by_model.score
-        bounds = lower_bounds(problem)
-        assert bounds[0] <= by_states.partitions and bounds[1] <= by_states.relayed_tokens
-
-
-def test_what_exceeds_the_work_limit_is_left_to_the_solver():
-    rows = [[0] + [branch] * (20 + branch * 7 % 31) for branch in range(1, 13)]
-    forest = Forest.from_rows(rows)
-    problem = reduce_forest(forest, 100)
-    start, _ = greedy_cuts(problem)
-    assert exact_cuts(problem, start, work_limit=100) is None
-    exact = exact_cuts(problem, start, work_limit=10**7)
-    assert exact is not None and exact.partitions == 5
 
 
 @given(
@@ -232,6 +204,3 @@ def test_an_unproven_packing_claims_no_proof():
     forest = Forest.from_rows([[0] * 50 + [branch] * 40 for branch in range(1, 30)])
     for plan in (plan_partitions(forest, 100), plan_partitions(forest, 100, solver="heuristic")):
         assert (plan.num_partitions, plan.lower_bound, plan.is_optimal) == (15, 13, False)
-    problem = reduce_forest(forest, 100)
-    best = exact_cuts(problem, greedy_cuts(problem)[0])
-    assert best is not None and best.partitions == 15

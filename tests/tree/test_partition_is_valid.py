@@ -130,7 +130,7 @@ def test_the_solver_keeps_every_law(rows, budget):
     check(forest, plan_partitions(forest, budget, solver="cp_sat", time_limit_s=1.0), budget)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 5, 16, 63, 64, 65, 1000])
+@pytest.mark.parametrize("budget", [1, 3, 16, 64])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_shapes_are_ordinary(name, budget):
     forest = Forest.from_rows(HOSTILE[name])

@@ -5,12 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import gradients
+from engine_harness import Row, gradients, ppo_batch
 from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
 
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
+
+FLAGS = {"calculate_entropy": True, "return_model_output": True}
+"""Of a batch whose outputs are compared."""
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+"""Of a batch that stock verl runs row by row."""
+AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+POLICY_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})
+BATCH_LOSSES = frozenset({"geo_mean", "kl_cov", "clip_cov"})
+"""They look at all rows of a micro-batch: trees are held against one micro-batch of all rows."""
+LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
 GRADIENT_TOLERANCE = 1e-5
 CANCELLING_TOLERANCE = 4e-5
 LOG_PROB_TOLERANCE = 2e-5
@@ -31,6 +44,9 @@ def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True, entropy: float
         policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.5),
     )
     return partial(ppo_loss, config=config)
+
+
+LOSS = actor_loss("vanilla", "token-mean")
 
 
 def run(engine: Any, data: TensorDict, loss: Any) -> dict[str, Any]:
@@ -72,3 +88,41 @@ def wanted_positions(data: TensorDict) -> torch.Tensor:
         full[len(ids) - len(mask) :] = mask.bool()
         pieces.append(torch.cat([full[1:], full.new_zeros(1)]))
     return torch.cat(pieces)
+
+
+def alone(stock: Any, rows: list[Row], loss: Any = LOSS) -> dict[str, Any]:
+    """Stock verl's update of rows, each in a micro-batch of its own."""
+    return run(stock, ppo_batch(rows, **FLAGS, **ALONE), loss)
+
+
+def assert_trains_as(
+    expected: dict[str, Any], tree: Any, rows: list[Row], loss: Any = LOSS, **flags: Any
+) -> dict[str, Any]:
+    """An engine's update of rows is the expected one; returns it."""
+    got = run(tree, ppo_batch(rows, **FLAGS, **flags), loss)
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    return got
+
+
+def everywhere(rows: list[Row]) -> torch.Tensor:
+    """bool [F]: every position, for values."""
+    return torch.ones(sum(len(row.tokens) for row in rows), dtype=torch.bool)
+
+
+def infer(engine: Any, rows: list[Row], **flags: Any) -> dict[str, torch.Tensor]:
+    """The pass: log-probs and entropies of all rows, nested."""
+    with engine.eval_mode(disable_auto_offload=True):
+        found = engine.infer_batch(ppo_batch(rows, calculate_entropy=True, **flags))["model_output"]
+    return {name: values.cpu() for name, values in found.items()}
+
+
+def run_after_pass(engine: Any, rows: list[Row], loss: Any, **flags: Any) -> dict[str, Any]:
+    data = ppo_batch(rows, **flags)
+    data["old_log_probs"] = response_from_nested(infer(engine, rows)["log_probs"], data["response_mask"])
+    return run(engine, data, loss)
+
+
+def without_pass(rows: list[Row], **flags: Any) -> Any:
+    data = ppo_batch(rows, **{REUSE_LOG_PROBS: True, **flags})
+    del data["old_log_probs"]
+    return data

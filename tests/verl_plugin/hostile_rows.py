@@ -46,3 +46,6 @@ def shapes() -> dict[str, list[Row]]:
         ],
         "comb": [row(trunk[: 3 + 2 * i] + tokens(70 + i, 3), advantage=i - 1.5) for i in range(4)],
     }
+
+
+SHAPES = shapes()

@@ -1,15 +1,17 @@
 """What four ranks run in `test_engine_sequence_parallel.py`: each layout of them trains shares of the same rows."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from engine_harness import build_engine, gradients, nested, ppo_batch
+from engine_harness import Row, build_engine, gradients, nested, ppo_batch
 from equivalence import actor_loss
-from hostile_rows import row, shapes
+from hostile_rows import SHAPES
+from rank_engines import empty_batch, join
+from routed_rows import move_weights
 from tensordict import TensorDict
-from test_engine_ranks import empty_batch, join
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPCriticConfig
 from verl.workers.config.engine import EngineRouterReplayConfig
@@ -25,7 +27,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sp 2 x dp 2, replicas 2": {"ulysses_sequence_parallel_size": 2, "fsdp_size": 2},
 }
 SHARING = [layout for layout in LAYOUTS if layout.startswith("sp")]
-SHAPES = shapes()
 NAMES = (
     *("branches", "comb", "identical", "strict_prefix", "masks_differ_on_shared_prefix", "one_row_untrained"),
     *("no_common_root", "temperatures_differ", "prompts_of_different_length", "single_response_token"),
@@ -49,15 +50,14 @@ SGD = {"optimizer": "SGD", "lr": 0.5, "weight_decay": 0.0, "override_optimizer_c
 """Unlike Adam it does not blow up the rounding of gradients near 0."""
 
 
-def whole_batch(**flags: Any) -> TensorDict:
+def whole_rows() -> list[Row]:
     """Hostile groups."""
-    rows = [
-        row(
-            one.tokens, prompt=one.prompt, mask=one.mask, advantage=one.advantage, uid=name, temperature=one.temperature
-        )
-        for name in NAMES
-        for one in SHAPES[name]
-    ]
+    return [replace(one, uid=name) for name in NAMES for one in SHAPES[name]]
+
+
+def whole_batch(**flags: Any) -> TensorDict:
+    """All of them."""
+    rows = whole_rows()
     return ppo_batch(rows, calculate_entropy=True, global_batch_size=len(rows), **flags)
 
 
@@ -111,7 +111,7 @@ def weights_of(engine: Any) -> dict[str, torch.Tensor]:
 def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     """Every loss, whole and in partitions, inference, two steps, and a checkpoint between them."""
     engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=LAYOUTS[layout], optimizer=SGD)
-    found: dict[str, Any] = {"outputs": infer(engine, share_of(engine)), "check": engine.step.self_check_error}
+    found: dict[str, Any] = {"outputs": infer(engine, share_of(engine)), "check": engine.step.self_check.error}
     for name, budget in [case[1:] for case in CASES if case[0] == layout]:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
         data = share_of(engine)
@@ -151,14 +151,6 @@ def run_experts(model: Path, layout: str, budget: int | None) -> dict[str, Any]:
     move_weights(engine)
     data["routed_experts"] = found["recorded"]["routed_experts"]
     return found | {"repeated": update(engine, data, LOSSES["vanilla"])}
-
-
-def move_weights(engine: Any) -> None:
-    """Another model from here on, the same on any number of ranks."""
-    with torch.no_grad():
-        for parameter in engine.module.parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            local.add_(torch.sin(local * 1e3) * 0.05)
 
 
 def rank_main(rank: int, world: int, _: str, out: str, port: int) -> None:

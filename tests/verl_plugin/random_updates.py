@@ -25,16 +25,21 @@ import layouts_of_four_ranks
 import numpy as np
 import torch
 from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
-from equivalence import LOSS_TOLERANCE, actor_loss, assert_equal_gradients
+from equivalence import (
+    AGG_MODES,
+    ALONE,
+    BATCH_LOSSES,
+    LORA,
+    LOSS_TOLERANCE,
+    POLICY_LOSSES,
+    actor_loss,
+    assert_equal_gradients,
+)
+from rank_engines import empty_batch, join, update
 from rank_processes import free_port, start_ranks
+from routed_rows import Routes, recorded_routes, stock_routers_told
 from tensordict import TensorDict
-from test_engine_equals_rows_alone import AGG_MODES, ROW_LOSSES
-from test_engine_experts import ALONE, ROPE
-from test_engine_hybrid import CONFIGS as GATED_DELTA_NET
-from test_engine_hybrid import RECURRENT, save_hybrid
-from test_engine_ranks import empty_batch, join, update
-from test_engine_router_replay import Routes, recorded_routes, stock_routers_told
-from test_engine_variants import LORA
+from tiny_families import GATED_DELTA_NET, RECURRENT, ROPE, save_hybrid
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPCriticConfig
@@ -203,7 +208,7 @@ def draw_update(rng: np.random.Generator, *, critic: bool, routed: bool) -> Upda
     """Any loss on any rows, dealt out in turns or at random, which may leave ranks without rows."""
     rows = draw_rows(rng)
     longest = max(len(row.tokens) for row in rows)
-    names = (VALUE,) if critic else (*ROW_LOSSES, SFT)
+    names = (VALUE,) if critic else (*(loss for loss in POLICY_LOSSES if loss not in BATCH_LOSSES), SFT)
     return Update(
         rows=rows,
         deal=rng.integers(0, 4, len(rows)).tolist() if rng.random() < 0.6 else list(range(len(rows))),

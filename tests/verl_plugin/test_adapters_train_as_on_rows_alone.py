@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from engine_harness import build_engine, save_model, tiny_qwen3
+from equivalence import alone, assert_trains_as
 from hostile_rows import shapes
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -75,13 +75,9 @@ def with_adapter(model: Path, folder: Path, options: dict[str, Any]) -> dict[str
 def test_what_stock_verl_trains(models: dict[bool, Path], tmp_path: Path, adapter: str) -> None:
     tied, options, trained = TRAINED[adapter]
     model = with_adapter(models[tied], tmp_path, options)
-    outputs = {"calculate_entropy": True, "return_model_output": True}
-    alone = ppo_batch(ROWS, **outputs, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
-    loss = actor_loss("vanilla", "token-mean")
-    stock = run(build_engine(models[tied], tree=None, model=model), alone, loss)
+    stock = alone(build_engine(models[tied], tree=None, model=model), ROWS)
     tree = build_engine(models[tied], tree=TreeConfig(mode="tree", max_tokens=20), model=model)
-    got = run(tree, ppo_batch(ROWS, **outputs), loss)
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    got = assert_trains_as(stock, tree, ROWS)
     assert any(trained in name and float(gradient.norm()) > 0 for name, gradient in got["gradients"].items())
 
 
@@ -108,11 +104,7 @@ def test_gemma_3n_whose_layers_have_widths_of_their_own(tmp_path: Path) -> None:
     own = {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
     more = {"num_kv_shared_layers": 5, "activation_sparsity_pattern": [0.0] * 10, "max_position_embeddings": 512}
     path = save_model(tmp_path, AutoConfig.for_model("gemma3n_text", **sizes, **heads, **own, **more))
-    outputs = {"calculate_entropy": True, "return_model_output": True}
-    alone = ppo_batch(ROWS, **outputs, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
-    loss = actor_loss("vanilla", "token-mean")
-    stock = run(build_engine(path, tree=None, attention="eager"), alone, loss)
+    stock = alone(build_engine(path, tree=None, attention="eager"), ROWS)
     for budget in (20, 1000):
         tree = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=budget), attention="eager")
-        got = run(tree, ppo_batch(ROWS, **outputs), loss)
-        assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+        assert_trains_as(stock, tree, ROWS)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import verl.trainer.ppo.padding_utils as padding_utils
 import verl.trainer.ppo.v1.replay_buffer as replay_buffer
-from test_trainer_batch import LocalQueue, make_trainer, put_rows
+from local_trainer import LocalQueue, make_trainer, put_rows
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 

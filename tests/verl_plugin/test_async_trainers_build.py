@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-from functools import cache
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, OmegaConf
+from local_trainer import config_of_mode
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -16,30 +14,10 @@ from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.mixin import POLL_SECONDS
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeDetachActorWorker, TreeTrainingWorker
 
-SEPARATE = [
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "trainer.v1.separate_async.parameter_sync_step=2",
-    "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.n_gpus_per_node=1",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
-]
-
-
-@cache
-def stock_config() -> DictConfig:
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
-
-
-def config(mode: str, *overrides: str) -> DictConfig:
-    given = [f"trainer.v1.trainer_mode={mode}", *(SEPARATE if mode == "tree_separate_async" else []), *overrides]
-    return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
-
 
 def build(mode: str, *overrides: str) -> Any:
     """A trainer up to its worker classes, which is as far as verl goes without Ray."""
-    trainer = get_trainer_cls(mode)(config(mode, *overrides))
+    trainer = get_trainer_cls(mode)(config_of_mode(mode, *overrides))
     trainer._init_resource_pool_mgr()
     return trainer
 

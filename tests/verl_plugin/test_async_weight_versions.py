@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
-from equivalence import assert_equal_runs, run, wanted_positions
+from engine_harness import Row, build_engine, nested, ppo_batch
+from equivalence import ALONE, FLAGS, assert_equal_runs, run, wanted_positions
 from hostile_rows import row, tokens
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -40,8 +40,6 @@ VERSION_OF_ROW = (0, 1, 2, 1, 3)
 CONTINUED_ROW = 3
 """Its generation was interrupted: the first tokens come from version 0, the rest from its own."""
 BUDGETS = {"one forward": None, "partitions": 7}
-FLAGS = {"calculate_entropy": True, "return_model_output": True}
-ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,16 +101,6 @@ CORRECTIONS = {
         alone=False,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
-@pytest.fixture(scope="module")
-def stock(model_path: Path) -> Any:
-    return build_engine(model_path, tree=None)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients, run
 from hostile_rows import shapes
+from local_trainer import build_worker, parameters
 from omegaconf import OmegaConf
-from test_trainer_worker import build_worker, parameters
 
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker

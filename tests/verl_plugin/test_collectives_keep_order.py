@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from engine_harness import build_engine, ppo_batch, save_model
-from equivalence import actor_loss, run
+from equivalence import LOSS, run
 from hostile_rows import shapes
-from test_engine_hybrid import NO_GATED_DELTA_NET, RECURRENT
+from tiny_families import NO_GATED_DELTA_NET, RECURRENT
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from transformers import CohereConfig, Gemma2Config, GraniteConfig, PretrainedConfig, Qwen3Config
 
@@ -26,14 +26,13 @@ MODELS: dict[str, PretrainedConfig] = {
 """With a head of their own, which verl shards apart from the rest of the model."""
 EVENTS = ("pre_forward", "pre_backward", "post_backward")
 ROWS = shapes()["branches"]
-LOSS = actor_loss("vanilla", "token-mean")
 
 
 WORK: dict[str, tuple[TreeConfig, Callable[[Any], Any]]] = {
     "forest": (TreeConfig(mode="tree", self_check=False), lambda engine: run(engine, ppo_batch(ROWS), LOSS)),
     "partitions": (TreeConfig(max_tokens=9, self_check=False), lambda engine: run(engine, ppo_batch(ROWS), LOSS)),
     "rows": (TreeConfig(mode="flat", self_check=False), lambda engine: run(engine, ppo_batch(ROWS), LOSS)),
-    "dummy": (TreeConfig(self_check=False), lambda engine: engine.step.idle_forward().backward()),
+    "dummy": (TreeConfig(self_check=False), lambda engine: engine.step.runner.idle_forward().backward()),
 }
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import VOCAB, build_engine, ppo_batch, save_model
-from equivalence import assert_equal_runs, run
-from hostile_rows import shapes
-from test_engine_hybrid import save_hybrid
+from equivalence import ALONE, assert_equal_runs, everywhere, run
+from hostile_rows import SHAPES
+from tiny_families import save_hybrid
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -69,7 +69,6 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm4_moe": Glm4MoeConfig(**SIZES, **HEADS, **EXPERTS, n_routed_experts=4, first_k_dense_replace=1),
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
 }
-SHAPES = shapes()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -83,46 +82,41 @@ def critic(path: Path, tree: TreeConfig | None) -> Any:
     return build_engine(path, tree=tree, value=True)
 
 
-def test_it_trains_as_on_rows_alone(path: Path) -> None:
+def assert_trains(path: Path, shapes: tuple[str, ...]) -> Any:
+    """A critic's updates on trees are stock verl's on rows alone; returns it."""
     loss = partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1))
     stock, tree = critic(path, None), critic(path, TreeConfig(mode="tree", max_tokens=20))
-    for shape in ("comb", "two_groups", "strict_prefix"):
-        alone = ppo_batch(SHAPES[shape], return_model_output=True, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
-        expected = run(stock, alone, loss)
+    for shape in shapes:
+        expected = run(stock, ppo_batch(SHAPES[shape], return_model_output=True, **ALONE), loss)
         got = run(tree, ppo_batch(SHAPES[shape], return_model_output=True), loss)
-        everywhere = torch.ones(len(alone["input_ids"].values()), dtype=torch.bool)
-        assert_equal_runs(expected, got, everywhere, ("values",))
+        assert_equal_runs(expected, got, everywhere(SHAPES[shape]), ("values",))
         assert {"score.weight", "score.bias"} <= got["gradients"].keys()
+    return tree
 
 
-def test_its_values_are_a_linear_layer_on_the_generators_last_hidden_states(path: Path) -> None:
-    engine = critic(path, TreeConfig(mode="tree"))
+def assert_values_are_a_linear_layer(engine: Any, generator: Any) -> None:
+    """On the last hidden states of the model that generates."""
     data = ppo_batch(SHAPES["branches"])
     with engine.eval_mode(disable_auto_offload=True):
         values = engine.infer_batch(data)["model_output"]["values"].unbind()
-    generator = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     weight, bias = (getattr(engine.module.score, name).full_tensor() for name in ("weight", "bias"))
     for row, got in zip(data["input_ids"].unbind(), values, strict=True):
-        hidden = generator.base_model(input_ids=row[None]).last_hidden_state[0]
+        hidden = generator.eval().base_model(input_ids=row[None]).last_hidden_state[0]
         torch.testing.assert_close(got, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
+
+
+def test_it_trains_as_on_rows_alone(path: Path) -> None:
+    tree = assert_trains(path, ("comb", "two_groups", "strict_prefix"))
+    generator = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    assert_values_are_a_linear_layer(tree, generator)
 
 
 @pytest.mark.parametrize("family", ("qwen3_5", "gemma3", "mistral3", "qwen3_vl_moe"))
 def test_it_stands_on_a_model_that_also_reads_images(tmp_path: Path, family: str) -> None:
     wrapped_model(wrapped_config(family)).save_pretrained(tmp_path)
-    loss = partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1))
-    stock, tree = critic(tmp_path, None), critic(tmp_path, TreeConfig(mode="tree", max_tokens=20))
-    alone = ppo_batch(SHAPES["comb"], return_model_output=True, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
-    expected, got = run(stock, alone, loss), run(tree, ppo_batch(SHAPES["comb"], return_model_output=True), loss)
-    everywhere = torch.ones(len(alone["input_ids"].values()), dtype=torch.bool)
-    assert_equal_runs(expected, got, everywhere, ("values",))
-    generator = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    weight, bias = (getattr(tree.module.score, name).full_tensor() for name in ("weight", "bias"))
-    with tree.eval_mode(disable_auto_offload=True):
-        values = tree.infer_batch(ppo_batch(SHAPES["branches"]))["model_output"]["values"].unbind()
-    for row, value in zip(ppo_batch(SHAPES["branches"])["input_ids"].unbind(), values, strict=True):
-        hidden = generator.base_model(input_ids=row[None]).last_hidden_state[0]
-        torch.testing.assert_close(value, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
+    tree = assert_trains(tmp_path, ("comb",))
+    generator = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager")
+    assert_values_are_a_linear_layer(tree, generator)
 
 
 def test_a_class_that_transformers_has_is_left_alone(tmp_path: Path) -> None:

@@ -1,110 +1,117 @@
-"""The tree engine against stock verl's own FSDP2 engine running every row alone: one claim, every loss, every shape."""
+"""The tree engine against stock verl's FSDP2 engine running every row alone: every loss and shape, whole and cut."""
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
-import torch
 from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
-from hostile_rows import shapes
+from equivalence import (
+    AGG_MODES,
+    ALONE,
+    BATCH_LOSSES,
+    FLAGS,
+    LOSS,
+    POLICY_LOSSES,
+    actor_loss,
+    alone,
+    assert_equal_runs,
+    assert_trains_as,
+    everywhere,
+    run,
+    wanted_positions,
+)
+from hostile_rows import SHAPES
+from layouts_of_four_ranks import with_whole_masks
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import sft_loss, value_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-SHAPES = shapes()
-AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-# Losses that normalise by the rows of a micro-batch have no row-alone value: held against one flat micro-batch.
-BATCH_LOSSES = ("geo_mean", "kl_cov", "clip_cov")
-ROW_LOSSES = tuple(sorted(set(POLICY_LOSS_REGISTRY) - set(BATCH_LOSSES) - {"bypass_mode"}))
+TREES = {
+    "whole": TreeConfig(mode="tree"),
+    "cut": TreeConfig(mode="tree", max_tokens=7, self_check=False),
+    "token by token": TreeConfig(mode="tree", max_tokens=3, self_check=False),
+}
+Engines = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """(stock, tree) on the same weights."""
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Stock verl's and ours on the same weights."""
     path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-    return build_engine(path, tree=None), build_engine(path, tree=TreeConfig(mode="tree"))
+    trees = {name: build_engine(path, tree=tree) for name, tree in TREES.items()}
+    return {"stock": build_engine(path, tree=None), **trees}
 
 
 @pytest.fixture(scope="module")
-def critics(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """(stock, tree) critics on the same weights."""
+def critics(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Critics on the same weights."""
     path = save_model(tmp_path_factory.mktemp("critic"), tiny_qwen3(tie_word_embeddings=False), value=True)
-    return build_engine(path, tree=None, value=True), build_engine(path, tree=TreeConfig(mode="tree"), value=True)
-
-
-def compare(engines: tuple[Any, Any], name: str, loss: Any, *, alone: bool = True, **flags: Any) -> None:
-    stock_engine, tree_engine = engines
-    alone_flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1} if alone else {}
-    shared = {"calculate_entropy": True, "return_model_output": True, **flags}
-    stock = run(stock_engine, ppo_batch(SHAPES[name], **shared, **alone_flags), loss)
-    tree = run(tree_engine, ppo_batch(SHAPES[name], **shared), loss)
-    assert_equal_runs(stock, tree, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
+    trees = {name: build_engine(path, tree=TREES[name], value=True) for name in ("whole", "cut")}
+    return {"stock": build_engine(path, tree=None, value=True), **trees}
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_vanilla_ppo_on_every_hostile_shape(engines: tuple[Any, Any], name: str) -> None:
-    compare(engines, name, actor_loss("vanilla", "token-mean"))
+def test_every_hostile_shape(engines: Engines, name: str) -> None:
+    expected = alone(engines["stock"], SHAPES[name])
+    for how, tree in TREES.items():
+        metrics = assert_trains_as(expected, engines[how], SHAPES[name])["metrics"]
+        if tree.max_tokens is not None:
+            least = metrics["tree/unique_tokens"].aggregate() / tree.max_tokens
+            assert metrics["tree/partitions"].aggregate() >= least
 
 
-@pytest.mark.parametrize("agg_mode", AGG_MODES)
-@pytest.mark.parametrize("loss_mode", ROW_LOSSES)
-def test_every_policy_loss_and_aggregation(engines: tuple[Any, Any], loss_mode: str, agg_mode: str) -> None:
-    compare(engines, "masks_differ_on_shared_prefix", actor_loss(loss_mode, agg_mode))
+COMBINATIONS = sorted(
+    {(loss, AGG_MODES[(at + shift) % 5]) for at, loss in enumerate(POLICY_LOSSES) for shift in (0, 2)}
+    | set(chain.from_iterable([(loss, mode) for mode in AGG_MODES] for loss in ("vanilla", "gspo")))
+)
+"""Every loss with two aggregations, a loss of tokens and one of sequences with all."""
 
 
-@pytest.mark.parametrize("agg_mode", AGG_MODES)
-@pytest.mark.parametrize("loss_mode", BATCH_LOSSES)
-def test_losses_that_look_at_the_whole_micro_batch(engines: tuple[Any, Any], loss_mode: str, agg_mode: str) -> None:
-    compare(engines, "branches", actor_loss(loss_mode, agg_mode), alone=False)
+@pytest.mark.parametrize("loss_mode, agg_mode", COMBINATIONS)
+def test_every_policy_loss(engines: Engines, loss_mode: str, agg_mode: str) -> None:
+    rows, loss = SHAPES["masks_differ_on_shared_prefix"], actor_loss(loss_mode, agg_mode)
+    flags = {} if loss_mode in BATCH_LOSSES else ALONE
+    expected = run(engines["stock"], ppo_batch(rows, **FLAGS, **flags), loss)
+    for how in ("whole", "cut"):
+        assert_trains_as(expected, engines[how], rows, loss)
 
 
-@pytest.mark.parametrize("max_tokens", (1, 20, 40))
-def test_micro_batches_of_any_size(engines: tuple[Any, Any], max_tokens: int) -> None:
-    compare(
-        engines, "two_groups", actor_loss("vanilla", "seq-mean-token-mean"), max_token_len_per_gpu=max(max_tokens, 16)
+@pytest.mark.parametrize("max_tokens", (16, 40))
+def test_micro_batches_of_any_size(engines: Engines, max_tokens: int) -> None:
+    rows, loss = SHAPES["two_groups"], actor_loss("vanilla", "seq-mean-token-mean")
+    assert_trains_as(
+        alone(engines["stock"], rows, loss), engines["whole"], rows, loss, max_token_len_per_gpu=max_tokens
     )
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_value_loss(critics: tuple[Any, Any], name: str) -> None:
+def test_value_loss(critics: Engines, name: str) -> None:
     config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
-    loss = partial(value_loss, config=config)
-    flags = {"return_model_output": True}
-    stock = run(critics[0], ppo_batch(SHAPES[name], use_dynamic_bsz=False, micro_batch_size_per_gpu=1, **flags), loss)
-    tree = run(critics[1], ppo_batch(SHAPES[name], **flags), loss)
-    everywhere = torch.ones(sum(len(row.tokens) for row in SHAPES[name]), dtype=torch.bool)
-    assert_equal_runs(stock, tree, everywhere, ("values",))
+    loss, flags, rows = partial(value_loss, config=config), {"return_model_output": True}, SHAPES[name]
+    expected = run(critics["stock"], ppo_batch(rows, **flags, **ALONE), loss)
+    for how in ("whole", "cut"):
+        got = run(critics[how], ppo_batch(rows, **flags), loss)
+        assert_equal_runs(expected, got, everywhere(rows), ("values",))
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_sft_loss(engines: tuple[Any, Any], name: str) -> None:
+@pytest.mark.parametrize("name", ("branches", "strict_prefix", "one_row_untrained", "prompts_of_different_length"))
+def test_sft_loss(engines: Engines, name: str) -> None:
     def batch(**flags: Any) -> TensorDict:
-        data = ppo_batch(SHAPES[name], return_model_output=True, **flags)
-        rows = zip(data["input_ids"].unbind(), data["response_mask"].unbind(), strict=True)
-        full = [torch.cat([mask.new_zeros(len(ids) - len(mask)), mask]) for ids, mask in rows]
-        data["loss_mask"] = torch.nested.as_nested_tensor(full, layout=torch.jagged)
-        return data
+        return with_whole_masks(ppo_batch(SHAPES[name], return_model_output=True, **flags))
 
     loss = partial(sft_loss, config=None)
-    stock = run(engines[0], batch(use_dynamic_bsz=False, micro_batch_size_per_gpu=1), loss)
-    tree = run(engines[1], batch(), loss)
-    assert_equal_runs(stock, tree, wanted_positions(batch()), ("log_probs",))
+    expected = run(engines["stock"], batch(**ALONE), loss)
+    assert_equal_runs(expected, run(engines["whole"], batch(), loss), wanted_positions(batch()), ("log_probs",))
 
 
-def test_positions_that_begin_elsewhere_are_rows_alone(engines: tuple[Any, Any]) -> None:
-    stock_engine, tree_engine = engines
-    shared = {"calculate_entropy": True, "return_model_output": True}
-    alone = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
-
+def test_positions_that_begin_elsewhere_are_rows_alone(engines: Engines) -> None:
     def shifted(**flags: Any) -> TensorDict:
-        data = ppo_batch(SHAPES["branches"], **shared, **flags)
+        data = ppo_batch(SHAPES["branches"], **FLAGS, **flags)
         data["position_ids"] = nested([row + 5 * index for index, row in enumerate(data["position_ids"].unbind())])
         return data
 
-    loss = actor_loss("vanilla", "token-mean")
-    stock, tree = run(stock_engine, shifted(**alone), loss), run(tree_engine, shifted(), loss)
+    stock, tree = run(engines["stock"], shifted(**ALONE), LOSS), run(engines["whole"], shifted(), LOSS)
     assert_equal_runs(stock, tree, wanted_positions(shifted()), ("log_probs", "entropy"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from engine_harness import build_engine, save_model
 from equivalence import actor_loss, assert_equal_gradients
-from test_engine_experts import COEF, CONFIGS, auxiliary_gradients
-from test_engine_ranks import DEALS, join, one_rank, share_of, spawn, update
-from test_engine_router_replay import move_weights, stock_run
+from rank_engines import DEALS, join, one_rank, share_of, spawn, update
+from routed_rows import move_weights, stock_run
+from tiny_families import COEF, CONFIGS, auxiliary_gradients
 from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.verl_plugin.options import TreeConfig

@@ -4,17 +4,16 @@ import dataclasses
 from pathlib import Path
 
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, run
+from equivalence import LOSS, run
 from hostile_rows import shapes
 
-from tree_rl.tree.cost import CostModel
-from tree_rl.tree.cost_fit import LEAST_EQUATIONS
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS
+from tree_rl.cost.cost_model import CostModel
 from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.trainer.step_metrics import fitted_cost
 
 NAMES = [field.name for field in dataclasses.fields(CostModel)]
-LOSS = actor_loss("vanilla", "token-mean")
 
 
 def test_updates_teach_what_work_costs(tmp_path: Path) -> None:
@@ -28,19 +27,19 @@ def test_updates_teach_what_work_costs(tmp_path: Path) -> None:
     assert {f"{COST}{name}" for name in NAMES} <= set(results[-1])
     assert results[-1]["tree/cost_error"].aggregate() >= 0
     reported = {f"actor/{name}": value.aggregate() for name, value in results[-1].items() if name.startswith(COST)}
-    assert fitted_cost(reported, "actor") == engine.step.calls.fitted
+    assert fitted_cost(reported, "actor") == engine.step.knowledge.calls.fitted
     assert fitted_cost({}, "actor") is None
 
     engine.save_checkpoint(str(tmp_path / "checkpoint"))
     other = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=20))
     other.load_checkpoint(str(tmp_path / "checkpoint"), del_local_after_load=False)
-    assert other.step.calls.fitted == engine.step.calls.fitted is not None
+    assert other.step.knowledge.calls.fitted == engine.step.knowledge.calls.fitted is not None
 
 
 def test_repeatable_runs_let_no_time_decide(tmp_path: Path) -> None:
     path = save_model(tmp_path, tiny_qwen3())
     engine = build_engine(path, tree=TreeConfig(mode="tree"))
-    calls = engine.step.calls
+    calls = engine.step.knowledge.calls
     calls._decides = False
     batch = ppo_batch(shapes()["branches"])
     metrics = [run(engine, batch, LOSS)["metrics"] for _ in range(LEAST_EQUATIONS + 2)][-1]

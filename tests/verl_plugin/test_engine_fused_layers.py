@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, everywhere, run, wanted_positions
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
 from verl.workers.config import CriticConfig
@@ -25,7 +24,6 @@ ROWS: list[Row] = [
 ]  # fmt: skip
 FUSED = {"use_liger": True, "enable_gradient_checkpointing": True}
 KEEP = {"return_model_output": True}
-ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1, **KEEP}
 
 
 def tiny(**more: Any) -> Any:
@@ -39,7 +37,7 @@ def fused_layers(engine: Any) -> int:
 @pytest.mark.parametrize("max_tokens", (1000, 4))
 def test_actor_on_trees_equals_rows_alone(max_tokens: int, tmp_path: Path, liger: None) -> None:
     path, loss = save_model(tmp_path, tiny()), actor_loss("vanilla", "token-mean")
-    stock = run(build_engine(path, tree=None), ppo_batch(ROWS, calculate_entropy=True, **ALONE), loss)
+    stock = run(build_engine(path, tree=None), ppo_batch(ROWS, **FLAGS, **ALONE), loss)
     engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), model=FUSED)
     # Four norms in the layer, the last one, and the MLP.
     assert fused_layers(engine) == 6
@@ -54,17 +52,11 @@ def test_critic_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=True)
     config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
     loss = partial(value_loss, config=config)
-    stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **ALONE), loss)
+    stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **KEEP, **ALONE), loss)
     engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True, model=FUSED)
     assert fused_layers(engine) == 6
     got = run(engine, ppo_batch(ROWS, **KEEP), loss)
-    everywhere = torch.ones(sum(len(one.tokens) for one in ROWS), dtype=torch.bool)
-    assert_equal_runs(stock, got, everywhere, ("values",))
-
-
-def test_reference_is_fused_too(tmp_path: Path, liger: None) -> None:
-    engine = build_engine(save_model(tmp_path, tiny()), tree=TreeConfig(), model=FUSED, engine={"forward_only": True})
-    assert fused_layers(engine) == 6
+    assert_equal_runs(stock, got, everywhere(ROWS), ("values",))
 
 
 @pytest.mark.parametrize("value", (False, True))
@@ -91,9 +83,6 @@ SIZES = {
 }
 WITHOUT_LAYERS: dict[str, dict[str, Any]] = {
     "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
-    "Lfm2Config": {"layer_types": ["full_attention"]},
-    "GraniteConfig": {},
-    "Phi3Config": {},
     "LlamaConfig": {"hidden_act": "gelu"},
 }
 """Families that Liger's layers do not cover, and one whose activation they do not compute."""

@@ -14,9 +14,8 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
+from equivalence import actor_loss, assert_equal_runs, run, run_after_pass, wanted_positions, without_pass
 from hostile_rows import Row, row
-from test_log_probs_of_the_update import run_after_pass, without_pass
 
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig
@@ -174,7 +173,9 @@ def starving_main(rank: int, world: int, model: str, out: str, port: int) -> Non
     got = run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows)), loss)
     assert engine.step.out_of_memory == 1
     assert gradient_error(got, expected) < 1e-5
-    Path(f"{out}/survived_{rank}").write_text(f"{peak / 2**20:.0f} MiB, then {engine.step.budget.tokens} tokens")
+    Path(f"{out}/survived_{rank}").write_text(
+        f"{peak / 2**20:.0f} MiB, then {engine.step.knowledge.budget.tokens} tokens"
+    )
     torch.distributed.destroy_process_group()
 
 
@@ -189,7 +190,7 @@ def test_two_gpus_repeat_a_step_together_when_one_runs_out_of_memory(model_path:
 def test_auto_budget_follows_from_the_first_update(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens="auto"))
     run(engine, ppo_batch(agent_rows(), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
-    learnt = engine.step.budget.tokens
+    learnt = engine.step.knowledge.budget.tokens
     assert learnt is not None and learnt >= 1024
     run(engine, ppo_batch(agent_rows(1), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
-    assert engine.step.budget.tokens == learnt
+    assert engine.step.knowledge.budget.tokens == learnt

@@ -12,11 +12,11 @@ import torch
 import torch.distributed
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients
-from test_engine_ranks import join, share_of, spawn, update
+from rank_engines import join, share_of, spawn, update
 
+from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.measures import MemoryMeasures
-from tree_rl.training.step import TreeStep
+from tree_rl.training.planning.planner import Planner, StepPlan
 from tree_rl.verl_plugin.options import TreeConfig
 
 CASES = [(deal, budget) for deal in ("unequal_trees", "one_rank_empty") for budget in (30, 9, None)]
@@ -26,12 +26,17 @@ MODELS: dict[str, dict[str, Any]] = {"dense": {}, "lora": {"lora_rank": 2, "targ
 @contextmanager
 def taking(measures: MemoryMeasures) -> Iterator[None]:
     """Every forest of this process takes these measures."""
-    bind = TreeStep._bind
-    TreeStep._bind = lambda step, call, batch: bind(step, call, replace(batch, measures=measures))  # type: ignore
+    plan_of = Planner.plan
+
+    def plan(*asked: Any, **flags: Any) -> StepPlan:
+        plan = plan_of(*asked, **flags)
+        return replace(plan, batches=tuple(replace(batch, measures=measures) for batch in plan.batches))
+
+    Planner.plan = plan  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TreeStep._bind = bind  # type: ignore[method-assign]
+        Planner.plan = plan_of  # type: ignore[method-assign]
 
 
 def measured_main(rank: int, world: int, model: str, out: str, port: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import build_engine, save_model, tiny_qwen3
-from equivalence import assert_equal_gradients, wanted_positions
+from equivalence import ALONE, assert_equal_gradients, wanted_positions
 from layouts_of_four_ranks import (
     BUDGETS,
     CASES,
@@ -30,17 +30,15 @@ from layouts_of_four_ranks import (
     whole_batch,
     with_whole_masks,
 )
+from rank_engines import spawn
+from routed_rows import stock_routers_told
 from tensordict import TensorDict
-from test_engine_experts import CONFIGS, auxiliary_gradients
-from test_engine_ranks import spawn
-from test_engine_router_replay import stock_routers_told
+from tiny_families import CONFIGS, auxiliary_gradients
 
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
 
 
 @pytest.fixture(scope="module")

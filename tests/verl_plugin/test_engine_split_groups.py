@@ -6,25 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_gradients, run
-from hostile_rows import row, shapes, tokens
+from engine_harness import build_engine, save_model, tiny_qwen3
+from equivalence import AGG_MODES, actor_loss, assert_equal_gradients, run
+from hostile_rows import tokens
+from layouts_of_four_ranks import whole_batch, whole_rows
+from rank_engines import join, spawn, update
 from tensordict import TensorDict
-from test_engine_ranks import join, spawn, update
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.tree.balance.batch import number_groups
+from tree_rl.cost.balance.batch import number_groups
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.path_weights import path_weight_columns
 
-SHAPES = shapes()
-NAMES = (
-    *("branches", "comb", "identical", "strict_prefix", "masks_differ_on_shared_prefix", "one_row_untrained"),
-    *("no_common_root", "temperatures_differ", "prompts_of_different_length"),
-)
-AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 ROW_LOSSES = ("gspo", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo", "sapo")
 CASES = [
     *(("verl", "vanilla", mode) for mode in AGG_MODES),
@@ -35,16 +30,9 @@ CASES = [
 WEIGHTINGS = ("verl", *PATH_WEIGHT_COLUMNS)
 
 
-def whole_batch() -> TensorDict:
+def batch_with_weights() -> TensorDict:
     """Hostile groups, with the columns of weights that the trainer adds."""
-    rows = [
-        row(
-            one.tokens, prompt=one.prompt, mask=one.mask, advantage=one.advantage, uid=name, temperature=one.temperature
-        )
-        for name in NAMES
-        for one in SHAPES[name]
-    ]
-    data = ppo_batch(rows, calculate_entropy=True, global_batch_size=len(rows))
+    data, rows = whole_batch(), whole_rows()
     columns = path_weight_columns(
         list(PATH_WEIGHT_COLUMNS),
         number_groups([one.uid for one in rows]),
@@ -58,7 +46,7 @@ def whole_batch() -> TensorDict:
 
 def share_of(rank: int) -> TensorDict:
     """Every other row: each group lies on both ranks."""
-    data = whole_batch()
+    data = batch_with_weights()
     return tu.index_select_tensor_dict(data, list(range(rank, len(data), 2)))
 
 
@@ -105,10 +93,7 @@ def engines(out: Path) -> dict[str, Any]:
 def test_split_groups_train_as_whole_ones(
     parts: list[Any], engines: dict[str, Any], weighting: str, loss: str, mode: str
 ) -> None:
-    data = whole_batch()
-    for column in PATH_WEIGHT_COLUMNS.values():
-        del data[column]
-    whole = run(engines[weighting], data, actor_loss(loss, mode))
+    whole = run(engines[weighting], whole_batch(), actor_loss(loss, mode))
     split = [part[weighting, loss, mode] for part in parts]
     assert sum(value for _, value in split) / 2 == pytest.approx(sum(whole["loss"]), rel=1e-4)
     assert_equal_gradients(whole["gradients"], split[0][0])
@@ -117,7 +102,7 @@ def test_split_groups_train_as_whole_ones(
 @pytest.mark.parametrize("weighting", PATH_WEIGHT_COLUMNS)
 @pytest.mark.parametrize("wrong", (float("nan"), 0.0, 1.5, -0.25))
 def test_a_weight_that_is_none_names_its_row(weighting: str, wrong: float) -> None:
-    data = whole_batch()
+    data = batch_with_weights()
     column = PATH_WEIGHT_COLUMNS[weighting]
     entries = [entry.clone() for entry in data[column].unbind()]
     entries[2][-1] = wrong
@@ -128,7 +113,7 @@ def test_a_weight_that_is_none_names_its_row(weighting: str, wrong: float) -> No
 
 
 def test_weights_longer_than_their_row_are_refused() -> None:
-    data = whole_batch()
+    data = batch_with_weights()
     entries = [torch.ones(200, dtype=torch.float64) for _ in range(len(data))]
     data["tree_row_weights"] = torch.nested.as_nested_tensor(entries, layout=torch.jagged)
     with pytest.raises(RowError, match=r"row 0 .*more entries of tree_row_weights than tokens .got 200"):

@@ -6,43 +6,31 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, wanted_positions
-from hostile_rows import shapes
+from equivalence import LORA, actor_loss, alone, assert_trains_as, wanted_positions
+from hostile_rows import SHAPES
 
-from tree_rl.training.planning.budget import Budget
 from tree_rl.verl_plugin.options import TreeConfig
-
-SHAPES = shapes()
-LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
 
 
 def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **build: Any) -> dict[str, Any]:
     """Build both engines with the same settings and compare one update; returns the tree run."""
-    loss = actor_loss("vanilla", "token-mean")
-    flags = {"calculate_entropy": True, "return_model_output": True}
-    torch.manual_seed(11)  # LoRA draws its first factors
-    stock_engine = build_engine(path, tree=None, **build)
-    torch.manual_seed(11)
-    tree_engine = build_engine(path, tree=tree or TreeConfig(mode="tree"), **build)
-    stock = run(stock_engine, ppo_batch(SHAPES[name], use_dynamic_bsz=False, micro_batch_size_per_gpu=1, **flags), loss)
-    got = run(tree_engine, ppo_batch(SHAPES[name], **flags), loss)
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
-    return got
+    engines = []
+    for options in (None, tree or TreeConfig(mode="tree")):
+        torch.manual_seed(11)  # LoRA draws its first factors
+        engines.append(build_engine(path, tree=options, **build))
+    return assert_trains_as(alone(engines[0], SHAPES[name]), engines[1], SHAPES[name])
 
 
-@pytest.mark.parametrize("checkpointing", (True, False))
-def test_gradient_checkpointing(model_path: Path, checkpointing: bool) -> None:
-    compare_built(model_path, "comb", model={"enable_gradient_checkpointing": checkpointing})
+@pytest.mark.parametrize("max_tokens", (None, 7))
+def test_gradient_checkpointing(model_path: Path, max_tokens: int | None) -> None:
+    tree = TreeConfig(mode="tree", max_tokens=max_tokens)
+    compare_built(model_path, "comb", tree=tree, model={"enable_gradient_checkpointing": True})
 
 
-@pytest.mark.parametrize("checkpointing", (True, False))
-def test_lora(model_path: Path, checkpointing: bool) -> None:
-    got = compare_built(model_path, "branches", model={**LORA, "enable_gradient_checkpointing": checkpointing})
+@pytest.mark.parametrize("max_tokens, checkpointing", ((None, False), (7, True)))
+def test_lora(model_path: Path, max_tokens: int | None, checkpointing: bool) -> None:
+    tree = TreeConfig(mode="tree", max_tokens=max_tokens)
+    got = compare_built(model_path, "comb", tree=tree, model={**LORA, "enable_gradient_checkpointing": checkpointing})
     assert got["gradients"] and all("lora" in name for name in got["gradients"])
 
 
@@ -52,13 +40,14 @@ def test_untied_embeddings(tmp_path: Path) -> None:
     assert any(name.endswith("lm_head.weight") for name in got["gradients"])
 
 
-@pytest.mark.parametrize("reshard", (True, False))
-def test_resharding(model_path: Path, reshard: bool) -> None:
-    compare_built(model_path, "branches", engine={"reshard_after_forward": reshard})
+def test_no_resharding(model_path: Path) -> None:
+    tree = TreeConfig(mode="tree", max_tokens=7)
+    compare_built(model_path, "branches", tree=tree, engine={"reshard_after_forward": False})
 
 
-@pytest.mark.parametrize("max_tokens, partitions", ((20, 2), (17, 4), (3, 14)))
-@pytest.mark.parametrize("sync_every_micro_batch", (True, False))
+@pytest.mark.parametrize(
+    "sync_every_micro_batch, max_tokens, partitions", ((True, 17, 4), (False, 20, 2), (False, 3, 14))
+)
 def test_gradient_accumulation_over_small_budgets(
     model_path: Path, sync_every_micro_batch: bool, max_tokens: int, partitions: int
 ) -> None:
@@ -74,8 +63,7 @@ def test_gradient_accumulation_over_small_budgets(
     assert got["metrics"]["tree/partitions"].aggregate() == partitions
 
 
-@pytest.mark.parametrize("mode", ("auto", "flat"))
-@pytest.mark.parametrize("name", ("no_common_root", "branches", "two_groups"))
+@pytest.mark.parametrize("mode, name", (("auto", "no_common_root"), ("auto", "two_groups"), ("flat", "branches")))
 def test_other_modes_train_the_same(model_path: Path, mode: str, name: str) -> None:
     compare_built(model_path, name, tree=TreeConfig(mode=mode))
 
@@ -96,13 +84,14 @@ def test_scope_decides_who_may_share(model_path: Path, scope: str, unique: int) 
 def test_inference_keeps_the_order_of_the_rows(model_path: Path) -> None:
     rows = [*SHAPES["two_groups"][::-1], *SHAPES["strict_prefix"]]
     wanted = wanted_positions(ppo_batch(rows))
+    flags = {"calculate_entropy": True, "calculate_sum_pi_squared": True}
     outputs = []
     for tree in (None, TreeConfig(mode="tree", max_tokens=17), TreeConfig(mode="auto", max_tokens=40)):
         engine = build_engine(model_path, tree=tree)
         with engine.eval_mode(disable_auto_offload=True):
-            outputs.append(engine.infer_batch(ppo_batch(rows, calculate_entropy=True))["model_output"])
+            outputs.append(engine.infer_batch(ppo_batch(rows, **flags))["model_output"])
     for output in outputs[1:]:
-        for key in ("log_probs", "entropy"):
+        for key in ("log_probs", "entropy", "sum_pi_squared"):
             torch.testing.assert_close(
                 output[key].values()[wanted], outputs[0][key].values()[wanted], rtol=2e-5, atol=2e-5
             )
@@ -117,18 +106,6 @@ def test_reference_policy_on_a_cpu(model_path: Path) -> None:
     with engine.eval_mode(disable_auto_offload=True), stock.eval_mode(disable_auto_offload=True):
         got, expected = (e.infer_batch(ppo_batch(rows))["model_output"]["log_probs"] for e in (engine, stock))
     torch.testing.assert_close(got.values()[wanted], expected.values()[wanted], rtol=2e-5, atol=2e-5)
-
-
-def test_sum_of_squared_probabilities(model_path: Path) -> None:
-    rows = SHAPES["comb"]
-    wanted = wanted_positions(ppo_batch(rows))
-    outputs = []
-    for tree in (None, TreeConfig(mode="tree")):
-        engine = build_engine(model_path, tree=tree)
-        data = ppo_batch(rows, calculate_sum_pi_squared=True)
-        with engine.eval_mode(disable_auto_offload=True):
-            outputs.append(engine.infer_batch(data)["model_output"]["sum_pi_squared"].values()[wanted])
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=2e-5, atol=2e-6)
 
 
 def test_two_updates_move_the_weights_as_stock_verl_does(model_path: Path) -> None:
@@ -151,7 +128,7 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
     loss = actor_loss("vanilla", "token-mean")
     with engine.train_mode(disable_auto_offload=True):
         engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), loss)
-    engine.step.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
+    engine.step.knowledge.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
     engine.save_checkpoint(str(tmp_path), global_step=1)
     configs = list(tmp_path.rglob("config.json"))
     assert configs and all("tree_rl" not in config.read_text() for config in configs)
@@ -160,4 +137,5 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
     saved, loaded = engine.get_per_tensor_param()[0], again.get_per_tensor_param()[0]
     for (name, expected), (_, got) in zip(saved, loaded, strict=True):
         assert torch.equal(got, expected), name
-    assert again.step.budget.budget(None, 9000) == Budget(unique_tokens=4096, flat_tokens=2048)
+    budget = again.step.knowledge.budget
+    assert (budget.tokens, budget.most_flat_tokens) == (4096, 2048)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_harness import build_engine, save_model
-from test_engine_experts import CONFIGS
+from tiny_families import CONFIGS
 from transformers import AutoModelForCausalLM
 
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack

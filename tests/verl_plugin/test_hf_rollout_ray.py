@@ -10,7 +10,7 @@ import toy_qwen
 
 from tree_rl.tree.forest import Forest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 ENVIRONMENT = """
 from tree_rl.rollout.environments import ShellEnvironment

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
-from test_wrong_command_lines_end_early import TREE
 from verl.trainer import main_ppo
 
 from tree_rl.models import UnsupportedModelError
@@ -69,7 +68,7 @@ def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> Non
 def test_a_command_line_ends_with_the_models_reason(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
     path, rows = saved(tmp_path / "model", "mllama"), tmp_path / "rows.parquet"
-    arguments = [str(main_ppo.__file__), TREE, f"actor_rollout_ref.model.path={path}"]
+    arguments = [str(main_ppo.__file__), "trainer.v1.trainer_mode=tree_sync", f"actor_rollout_ref.model.path={path}"]
     arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "algorithm.adv_estimator=grpo"]
     line = read_command_line(arguments, config_path="config", config_name="ppo_trainer")
     assert line is not None

@@ -11,11 +11,10 @@ import pytest
 import torch
 from engine_harness import build_engine, gradients, nested, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients, run
+from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
 from omegaconf import OmegaConf
+from rank_engines import join, spawn
 from tensordict import TensorDict
-from test_engine_ranks import join, spawn
-from test_trainer_batch import LocalQueue, local_queue, make_trainer, put_rows, queue
-from test_trainer_worker import build_worker
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils import tensordict_utils as tu
@@ -26,7 +25,6 @@ from verl.workers.utils.losses import value_loss
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
 
-__all__ = ["queue"]
 BRANCHES = [[1, 5], [2, 3], [4, 1], [1, 3]]
 """Rows of each session of four prompts; three prompts to a mini-batch make two steps of two prompts."""
 UNTRAINED = "uid-1_1_2"

@@ -53,7 +53,7 @@ def test_rows_equal_stock_verls_eager_rows(tmp_path: Path, family: str, attentio
         expected = run(stock, ppo_batch(rows, **shared, **alone), loss)
         received = run(tree, ppo_batch(rows, **shared), loss)
         assert_equal_runs(expected, received, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
-    assert 0 < tree.step.self_check_error < 2e-5
+    assert 0 < tree.step.self_check.error < 2e-5
 
 
 def test_eager_is_for_models_that_sdpa_does_not_compute() -> None:

@@ -7,12 +7,10 @@ import pytest
 import torch
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss, run
-from hostile_rows import shapes
+from hostile_rows import SHAPES
 
 from tree_rl.training.self_check import TreeMismatchError
 from tree_rl.verl_plugin.options import TreeConfig
-
-SHAPES = shapes()
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def test_a_critic_is_checked_too(tmp_path: Path) -> None:
     engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True)
     with engine.eval_mode(disable_auto_offload=True):
         engine.infer_batch(ppo_batch(SHAPES["branches"]))
-    assert 0 < engine.step.self_check_error < 2e-5
+    assert 0 < engine.step.self_check.error < 2e-5
 
 
 def leaky(layer: torch.nn.Module) -> Any:
@@ -106,7 +104,7 @@ def test_rows_that_share_nothing_are_checked_beside_a_made_up_sibling(model_path
 def test_something_is_compared_whatever_the_first_rows_are(model_path: Path, name: str, mode: str) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode=mode))
     run(engine, ppo_batch(SHAPES[name], calculate_entropy=True), actor_loss("vanilla", "token-mean"))
-    assert 0 < engine.step.self_check_error < 2e-5
+    assert 0 < engine.step.self_check.error < 2e-5
 
 
 def test_an_inference_first_is_checked_as_training_computes(model_path: Path) -> None:
@@ -125,4 +123,4 @@ def test_a_critic_whose_rows_share_nothing_is_checked(tmp_path: Path) -> None:
     engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=4), value=True)
     with engine.eval_mode(disable_auto_offload=True):
         engine.infer_batch(ppo_batch(apart()))
-    assert 0 < engine.step.self_check_error < 2e-5
+    assert 0 < engine.step.self_check.error < 2e-5

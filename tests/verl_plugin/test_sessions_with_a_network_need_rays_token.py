@@ -124,6 +124,7 @@ def attack_ray(**variables: str) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 @pytest.mark.skipif(why_no_bubblewrap() is not None, reason="bubblewrap does not work here")

@@ -39,7 +39,6 @@ def say(role: str, content: str | None = "12") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-LONG = "1" * 2000
 GOOD = [say("user"), say("assistant")]
 ASKED_TWICE = [*GOOD, say("user"), say("assistant")]
 ONE_RESULT = [say("user"), say("assistant"), say("tool"), say("assistant")]
@@ -57,7 +56,6 @@ BAD: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         [say("user", "1" * 2000), say("assistant")],
         r"data\.max_length; raise it",
     ),
-    "no messages": (ALTERNATES, [], "refuses it"),
 }
 
 
@@ -109,6 +107,14 @@ def test_a_bad_row_is_named_with_its_file_and_number(case: str, model: Path, tmp
         begin(model, template, f"data.train_files={good}", f"data.val_files={late}")
     with pytest.raises(ReachedEngineError):
         begin(model, template, f"data.train_files={late}", "data.train_max_samples=1")
+
+
+def test_a_row_without_messages_is_named_with_its_file_and_number(model: Path, tmp_path: Path) -> None:
+    good, late = write(tmp_path / "good.parquet", GOOD, GOOD), write(tmp_path / "late.parquet", GOOD, [])
+    with pytest.raises(
+        InputError, match=r"data\.train_files: \S*late\.parquet: row 1, column messages: .* received \[\]"
+    ):
+        begin(model, ALTERNATES, f"data.train_files=[{good},{late}]")
 
 
 def test_what_the_config_lets_pass_is_not_refused(model: Path, tmp_path: Path) -> None:

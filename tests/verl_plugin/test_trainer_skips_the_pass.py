@@ -6,14 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_trainer_batch
 import torch
 import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import nested, save_model, tiny_qwen3
+from local_trainer import BRANCHES, LocalQueue, build_worker, config_of_mode, make_trainer, put_rows
 from omegaconf import DictConfig, OmegaConf
-from test_async_trainers_build import config
-from test_trainer_batch import LocalQueue, make_trainer, put_rows, queue
-from test_trainer_worker import build_worker
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
@@ -23,7 +20,6 @@ from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker
 
-__all__ = ["queue"]
 ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
 CONFLICTS = {
     "actor_rollout_ref.actor.ppo_epochs=2": r"actor\.ppo_epochs=2",
@@ -41,7 +37,7 @@ CONFLICTS = {
 
 def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float | None = None) -> LogProbReuse:
     """What a trainer makes of verl's config and a `tree:` block."""
-    made = copy.deepcopy(config(mode))
+    made = copy.deepcopy(config_of_mode(mode))
     OmegaConf.set_struct(made, False)
     made.actor_rollout_ref.actor.fsdp_config.tree = {"reuse_log_probs": setting, "router_aux_loss_coef": coef}
     given = [*(ONE_STEP if mode == "tree_sync" else []), *overrides]
@@ -109,7 +105,7 @@ def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
     each_synchronised = ["trainer.v1.separate_async.parameter_sync_step=1", "data.train_batch_size=4"]
     assert choice(True, *each_synchronised, mode="tree_separate_async").conflict is None
     trainer = PPOTrainerTreeSeparateAsync.__new__(PPOTrainerTreeSeparateAsync)
-    trainer.config = config("tree_separate_async", "trainer.critic_warmup=0")
+    trainer.config = config_of_mode("tree_separate_async", "trainer.critic_warmup=0")
     trainer._reuse, trainer._steps, trainer.global_steps = choice("auto", mode="tree_separate_async"), (1, 1), 3
     trainer.parameter_sync_step, trainer.actor_rollout_wg = 2, Recorder()
     trainer.local_trigger_step = 0
@@ -193,7 +189,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         trainer._reuse = LogProbReuse(setting=setting, conflict=None if setting else "false")
         queue.rows.clear()
         torch.manual_seed(0)
-        batch = put_rows(queue, test_trainer_batch.BRANCHES)
+        batch = put_rows(queue, BRANCHES)
         for row in queue.rows.values():
             del row["old_log_probs"]
         trainer.actor_rollout_wg = worker = OneWorker(path, queue)
@@ -219,5 +215,5 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
 
 
 def test_verl_finds_the_trainers_option_in_the_actors_block() -> None:
-    trainer = get_trainer_cls("tree_sync")(config("tree_sync", *ONE_STEP))
+    trainer = get_trainer_cls("tree_sync")(config_of_mode("tree_sync", *ONE_STEP))
     assert trainer._reuse.setting == "auto" and trainer._reuse.conflict is None

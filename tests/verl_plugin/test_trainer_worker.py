@@ -1,29 +1,18 @@
 """A worker's mini-batches hold whole groups, and padding rows change nothing."""
 
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_harness import FLOAT32, Row, join_process_group, ppo_batch, save_model, tiny_qwen3
+from engine_harness import Row, ppo_batch, save_model, tiny_qwen3
+from local_trainer import build_worker, parameters
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPCriticConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    TrainingWorkerConfig,
-)
-from verl.workers.utils.losses import ppo_loss, value_loss
 
-from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
-from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker, shuffled_rows
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
+from tree_rl.verl_plugin.trainer.workers import shuffled_rows
 
 PAD = Row(tokens=[1] * 128, prompt=127, mask=[0], uid="pad")
 METRICS = ("actor/pg_loss", "actor/ppo_kl", "loss", "grad_norm")
@@ -36,51 +25,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "actor": save_model(root / "actor", tiny_qwen3()),
         "critic": save_model(root / "critic", tiny_qwen3(), value=True),
     }
-
-
-def build_worker(
-    path: Path,
-    *,
-    model_type: str = "tree_language_model",
-    hf_model_type: str | None = None,
-    learning_rate: float = 1e-2,
-    tree: TreeConfig | None = None,
-    **engine: Any,
-) -> Any:
-    """A worker as verl's trainer builds it, in this process."""
-    join_process_group()
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
-    is_value = "value" in model_type
-    config = TrainingWorkerConfig(
-        model_type=model_type,
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            model_type=hf_model_type or model_type,
-            override_config={"attn_implementation": "sdpa"},
-            enable_gradient_checkpointing=False,
-        ),
-        engine_config=TreeFSDPEngineConfig(
-            use_torch_compile=False,
-            mixed_precision=FLOAT32,
-            max_token_len_per_gpu=4096,
-            use_dynamic_bsz=True,
-            tree=tree or TreeConfig(mode="tree", self_check=False),
-            **engine,
-        ),
-        optimizer_config=FSDPOptimizerConfig(lr=learning_rate, total_training_steps=10),
-        checkpoint_config=CheckpointConfig(),
-    )
-    worker = TreeTrainingWorker(config)
-    worker.reset()
-    shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
-    if is_value:
-        worker.set_loss_fn(partial(value_loss, config=FSDPCriticConfig(**shared)))
-    else:
-        actor = FSDPActorConfig(**shared, rollout_n=1, ppo_mini_batch_size=2, use_dynamic_bsz=True)
-        worker.set_loss_fn(partial(ppo_loss, config=actor))
-    return worker
 
 
 def group(uid: str, first: int, branches: int) -> list[Row]:
@@ -103,10 +47,6 @@ def batch(rows: list[Row], real: list[Row], **flags: Any) -> TensorDict:
         filled = [torch.zeros(1) if index is None else taken[index] for index in order]
         data[name] = torch.nested.as_nested_tensor(filled, layout=torch.jagged)
     return data
-
-
-def parameters(worker: Any) -> dict[str, torch.Tensor]:
-    return {name: value.full_tensor().clone() for name, value in worker.engine.module.named_parameters()}
 
 
 def train(path: Path, rows: list[Row], real: list[Row], **flags: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
 from omegaconf import OmegaConf
-from test_advantages_sessions import estimate, make_batch
+from session_batches import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import actor_loss
-from test_engine_ranks import join, one_rank, share_of, spawn, update
+from rank_engines import join, one_rank, share_of, spawn, update
 
 from tree_rl.verl_plugin.options import TreeConfig
 

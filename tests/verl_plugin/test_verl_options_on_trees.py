@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import VOCAB, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import assert_equal_gradients, assert_equal_runs, run, wanted_positions
+from equivalence import (
+    ALONE,
+    FLAGS,
+    alone,
+    assert_equal_gradients,
+    assert_equal_runs,
+    assert_trains_as,
+    everywhere,
+    run,
+    wanted_positions,
+)
 from hostile_rows import shapes
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
@@ -21,8 +31,6 @@ from tree_rl.verl_plugin.options import TreeConfig
 
 ROWS = shapes()["branches"]
 PARTITIONED = TreeConfig(mode="tree", max_tokens=17)
-ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
-OUTPUTS = {"calculate_entropy": True, "return_model_output": True}
 
 
 def loss_of(loss_mode: str = "vanilla", policy: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -38,20 +46,9 @@ def loss_of(loss_mode: str = "vanilla", policy: dict[str, Any] | None = None, **
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-
-
-@pytest.fixture(scope="module")
-def alone(model_path: Path) -> Any:
-    """Stock verl's engine, verl's defaults."""
-    return build_engine(model_path, tree=None)
-
-
-@pytest.fixture(scope="module")
-def expected(alone: Any) -> dict[str, Any]:
+def expected(stock: Any) -> dict[str, Any]:
     """The update of rows run alone."""
-    return run(alone, ppo_batch(ROWS, **ALONE, **OUTPUTS), loss_of())
+    return alone(stock, ROWS, loss_of())
 
 
 @pytest.fixture
@@ -91,20 +88,19 @@ def test_an_engine_option_leaves_the_gradients_of_rows_alone(
     model_path: Path, expected: dict[str, Any], option: str
 ) -> None:
     engine = build_engine(model_path, tree=PARTITIONED, **ENGINE_OPTIONS[option])
-    got = run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of())
-    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    assert_trains_as(expected, engine, ROWS, loss_of())
 
 
 @pytest.mark.parametrize("rows_per_micro_batch, forwards", ((1, 4), (2, 2), (4, 1)))
 def test_rows_of_a_micro_batch_bound_a_forward(
-    tree_engine: Any, alone: Any, rows_per_micro_batch: int, forwards: int
+    tree_engine: Any, stock: Any, rows_per_micro_batch: int, forwards: int
 ) -> None:
     # Rows of 16 tokens, two groups of 20 unique tokens: 16, 32 and 64 tokens a forward.
     rows = shapes()["two_groups"]
-    stock = run(alone, ppo_batch(rows, **ALONE, **OUTPUTS), loss_of())
-    flags = OUTPUTS | {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
+    expected = run(stock, ppo_batch(rows, **ALONE, **FLAGS), loss_of())
+    flags = FLAGS | {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
     got = run(tree_engine, ppo_batch(rows, **flags), loss_of())
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    assert_equal_runs(expected, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
     with tree_engine.eval_mode(disable_auto_offload=True):
         inferred = tree_engine.infer_batch(ppo_batch(rows, **flags))
     for output in (got, inferred):
@@ -117,8 +113,7 @@ def test_trees_do_not_call_the_entropy_that_use_torch_compile_compiles(
     called: list[str] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *_: called.append(function.__name__))
     engine = build_engine(model_path, tree=PARTITIONED, engine={"use_torch_compile": True})
-    got = run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of())
-    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    assert_trains_as(expected, engine, ROWS, loss_of())
     assert engine.compute_entropy_from_logits.__name__ == "<lambda>" and not called
 
 
@@ -126,14 +121,14 @@ def test_trees_do_not_call_the_entropy_that_use_torch_compile_compiles(
 def test_full_determinism_repeats_every_bit(model_path: Path, expected: dict[str, Any]) -> None:
     engine = build_engine(model_path, tree=PARTITIONED, engine={"full_determinism": True, "seed": 5})
     assert os.environ["PYTHONHASHSEED"] == "5"
-    first, second = (run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of())["gradients"] for _ in range(2))
+    first, second = (run(engine, ppo_batch(ROWS, **FLAGS), loss_of())["gradients"] for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert_equal_gradients(expected["gradients"], first)
 
 
 def test_weights_in_bfloat16_give_gradients_up_to_its_rounding(model_path: Path) -> None:
     engines = [build_engine(model_path, tree=tree, engine={"model_dtype": "bf16"}) for tree in (None, PARTITIONED)]
-    stock, tree = (run(engine, ppo_batch(ROWS, **OUTPUTS), loss_of()) for engine in engines)
+    stock, tree = (run(engine, ppo_batch(ROWS, **FLAGS), loss_of()) for engine in engines)
     for name, reference in stock["gradients"].items():
         assert reference.dtype == torch.bfloat16
         error, norm = (tree["gradients"][name] - reference).float().norm(), reference.float().norm()
@@ -214,9 +209,7 @@ def test_an_option_of_lora_trains_as_on_rows_alone(
                 if "lora_" in name and option != "lora_adapter_path":
                     weight.to_local().normal_(std=0.2)
         engines.append(engine)
-    stock = run(engines[0], ppo_batch(ROWS, **ALONE, **OUTPUTS), loss_of())
-    got = run(engines[1], ppo_batch(ROWS, **OUTPUTS), loss_of())
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    got = assert_trains_as(alone(engines[0], ROWS, loss_of()), engines[1], ROWS, loss_of())
     assert all("lora_" in name for name in got["gradients"])
     assert {part for name in got["gradients"] for part in name.split(".")} & {*PARTS} == parts
     if option == "lora.merge":
@@ -256,13 +249,12 @@ def tree_engine(model_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("option", LOSS_OPTIONS)
-def test_an_option_of_the_loss_trains_as_on_rows_alone(alone: Any, tree_engine: Any, option: str) -> None:
+def test_an_option_of_the_loss_trains_as_on_rows_alone(stock: Any, tree_engine: Any, option: str) -> None:
     loss_mode, actor, policy = LOSS_OPTIONS[option]
-    flags = OUTPUTS | ({} if loss_mode in ("clip_cov", "kl_cov") else ALONE)
-    stock = run(alone, ppo_batch(ROWS, **flags), loss_of(loss_mode, policy, **actor))
-    got = run(tree_engine, ppo_batch(ROWS, **OUTPUTS), loss_of(loss_mode, policy, **actor))
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
-    without = run(tree_engine, ppo_batch(ROWS, **OUTPUTS), loss_of(loss_mode))["gradients"]
+    flags = FLAGS | ({} if loss_mode in ("clip_cov", "kl_cov") else ALONE)
+    expected = run(stock, ppo_batch(ROWS, **flags), loss_of(loss_mode, policy, **actor))
+    got = assert_trains_as(expected, tree_engine, ROWS, loss_of(loss_mode, policy, **actor))
+    without = run(tree_engine, ppo_batch(ROWS, **FLAGS), loss_of(loss_mode))["gradients"]
     assert any(not torch.allclose(got["gradients"][name], without[name]) for name in without), "the option does nothing"
 
 
@@ -281,6 +273,5 @@ def test_an_option_of_the_critic_trains_as_on_rows_alone(tmp_path: Path, options
     stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **ALONE, **flags), changed)
     engine = build_engine(path, tree=PARTITIONED, value=True)
     got = run(engine, ppo_batch(ROWS, **flags), changed)
-    everywhere = torch.ones(sum(len(row.tokens) for row in ROWS), dtype=torch.bool)
-    assert_equal_runs(stock, got, everywhere, ("values",))
+    assert_equal_runs(stock, got, everywhere(ROWS), ("values",))
     assert sum(run(engine, ppo_batch(ROWS, **flags), default)["loss"]) != pytest.approx(sum(got["loss"]))

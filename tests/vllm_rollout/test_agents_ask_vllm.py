@@ -12,13 +12,12 @@ import openai
 import pytest
 import torch
 from verl_server import CONTEXT_TOKENS, VERSION, ask, user
+from vllm_harness import LOG_PROB_TOLERANCE, engine_log_probs
 
 from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.tree.forest import Forest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
-
-LOG_PROB_TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -75,22 +74,6 @@ def test_rows_train_what_was_generated_and_nothing_else(served: SimpleNamespace,
 
     model = Qwen3ForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
     check_record(SimpleNamespace(model=model), conversation.record)
-
-
-def engine_log_probs(served: SimpleNamespace, rows: list[Any]) -> list[list[float]]:
-    """Log-probs of every response token, from the tree engine as verl's worker calls it."""
-    from engine_harness import Row, build_engine, ppo_batch
-    from verl.workers.utils.padding import response_from_nested
-
-    from tree_rl.verl_plugin.options import TreeConfig
-
-    engine = build_engine(served.model, tree=TreeConfig(mode="tree", self_check=False))
-    data = ppo_batch(
-        [Row(tokens=list(row.token_ids), prompt=len(row.prompt_ids), mask=list(row.response_mask)) for row in rows]
-    )
-    with engine.eval_mode(disable_auto_offload=True):
-        output = engine.infer_batch(data)["model_output"]["log_probs"]
-    return [values.tolist() for values in response_from_nested(output, data["response_mask"]).unbind()]
 
 
 def test_the_tree_engine_agrees_with_vllm_on_every_trained_token(

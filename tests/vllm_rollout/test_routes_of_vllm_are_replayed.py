@@ -97,7 +97,7 @@ def rollout(request: pytest.FixtureRequest, served_experts: SimpleNamespace) -> 
 def engines(served_experts: SimpleNamespace) -> SimpleNamespace:
     """Stock verl's engine and ours, which repeats the rollout's routes."""
     from engine_harness import build_engine
-    from test_engine_router_replay import replaying
+    from routed_rows import replaying
 
     from tree_rl.verl_plugin.options import TreeConfig
 
@@ -109,7 +109,7 @@ def engines(served_experts: SimpleNamespace) -> SimpleNamespace:
 def updated(engines: SimpleNamespace, rollout: SimpleNamespace, routes: list[np.ndarray]) -> dict[str, Any]:
     """Forward and backward of the tree engine with the given routes."""
     from equivalence import actor_loss, run
-    from test_engine_router_replay import batch_with
+    from routed_rows import batch_with
 
     return run(engines.tree, batch_with(routes, rollout.rows), actor_loss("vanilla", "token-mean"))
 
@@ -137,7 +137,7 @@ def test_rows_carry_what_the_routers_of_the_model_choose(
 
 
 def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamespace, rollout: SimpleNamespace) -> None:
-    from test_engine_router_replay import assert_same, stock_run
+    from routed_rows import assert_same, stock_run
 
     from tree_rl.models.routers.merge_routes import route_keys
     from tree_rl.tree import Forest

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -65,3 +66,22 @@ def environment(**more: str) -> Mapping[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **more,
     }
+
+
+LOG_PROB_TOLERANCE = 1e-4
+
+
+def engine_log_probs(served: SimpleNamespace, rows: list[Any]) -> list[list[float]]:
+    """Log-probs of every response token, from the tree engine as verl's worker calls it."""
+    from engine_harness import Row, build_engine, ppo_batch
+    from verl.workers.utils.padding import response_from_nested
+
+    from tree_rl.verl_plugin.options import TreeConfig
+
+    engine = build_engine(served.model, tree=TreeConfig(mode="tree", self_check=False))
+    data = ppo_batch(
+        [Row(tokens=list(row.token_ids), prompt=len(row.prompt_ids), mask=list(row.response_mask)) for row in rows]
+    )
+    with engine.eval_mode(disable_auto_offload=True):
+        output = engine.infer_batch(data)["model_output"]["log_probs"]
+    return [values.tolist() for values in response_from_nested(output, data["response_mask"]).unbind()]

@@ -7,8 +7,9 @@ from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.gradient_gate import GradientErrors
 from tree_rl.benchmark.phases import OPTIMIZER, PLAN, UpdateTimes
 from tree_rl.benchmark.results import Columns, Spread
+from tree_rl.cost import ModelShape
 from tree_rl.inspection.text import format_table
-from tree_rl.tree import ModelShape, Overlap
+from tree_rl.tree import Overlap
 
 TREE = "tree"
 
@@ -38,7 +39,7 @@ class Comparison:
         (rival,) = (side for side in self.times if side != TREE)
         sides = {side: self._side_columns(side) for side in self.times}
         ratios = [r.seconds / t.seconds for r, t in zip(self.times[rival], self.times[TREE], strict=True)]
-        bound, overlap = self.overlap.flop_bound(shape), self.overlap
+        bound, overlap = shape.flop_bound(self.overlap), self.overlap
         speed_up = sides[rival]["s"] / sides[TREE]["s"]
         columns: Columns = {
             "batch": self.batch.name,

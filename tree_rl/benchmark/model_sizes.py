@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from tree_rl.tree.cost import ModelShape
+from tree_rl.cost.cost_model import ModelShape
 
 Family = Literal["qwen3", "qwen3_moe", "qwen3_5"]
 
@@ -17,7 +17,7 @@ class ModelSize:
     shape: ModelShape
     """Sizes that decide the cost."""
     tied: bool
-    """Whether head and embedding are one matrix, as published."""
+    """True if head and embedding are one matrix, as published."""
     family: Family = "qwen3"
     """Whose config of transformers is made."""
     attention_every: int = 1

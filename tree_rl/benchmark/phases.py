@@ -10,7 +10,7 @@ import torch
 
 PLAN, OLD_LOG_PROBS, FORWARD, BACKWARD, OPTIMIZER = "plan", "old_log_probs", "forward", "backward", "optimizer"
 PHASES = (PLAN, OLD_LOG_PROBS, FORWARD, BACKWARD, OPTIMIZER)
-"""Of an update over packed rows or trees."""
+"""Phases of an update over packed rows or trees."""
 UPDATE = "update"
 """Forward, backward and optimizer together, as a verl worker runs them."""
 
@@ -20,7 +20,7 @@ class UpdateTimes:
     """One update."""
 
     seconds: float
-    """From the start until the device is done."""
+    """Time from the start until the device is done."""
     phases: dict[str, float]
     """Seconds of each phase on the device's clock; `PLAN` is the time in which the device waited for a plan."""
     peak_bytes: int

@@ -1,4 +1,4 @@
-"""`tree-rl inspect`: trees, overlap, bounds and a verdict on a file of rows. Imports neither torch nor verl."""
+"""`tree-rl inspect`: trees, overlap, bounds, predictions and a verdict on rows. Imports neither torch nor verl."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 from tree_rl.commands.row_options import (
     File,
     GpuOption,
+    Gpus,
     GroupBy,
     Groups,
     Json,
@@ -19,6 +20,7 @@ from tree_rl.commands.row_options import (
     read_file,
     typed_command,
 )
+from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files.shown import shown_path
@@ -26,19 +28,22 @@ from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.report import GroupReport, report_groups, total_of
-from tree_rl.inspection.scale.gpus import Gpu
+from tree_rl.inspection.row import any_trains
+from tree_rl.inspection.scale.options import MOST_GPUS
 from tree_rl.inspection.text import format_report
 from tree_rl.inspection.verdict.as_json import inspected
 from tree_rl.inspection.verdict.grouping import regroup
 from tree_rl.inspection.verdict.judgement import Verdict
-from tree_rl.inspection.verdict.prediction import predict_memory
-from tree_rl.inspection.verdict.text import format_missing_group, format_verdict
+from tree_rl.inspection.verdict.prediction import MemoryPrediction, predict_memory, predict_update
+from tree_rl.inspection.verdict.text import format_missing_group, format_prediction, format_verdict
 from tree_rl.inspection.verdict.update_share import chosen_share
 
-GPUS = 8
-"""Of the verdict's memory; `tree-rl estimate` takes any number."""
 Draw = Annotated[
     tuple[Picture, Path] | None, typer.Option(help="Draw one group: svg FILE or text FILE; - prints to the terminal.")
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--gpu-price", min=0.0, max=1e6, help="With --model: what a GPU costs an hour, in your money."),
 ]
 DrawGroup = Annotated[
     str | None, typer.Option("--draw-group", help="Group to draw. Default: the one with the most tokens.")
@@ -55,17 +60,22 @@ def inspect_file(
     update_share: UpdateShareOption = None,
     timing: Timing = None,
     gpu: GpuOption = Gpu.H200,
+    gpus: Gpus = 8,
+    gpu_price: Price = None,
     as_json: Json = False,
     draw: Draw = None,
     draw_group_named: DrawGroup = None,
 ) -> None:
     """Show what trees would save on the rows in FILE: overlap, bounds, causes of branching, and a verdict.
 
-    With --model the verdict has the memory of 8 GPUs of the kind --gpu.
+    With --model: what a training step over the rows takes on --gpus of the kind --gpu, in seconds, memory and money.
+    These figures are those of the cost model of `plan --ranks`; nothing is run, and no GPU is needed.
     """
     with one_line_errors():
         if as_json and draw is not None and _prints(draw[1]):
             fail("--json and --draw: expected a file for the drawing, received standard output; name one")
+        if model is None and gpu_price is not None:
+            fail("--gpu-price: expected a model to predict its steps, received none; name one with --model")
         share = chosen_share(update_share, timing)
         shape = QWEN2_5_7B if model is None else read_model_shape(model)
         recording = read_file(file, tokenizer, rows_per, group_by, model)
@@ -73,15 +83,19 @@ def inspect_file(
         total = total_of(reports)
         regrouped = () if recording.has_groups else tuple(regroup(recording))
         column = group_by or (regrouped[0].column if regrouped else None)
-        more = _budget(reports) if model is None else ("--model", model, "--gpu", gpu.value)
-        command = "plan" if model is None else "estimate"
+        rows, memory, update = recording.rows, None, None
+        if model is not None:
+            memory = predict_memory(rows, model, gpu, gpus)
+            update = predict_update(rows, model, memory, share, gpu_price) if any_trains(rows) else None
+        command, more = _next(reports, model, memory)
         verdict = Verdict(
             token_bound=total.overlap.token_bound,
-            flop_bound=total.overlap.flop_bound(shape),
+            flop_bound=shape.flop_bound(total.overlap),
             share=share,
             recording=recording,
             regrouped=regrouped,
-            memory=None if model is None else predict_memory(recording.rows, model, gpu, GPUS),
+            memory=memory,
+            update_prediction=update,
             next_command=typed_command("inspect", file, tokenizer, rows_per, column)
             if regrouped
             else typed_command(command, file, tokenizer, rows_per, group_by, *more),
@@ -92,6 +106,8 @@ def inspect_file(
             if not recording.has_groups:
                 say(format_missing_group(verdict) + "\n")
             say(format_report(reports, total, shape, at_most=groups))
+            if memory is not None:
+                say("\n" + format_prediction(memory, update))
         if draw is not None:
             picture = draw_group(recording.rows, draw_group_named, draw[0], tokenizer)
             _write(picture, draw[1], quiet=as_json)
@@ -100,9 +116,17 @@ def inspect_file(
             say("\n" + format_verdict(verdict, assumed))
 
 
-def _budget(reports: list[GroupReport]) -> tuple[str, int]:
-    """The least budget within which every group runs whole."""
-    return "--max-tokens", max(report.overlap.unique_tokens for report in reports)
+def _next(
+    reports: list[GroupReport], model: Path | None, memory: MemoryPrediction | None
+) -> tuple[str, tuple[object, ...]]:
+    """The command that comes next: a plan within what fits, or more GPUs where nothing does."""
+    if memory is None:
+        # The least budget within which every group runs whole.
+        return "plan", ("--max-tokens", max(report.overlap.unique_tokens for report in reports))
+    if memory.max_tokens is None:
+        more = min(2 * memory.gpus, MOST_GPUS)
+        return "inspect", ("--model", model, "--gpu", memory.gpu.value, "--gpus", more)
+    return "plan", ("--model", model, "--max-tokens", memory.max_tokens, "--ranks", memory.gpus)
 
 
 def _prints(target: Path) -> bool:

@@ -5,17 +5,17 @@ from typing import Annotated
 import typer
 
 from tree_rl.commands.row_options import File, GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.cost.cluster.hardware import Cluster
+from tree_rl.cost.memory.choice import Chooser
+from tree_rl.cost.memory.model import GIB, assumed_memory_model
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.run_plan import plan_run
-from tree_rl.inspection.scale.hardware import GIB, Cluster
 from tree_rl.inspection.scale.options import ScaleOption
 from tree_rl.inspection.scale.report import ScaleSettings, format_scale, predict_scale
 from tree_rl.inspection.text import format_run_plan
 from tree_rl.inspection.verdict.as_json import planned, scaled
-from tree_rl.training.memory.choice import Chooser
-from tree_rl.training.memory.model import assumed_memory_model
 
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
 

@@ -12,7 +12,7 @@ from tree_rl.inspection.files.shown import shown_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 
 FOLDERS = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
-"""As setup.py puts them into a wheel."""
+"""Folders that setup.py puts into a wheel."""
 
 Folder = Annotated[Path, typer.Argument(help="A new or empty folder.")]
 

@@ -1,24 +1,37 @@
-"""`tree-rl report`: a run as a page. Imports neither torch nor verl."""
+"""`tree-rl report`: a run as a page, or as it goes. Imports neither torch nor verl."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
 
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.run_log import read_run
 from tree_rl.inspection.files.shown import shown_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.run_report.report import build_report, compare_rows, summary_rows
+from tree_rl.run_report.terminal import run_table
 
+SECONDS_BETWEEN_LOOKS = 2.0
 Run = Annotated[Path, typer.Argument(help="A run's folder, its file logger's jsonl, or its console log.")]
 Against = Annotated[Path | None, typer.Option(help="A second run, drawn dashed: rows against trees, for example.")]
 Out = Annotated[Path, typer.Option(help="The page to write.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show RUN in the terminal as it goes, and write no page. Ctrl+C ends it.")
+]
 
 
-def report_run(run: Run, against: Against = None, out: Out = Path("report.html")) -> None:
+def report_run(run: Run, against: Against = None, out: Out = Path("report.html"), watch: Watch = False) -> None:
     """Write a page about RUN from verl's own logs: reward, loss, overlap, times, memory, balance, drift."""
     with one_line_errors():
+        if watch:
+            watch_run(run)
+            return
         runs = [read_run(path) for path in (run, against) if path is not None]
         write_whole(out, build_report(runs).encode())
         rows = [*summary_rows(runs[0]), *(compare_rows(*runs) if len(runs) > 1 else [])]
@@ -26,3 +39,24 @@ def report_run(run: Run, against: Against = None, out: Out = Path("report.html")
         for name, value in rows:
             say(f"{name:<{width}}  {value}")
         say(f"\nPage written to {shown_path(out)}")
+
+
+def watch_run(run: Path) -> None:
+    """Show the latest steps of a run again and again, until Ctrl+C."""
+    try:
+        with Live(latest_steps(run), auto_refresh=False) as live:
+            while True:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                live.update(latest_steps(run), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def latest_steps(run: Path) -> RenderableType:
+    """The table of a run, or a word that there is no step yet. A path that does not exist raises InputError."""
+    if not run.exists():
+        raise InputError(f"{shown_path(run)}: no such file or folder")
+    try:
+        return run_table(read_run(run))
+    except InputError:
+        return Text(f"{shown_path(run)}: no step yet")

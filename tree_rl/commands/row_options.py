@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_recording
-from tree_rl.inspection.scale.gpus import Gpu
 from tree_rl.inspection.scale.options import MOST_GPUS
 
 WORDS = """

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tree_rl.cost.cost_model import ModelShape
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes
 from tree_rl.inspection.files.shown import shown, shown_path
-from tree_rl.tree.cost import ModelShape
 
 QWEN2_5_7B = ModelShape(hidden=3584, layers=28, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
 """What the FLOP bound assumes when no model is named."""

@@ -92,7 +92,7 @@ class _Content:
     pair: tuple[str, str] | None = None
     """Columns of what was asked and answered."""
     is_calls: bool = False
-    """Whether these are messages rather than text."""
+    """True if these are messages rather than text."""
     conversation: str | None = None
     """Column of conversations."""
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from tree_rl.cost.memory.choice import Chooser, MemoryChoice
 from tree_rl.inspection.report import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
-from tree_rl.training.memory.choice import Choice, Chooser, quick_plan
 from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks
 from tree_rl.tree.packing import PackedGroups, pack_groups
@@ -23,7 +23,7 @@ class GroupRun:
     """Tokens that it computes: each once, whole or partitioned."""
     partitions: PartitionPlan | None
     """None where the group runs in one forward."""
-    choice: Choice | None
+    choice: MemoryChoice | None
     """How a group beyond the budget runs, with its predicted peak; None within it, or where no model is named."""
 
 
@@ -73,7 +73,7 @@ def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -
         elif chooser is None:
             plan = plan_partitions(part, max_tokens)
         else:
-            choice = chooser.choose(part, chooser.budget(max_tokens), quick_plan)
+            choice = chooser.choose(part, chooser.budget(max_tokens))
             plan = choice.plan
         alone += [] if fits or plan else [part]
         unique = part.num_unique

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.choice import MemoryChoice
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
-from tree_rl.training.memory.choice import Choice
 from tree_rl.tree.attention_blocks import BLOCK
-from tree_rl.tree.cost import ModelShape
 
 OVERLAP = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
 TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
 RUNS = ("group", "rows", "unique", "runs", "partitions", "utilisation", "relayed", "depth", "peak live", "solver")
 CHOICES = ("beyond the budget", "GPU GiB", "host GiB", "runs as")
 CHOICES_SAY = "Predicted peaks, beside weights, gradients and optimizer."
-GIB = 2**30
 
 NAME_LENGTH = 32
 
@@ -92,13 +92,13 @@ def _overlap_cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
         f"{overlap.flat_tokens:,}",
         f"{overlap.por:.3f}",
         f"{overlap.token_bound:.2f}x",
-        f"{overlap.flop_bound(shape):.2f}x",
+        f"{shape.flop_bound(overlap):.2f}x",
         f"{sum(report.causes.values()):,}",
         f"{overlap.depth:,}",
     )
 
 
-def _choice_cells(name: str, choice: Choice) -> tuple[str, ...]:
+def _choice_cells(name: str, choice: MemoryChoice) -> tuple[str, ...]:
     peak = choice.peak
     return escaped(name, NAME_LENGTH), f"{peak.device / GIB:.1f}", f"{peak.host / GIB:.1f}", choice.name
 

@@ -62,7 +62,7 @@ class _Call:
 
 
 EVERY_TOKEN = 0
-"""As transformers' `logits_to_keep`: the head gets a view of all hidden states."""
+"""Value of transformers' `logits_to_keep` with which the head gets a view of all hidden states."""
 
 # A context variable is seen by the thread that sets it, and by no other.
 _CALL: ContextVar[_Call | None] = ContextVar("edge_call", default=None)

@@ -135,7 +135,7 @@ def _family_reason(config: PretrainedConfig, *, deterministic: bool) -> str | No
 
 
 _IN_FUSED_LAYER = ContextVar("_IN_FUSED_LAYER", default=False)
-"""Whether this thread runs a layer with Liger's rotary embedding."""
+"""True while this thread runs a layer with Liger's rotary embedding."""
 
 
 class _RotaryOfLayer:

@@ -33,7 +33,7 @@ class LogitsRule:
     softcap: float | None = None
     """Cap of the logits (Gemma 2)."""
     computes: bool
-    """Whether the model computes with its head's output at all, be it a factor of one."""
+    """True if the model computes with its head's output at all, even by a factor of one."""
 
     def apply(self, logits: Any) -> Any:
         """Logits from the head's output, in the operations by which models do so."""

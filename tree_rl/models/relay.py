@@ -24,7 +24,7 @@ class Captured:
     tensors: LayerTensors
     """[n, ...] for all tokens, or [S, ...] for the cuts."""
     at_cuts: bool
-    """Whether there is one entry per cut, as a recurrent layer leaves it, instead of one per token."""
+    """True if there is one entry per cut, as a recurrent layer leaves it, instead of one per token."""
 
 
 class LayerRelay:

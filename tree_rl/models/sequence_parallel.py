@@ -88,7 +88,7 @@ class SequenceParallel:
     size: int
     """S, at least 2."""
     rank: int
-    """Of this process in the group."""
+    """Rank of this process in the group."""
     exchanges: Exchanges = field(default_factory=Exchanges)
     """Issues their collectives."""
 

@@ -1,1 +1,1 @@
-"""`tree-rl report` and `tree-rl top`: what verl's own logs of a run say."""
+"""`tree-rl report`: what verl's own logs of a run say."""

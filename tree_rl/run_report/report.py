@@ -26,6 +26,9 @@ def _summary(run: RunLog) -> Iterator[tuple[str, str]]:
         yield f"mean reward, first and last {min(EDGE, len(values))} steps", f"{first:.3f}, {last:.3f}"
     if (por := run.mean("tree/por")) is not None:
         yield "POR (share of the rows' tokens that repeat a prefix)", f"{por:.3f}"
+    flat, unique = run.mean("tree/flat_tokens"), run.mean("tree/unique_tokens")
+    if flat is not None and unique is not None:
+        yield "tokens of a step: of all rows, of their trees", f"{flat:,.0f}, {unique:,.0f}"
     if (bound := predicted_speed_up(run)) is not None:
         yield "token bound of updates (most that trees can give)", f"{bound:.2f} times"
     if (reached := saved_speed_up(run)) is not None:
@@ -68,13 +71,19 @@ def compare_rows(run: RunLog, other: RunLog) -> list[tuple[str, str]]:
     return rows
 
 
-def build_report(runs: Sequence[RunLog]) -> str:
-    """The page of a run, or of two, the second dashed."""
-    # matplotlib: a second that `top` does not pay.
+def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = (), more: str = "") -> str:
+    """The page of a run, or of two, the second dashed.
+
+    Args:
+        runs: one or two.
+        rows: names and values that end the table.
+        more: HTML below the charts.
+    """
+    # matplotlib: a second that `--watch` does not pay.
     from tree_rl.run_report.charts import draw_section, draw_times
 
     run, *others = runs
-    rows = [*summary_rows(run), *(row for other in others for row in compare_rows(run, other))]
+    rows = [*summary_rows(run), *(row for other in others for row in compare_rows(run, other)), *rows]
     table = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     names = escape(run.name) + "".join(f"; dashed: {escape(other.name)}" for other in others)
     time_of = [(f"Where the time goes{suffix}", draw_times(one)) for one, suffix in zip(runs, SUFFIXES, strict=False)]
@@ -83,7 +92,7 @@ def build_report(runs: Sequence[RunLog]) -> str:
     order = [*charts[len(runs) : len(runs) + 1], *charts[: len(runs)], *charts[len(runs) + 1 :]]
     body = (
         f'<h1>Run report</h1>\n<p class="lead">{names}</p>\n<table>{table}</table>\n'
-        f'<div class="charts">\n{"".join(order)}</div>\n'
+        f'<div class="charts">\n{"".join(order)}</div>\n{more}'
         '<p class="about">Next: <code>tree-rl view RUN</code> shows the trees that a run dumped '
         "(<code>rollout.custom.tree_dump_dir</code>).</p>"
     )

@@ -18,7 +18,7 @@ class Section:
     prefix: str = ""
     """Instead of `lines`: all metrics that begin so and are not 0 throughout."""
     is_log: bool = False
-    """Whether values spread over orders of magnitude."""
+    """True if values spread over orders of magnitude."""
 
 
 TIMES = (

@@ -9,16 +9,16 @@ import torch
 import torch.distributed
 from torch import nn
 
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel import Exchanges, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.rows import Rows
-from tree_rl.tree.cost import ModelShape
 
 Group = torch.distributed.ProcessGroup | None
 FlatRows = Callable[[Sequence[int], PartsLoss | None], tuple[torch.Tensor, EdgeOutputs, list[Metrics]]]
@@ -56,15 +56,15 @@ class StepContext:
     collectives: CountedCollectives | None = None
     """FSDP2's collectives, counted so that a rank can catch up after a failure; None without sharding."""
     may_repeat: bool = True
-    """Whether a call that ran out of memory can run again: all of its collectives are counted."""
+    """True if a call that ran out of memory can run again: all of its collectives are counted."""
     pending_bytes: Callable[[], int] = lambda: 0
     """Device memory that the first optimizer step will take for good."""
     routers: RouterHooks | None = None
     """Hooks on the routers of a model with experts; None leaves them alone."""
     is_deterministic: bool = False
-    """Whether equal runs shall give equal bits: then no measured time decides how rows run."""
+    """True if equal runs shall give equal bits: then no measured time decides how rows run."""
     always_forest: bool = False
-    """Whether rows that share nothing run as a forest, too: packed by the host they see each other, or their attention
+    """True if rows that share nothing run as a forest, too: packed by the host they see each other, or their attention
     takes the square of all their tokens."""
 
     @classmethod
@@ -118,16 +118,16 @@ class StepCall:
     loss: Loss | None
     """The rows' loss; None where only outputs are wanted."""
     trains: bool
-    """Whether gradients are wanted."""
+    """True if gradients are wanted."""
     outputs: Wanted = (LOG_PROBS,)
     """What the loss, or the caller, reads."""
     is_separable: bool = False
-    """Whether dL/dlog-prob of a token depends on no other token's log-prob; True spares partitions a pass."""
+    """True if dL/dlog-prob of a token depends on no other token's log-prob, which spares partitions a pass."""
     flat_rows: FlatRows | None = None
     """Runs rows without a tree; None runs all of them as trees."""
     host_tokens: int | None = None
     """The host's own budget for one forward, in tokens; None is no limit."""
     records_routes: bool = False
-    """Whether the result tells which experts ran."""
+    """True if the result tells which experts ran."""
     is_reference: bool = False
-    """Whether the module runs without its adapters, as a reference policy: nothing it says is remembered."""
+    """True if the module runs without its adapters, as a reference policy: nothing it says is remembered."""

@@ -44,8 +44,8 @@ class TreeOptions:
     """Before the first batch, compare one group as a tree with its rows through the host's own forward."""
 
     offload: bool | str = AUTO
-    """Whether inputs of layers, and what waits for other partitions, may lie in pinned host memory. `auto`: where a
-    group beyond `max_tokens` then runs faster. True: what waits for other partitions always does. False: nothing."""
+    """Lets inputs of layers, and what waits for other partitions, lie in pinned host memory. `auto`: where a group
+    beyond `max_tokens` then runs faster. True: what waits for other partitions always does. False: nothing."""
 
     def __post_init__(self) -> None:
         choices_of = {

@@ -16,19 +16,26 @@ import torch
 from tree_kernels.host_copy import to_device
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.host_store import HostStore
 from tree_rl.training.cuts.path_stack import PathStack
-from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.readout import Readout
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
+from tree_rl.training.loss.path_weighting import weigh
+from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
+from tree_rl.training.loss.rows_loss import RowsLoss
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
+from tree_rl.training.result import MicroBatchResult
+from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
-"""From the values of all slots known so far to dL/dvalue of each slot."""
+"""Function of the values of all slots known so far; it returns dL/dvalue of each slot."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -177,6 +184,11 @@ class PartitionedRun:
         return to_device(array.astype(np.int64), self.readout.device)
 
 
+def relayed_tokens(partition: Partition) -> np.ndarray:
+    """Indices in a partition of the tokens on any path to one of its cuts, ascending; it has at least one cut."""
+    return np.unique(np.concatenate([cut.path for cut in partition.cuts]))
+
+
 def training_ops(plan: PartitionPlan) -> str:
     """Ops of `PartitionedRun.train`, in order."""
     return "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in plan.ops)
@@ -187,6 +199,85 @@ def inference_ops(plan: PartitionPlan) -> str:
     return FORWARD * plan.num_partitions
 
 
-def relayed_tokens(partition: Partition) -> np.ndarray:
-    """Indices in a partition of the tokens on any path to one of its cuts, ascending; it has at least one cut."""
-    return np.unique(np.concatenate([cut.path for cut in partition.cuts]))
+def takes_preview(call: StepCall, *, is_known: bool) -> bool:
+    """Whether a loss that couples tokens needs a pass without gradients first."""
+    return call.trains and not call.is_separable and not is_known
+
+
+def ops_of_partitions(call: StepCall, plan: PartitionPlan, *, is_known: bool) -> str:
+    """Ops of `run_partitioned`, in order; `is_known`: the rows' log-probs are known."""
+    if not call.trains:
+        return inference_ops(plan)
+    return (inference_ops(plan) if takes_preview(call, is_known=is_known) else "") + training_ops(plan)
+
+
+def run_partitioned(
+    context: StepContext,
+    call: StepCall,
+    batch: MicroBatch,
+    routers: CallRouters | None,
+    results: list[MicroBatchResult],
+    *,
+    known_F: torch.Tensor | None,
+) -> Iterator[str]:
+    """A forest beyond the budget, partition by partition; yields the kind of each op before it runs.
+
+    Args:
+        context: the model and its host.
+        call: what is asked.
+        batch: the forest and its plan.
+        routers: what they do; None leaves them alone.
+        results: where the micro-batch's goes.
+        known_F: [f], log-probs of its rows under the present weights, where they are known.
+    """
+    assert batch.forest is not None and batch.plan is not None
+    readout = _readout(context, call, batch)
+    routing = None if routers is None else routers.open(call, batch, context.device)
+    run = PartitionedRun(
+        context.forward,
+        batch.forest,
+        batch.plan,
+        readout,
+        routing=routing,
+        offload=batch.measures.relays_on_host,
+        inputs=offloaded_inputs(context, batch) if call.trains else None,
+        tile_tokens=batch.measures.tile_tokens,
+        ranks=context.ranks,
+    )
+    loss = None if call.loss is None else weigh(call.loss, batch)
+    if call.trains:
+        assert loss is not None
+        if known_F is not None:
+            readout.preset(LOG_PROBS, known_F)
+        if takes_preview(call, is_known=known_F is not None):
+            yield from run.infer(preview=True)
+        rows_loss = RowsLoss(loss=loss, members=batch.rows, readout=readout)
+        yield from run.train(rows_loss.slot_gradients, scale=context.loss_scale())
+    else:
+        yield from run.infer()
+    with torch.no_grad():
+        outputs = readout.flat(readout.values)
+        value, metrics = (torch.tensor(1.0), []) if loss is None else loss(outputs, batch.rows)
+    routes_fLK = None if routers is None or routing is None else routers.close(routing, call, batch)
+    results.append(
+        MicroBatchResult(outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK)
+    )
+
+
+def offloaded_inputs(context: StepContext, batch: MicroBatch) -> OffloadedInputs:
+    """Where layer inputs of an update wait for the backward."""
+    live_tokens = batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens
+    ranks = context.ranks
+    if ranks is not None:
+        # Each forward is padded for itself.
+        live_tokens = ranks.own_tokens(live_tokens) + batch.num_partitions
+    return OffloadedInputs(context.module, layers=batch.measures.offloaded_layers, live_tokens=live_tokens)
+
+
+def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout:
+    assert batch.forest is not None and batch.plan is not None
+    if VALUES in call.outputs:
+        return ValueReadout(batch.forest, batch.plan, device=context.device)
+    wanted_F = call.rows.wanted_F[call.rows.flat_positions(batch.rows)]
+    edges = plan_edges(batch.forest, wanted_F, call.rows.temperature_B[list(batch.rows)], context.device)
+    return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

@@ -8,9 +8,23 @@ import torch
 
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Metrics
-from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.routers.expert_load import LoadReport
 from tree_rl.training.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MicroBatchResult:
+    """What a micro-batch gives its host."""
+
+    outputs: EdgeOutputs
+    """[f], row after row, without graph."""
+    loss: float
+    """The rows' loss; 1 where no loss was asked for."""
+    metrics: list[Metrics]
+    """One entry for each part of the rows that went through the host's loss."""
+    routes_fLK: torch.Tensor | None = None
+    """int16, experts that ran; None where the call did not record them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

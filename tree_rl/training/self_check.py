@@ -11,9 +11,11 @@ from torch import nn
 
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.micro_batch_runs import run_forest
-from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.micro_batch import MicroBatch
+from tree_rl.training.planning.planner import StepPlan
+from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.rows import Rows
+from tree_rl.training.run import run_whole
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import positions_of_rows
 
@@ -21,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 8
 MOST_TOKENS_ALONE = 4096
-"""Of a row whose attention may take memory by the square."""
+"""Most tokens of a row whose attention may take memory by the square."""
 MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
 """Ids that every vocabulary has."""
 MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -32,9 +34,30 @@ class TreeMismatchError(RuntimeError):
     """The tree forward of this model differs from its rows; training on it would be wrong."""
 
 
-def run_self_check(
-    context: StepContext, call: StepCall, micro_batches: Sequence[MicroBatch], *, max_tokens: int
-) -> float:
+class SelfCheck:
+    """The self-check of one step: once for its model, and once for the model without adapters."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Bind a step that has checked nothing."""
+        self._context = context
+        self.checked: set[bool] = set()
+        """What has been checked: True for a reference policy, which runs without the adapters that train."""
+        self.error: float | None = None
+        """Largest difference found so far; None before the first."""
+
+    def run(self, plan: StepPlan) -> None:
+        """Check before the first batch of a host that can run rows without a tree, or that shares tokens."""
+        context, call = self._context, plan.call
+        if call.flat_rows is None and context.ranks is None:
+            return
+        self.checked.add(call.is_reference)
+        most = min(plan.budget.unique_tokens, plan.budget.flat_tokens)
+        # Rows that run alone are not shared.
+        found = compare(context, call, plan.batches, max_tokens=most // context.sharing_ranks)
+        self.error = max(found, self.error or 0.0)
+
+
+def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroBatch], *, max_tokens: int) -> float:
     """Largest absolute difference of log-probs (values) between tree and rows, in train mode; two forwards on any rank.
 
     Rows that share a prefix are compared, and one of them gets a made-up sibling, so that there is always a branch. A
@@ -104,8 +127,11 @@ def _as_tree(
     both = _excerpt(rows, range(rows.num_rows), sibling)
     forest = Forest.from_rows([*token_ids, sibling])
     asked = replace(call, rows=both, loss=None, trains=False)
-    members = list(range(both.num_rows))
-    return run_forest(context, asked, members, forest, ranks=context.ranks).present()[name], forest
+    batch = MicroBatch(rows=tuple(range(both.num_rows)), offsets=both.offsets, forest=forest)
+    results: list[MicroBatchResult] = []
+    for _ in run_whole(context, asked, batch, None, results):
+        pass
+    return results[0].outputs[name], forest
 
 
 def _row_alone(context: StepContext, rows: Rows, row: int, name: str) -> torch.Tensor:

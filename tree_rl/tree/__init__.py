@@ -1,6 +1,5 @@
-"""What a tree is: forest, layout, weights, cost, partitions, overlap and drawings, in NumPy alone."""
+"""What a tree is: forest, layout, weights, partitions, overlap and drawings, in NumPy alone."""
 
-from tree_rl.tree.cost import CostModel, ModelShape
 from tree_rl.tree.forest import Forest, Jagged, RowError, Segments
 from tree_rl.tree.packing import PackedGroups, pack_groups
 from tree_rl.tree.report.overlap import Overlap, measure_forest
@@ -9,10 +8,8 @@ from tree_rl.tree.report.text_drawing import draw_text
 from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
 
 __all__ = [
-    "CostModel",
     "Forest",
     "Jagged",
-    "ModelShape",
     "Overlap",
     "PackedGroups",
     "RowError",

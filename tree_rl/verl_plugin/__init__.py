@@ -13,8 +13,8 @@ from types import ModuleType
 from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
-from tree_rl.verl_plugin.launch.plugin_presence import check_job_version
 from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+from tree_rl.verl_plugin.plugin_presence import check_job_version
 
 check_verl_version()
 check_job_version(os.environ)

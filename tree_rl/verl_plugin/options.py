@@ -7,14 +7,14 @@ from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
 from tree_rl.training.options import AUTO, TreeOptions
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
 """verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
 
 PATH_WEIGHT_COLUMNS = {"sep_avg": "tree_row_weights", "token_unique": "tree_token_weights"}
-"""By `tree.path_weighting` the column of the trainer's weights, one entry per response token; without the column an
-engine counts the rows of its own call."""
+"""`tree.path_weighting` -> column of the trainer's weights, one entry per response token; without the column an engine
+counts the rows of its own call."""
 
 
 @dataclass
@@ -22,8 +22,8 @@ class TreeConfig(TreeOptions, BaseConfig):
     """`TreeOptions` as verl's configs hold them; a ValueError names the key of a value that is no choice."""
 
     reuse_log_probs: bool | str = AUTO
-    """Of the actor, under the tree trainers: `auto` takes old log-probs from the update's own forward in every step in
-    which they are the same, true does so or refuses, false runs verl's pass before each update."""
+    """Source of the actor's old log-probs under the tree trainers: `auto` takes them from the update's own forward in
+    every step in which they are the same, true does so or refuses, false runs verl's pass before each update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,7 @@ class RecordedRow:
 
     row: Row
     reward: float | None = None
-    """Of the whole path."""
+    """Reward of the whole path."""
     advantage: np.ndarray | None = None
     """float64 [L]."""
     log_prob_change: np.ndarray | None = None

@@ -14,10 +14,10 @@ from gate import GateError, check, inputs_of
 from plan import Case, full_plan, quick_plan, registry
 from shapes import HEAD_LAYOUTS, SHAPES, HeadLayout
 from summary import summarise
-from timing import Timer
 
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Spread, write_csv
+from tree_rl.benchmark.timing import Timer
 from tree_rl.tree import measure_forest
 
 GATE_TOKENS = 4_000

@@ -38,9 +38,9 @@ class Contender:
     """One way to run the attention of a forest."""
 
     name: str
-    """As in the table."""
+    """Name in the table."""
     tokens: int
-    """Of q, k and v."""
+    """Tokens of q, k and v."""
     pairs: int
     """Visible pairs that it computes."""
     scale: float
@@ -94,7 +94,7 @@ def tree_contender(impl: str, forest: Forest, device: torch.device) -> Contender
     return Contender(
         name=f"tree {impl}",
         tokens=forest.num_unique,
-        pairs=pairs_of_tree(forest),
+        pairs=forest.num_pairs,
         scale=1.0,
         run=run,
         subtree_end=layout.subtree_end,
@@ -120,7 +120,7 @@ def path_contender(impl: str, forest: Forest, device: torch.device, most_tokens:
 
 def causal_contenders(impl: str, forest: Forest, device: torch.device) -> list[Contender]:
     """One plain causal row of the same tokens, and one of the same operations."""
-    equal = max(BLOCK, round(sqrt(2 * pairs_of_tree(forest)) / BLOCK) * BLOCK)
+    equal = max(BLOCK, round(sqrt(2 * forest.num_pairs) / BLOCK) * BLOCK)
     sizes = {"equal tokens": forest.num_unique, "equal operations": equal}
     return [
         _packed(f"causal {impl}, {what}", impl, PackedLayout([size], device), device) for what, size in sizes.items()
@@ -133,11 +133,6 @@ def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: H
     if kind == "tree":
         return unavailable_reason(impl, device=device, dtype=dtype, head_size=heads.head_size)
     return packed_attention.unavailable_reason(impl, device, dtype)
-
-
-def pairs_of_tree(forest: Forest) -> int:
-    """Visible (query, key) pairs of the unique tokens."""
-    return int(forest.position.sum(dtype=np.int64)) + forest.num_unique
 
 
 def pairs_of_rows(lengths: np.ndarray) -> int:

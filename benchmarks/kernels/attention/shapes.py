@@ -120,7 +120,7 @@ def tiny_segments(tokens: int) -> Segments:
 
 
 def recorded(kind: str) -> Callable[[int], Segments]:
-    """Recorded airline agents (`record_trees.py`), task after task, until there are about enough tokens.
+    """Recorded airline agents, task after task, until there are about enough tokens.
 
     Args:
         kind: "trial" or "call", what became a row.

@@ -21,8 +21,8 @@ from tree_rl.tree.forest.jagged import offsets_of
 
 OP = "packed_attention"
 IMPLEMENTATIONS = ("fa4", "cudnn", "fa2", "flash", "flex", "sdpa")
-"""In the order in which "auto" tries them. `fa4`, `fa2` (flash-attention 2, as torch ships it) and `flex` run all rows
-at once, the others row by row."""
+"""Implementations of packed attention, in the order in which "auto" tries them. `fa4`, `fa2` (flash-attention 2, as
+torch ships it) and `flex` run all rows at once, the others row by row."""
 BACKENDS = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_FLASH4_HEAD = 128

@@ -25,7 +25,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen3_moe": Qwen3MoeConfig,
     "qwen3_5": Qwen3_5TextConfig,
 }
-"""By `ModelSize.family`."""
+"""`ModelSize.family` -> class of the model's config."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 """Type of the model -> the higher precision it is compared with."""
 PACKED_LINEAR_ATTENTION = "tree kernels, rows apart"

@@ -16,9 +16,8 @@ from tree_rl.benchmark.against_packed.packed_rows import PackedRows, pack_rows, 
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
-from tree_rl.training.loss.edges import EdgePlan, plan_edges
+from tree_rl.training.loss.edges import EdgePlan, plan_edges, tree_log_probs
 from tree_rl.training.loss.outputs import LOG_PROBS
-from tree_rl.training.whole import tree_log_probs
 from tree_rl.tree import Forest, pack_groups
 
 PACKED = "packed"

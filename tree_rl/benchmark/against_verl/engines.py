@@ -1,6 +1,7 @@
 """Stock verl's engine as its example script sets it up, and ours beside it, on one random model in one process."""
 
 import socket
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ EXAMPLE = "examples/grpo_trainer/run_qwen3_8b_fsdp.sh"
 MAX_TOKENS = 24_576
 """Its ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu."""
 LEARNING_RATE, KL_COEF, KL_TYPE, CLIP = 1e-6, 0.001, "low_var_kl", 0.2
-"""Of the script (clip: verl's default); its entropy_coeff is 0."""
+"""Settings of the script (clip: verl's default); its entropy_coeff is 0."""
 ATTENTION = {"cuda": "flash_attention_2", "cpu": "sdpa"}
 """verl's default, which no CPU has."""
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -76,25 +77,60 @@ def build_engine(
         liger: Liger's fused layers, which the script leaves out.
     """
     join_process_group()
-    settings: dict[str, Any] = {
-        "strategy": "fsdp2",
-        "mixed_precision": BFLOAT16 if dtype == torch.bfloat16 else FLOAT32,
-        "use_torch_compile": torch.cuda.is_available(),
-    }
-    engine_class = FSDPEngineWithLMHead if tree is None else TreeFSDPEngineWithLMHead
-    model = HFModelConfig(
-        path=str(path),
-        load_tokenizer=False,
-        model_type="language_model",
-        use_remove_padding=True,
-        enable_gradient_checkpointing=checkpointing,
-        use_liger=liger,
-        override_config={"attn_implementation": attention},
+    return initialized(
+        FSDPEngineWithLMHead if tree is None else TreeFSDPEngineWithLMHead,
+        path,
+        tree=tree,
+        attention=attention,
+        checkpointing=checkpointing,
+        liger=liger,
+        mixed_precision=BFLOAT16 if dtype == torch.bfloat16 else FLOAT32,
+        use_torch_compile=torch.cuda.is_available(),
     )
+
+
+def initialized(
+    engine_class: type[FSDPEngineWithLMHead],
+    path: Path,
+    *,
+    tree: TreeConfig | None,
+    attention: str = "sdpa",
+    checkpointing: bool = True,
+    liger: bool = False,
+    learning_rate: float = LEARNING_RATE,
+    optimizer_settings: Mapping[str, object] | None = None,
+    **engine_settings: Any,
+) -> Any:
+    """An engine of this class under FSDP2, ready to run.
+
+    Args:
+        engine_class: stock verl's, ours, or a subclass.
+        path: of the model.
+        tree: options of ours, or None.
+        attention: of transformers, for rows.
+        checkpointing: recompute layers in the backward.
+        liger: Liger's fused layers.
+        learning_rate: of AdamW.
+        optimizer_settings: verl's `override_optimizer_config`.
+        engine_settings: fields of verl's `FSDPEngineConfig`.
+    """
+    settings = {"strategy": "fsdp2", **engine_settings}
     engine = engine_class(
-        model_config=model,
+        model_config=HFModelConfig(
+            path=str(path),
+            load_tokenizer=False,
+            model_type="language_model",
+            use_remove_padding=True,
+            enable_gradient_checkpointing=checkpointing,
+            use_liger=liger,
+            override_config={"attn_implementation": attention},
+        ),
         engine_config=FSDPEngineConfig(**settings) if tree is None else TreeFSDPEngineConfig(**settings, tree=tree),
-        optimizer_config=FSDPOptimizerConfig(lr=LEARNING_RATE, total_training_steps=1000),
+        optimizer_config=FSDPOptimizerConfig(
+            lr=learning_rate,
+            total_training_steps=1000,
+            override_optimizer_config=None if optimizer_settings is None else dict(optimizer_settings),
+        ),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()

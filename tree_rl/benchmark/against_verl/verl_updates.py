@@ -122,7 +122,7 @@ def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Col
         # The first update of each side compiles and warms up.
         times = {name: spent[1:] for name, spent in time_in_turns(updates, repeats=options.repeats + 1).items()}
         comparison = Comparison(batch=batch, overlap=batch.overlap(), errors=errors, times=times)
-        projected = comparison.with_all_projected().overlap.flop_bound(shape)
+        projected = shape.flop_bound(comparison.with_all_projected().overlap)
         yield comparison.columns(shape) | {"flop_bound_all_projected": projected}
 
 

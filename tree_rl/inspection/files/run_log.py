@@ -26,9 +26,9 @@ class RunLog:
     name: str
     """What it was read from."""
     steps: tuple[int, ...]
-    """In order."""
+    """Numbers of the steps, ascending."""
     metrics: tuple[Mapping[str, float], ...]
-    """Of each step; finite numbers alone."""
+    """Metrics of each step; finite numbers alone."""
     restarts: int
     """How often the steps went back."""
 
@@ -85,15 +85,21 @@ def read_log(path: Path) -> RunLog | None:
         restarts += step < last
         last = step
         # Validation before the first step, and after it, has lines of its own.
-        found[step] = {**found.get(step, {}), **metrics} if not _is_step(metrics) else metrics
-    steps = sorted(step for step, metrics in found.items() if _is_step(metrics))
+        found[step] = {**found.get(step, {}), **metrics} if not is_step(metrics) else metrics
+    steps = sorted(step for step, metrics in found.items() if is_step(metrics))
     if not steps:
         return None
     chosen = tuple(found[step] for step in steps)
     return RunLog(name=shown_path(path), steps=tuple(steps), metrics=chosen, restarts=restarts)
 
 
-def _is_step(metrics: Mapping[str, float]) -> bool:
+def read_steps(path: Path) -> list[tuple[int, Mapping[str, float]]]:
+    """What verl's `file` logger has written so far, line by line; nothing where there is no file yet."""
+    return list(_json_steps(path.read_text(encoding="utf-8"))) if path.exists() else []
+
+
+def is_step(metrics: Mapping[str, float]) -> bool:
+    """Whether a line is a trainer's step, not a validation."""
     return any(mark in metrics for mark in MARKS)
 
 

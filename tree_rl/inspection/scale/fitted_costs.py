@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS, CostFit
+from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.reading import read_bytes
 from tree_rl.inspection.files.shown import shown_path
-from tree_rl.tree.cost import CostModel, ModelShape
-from tree_rl.tree.cost_fit import LEAST_EQUATIONS, CostFit
 
 STATE_FILES = "tree_engine_world_size_*_rank_0.json"
 """Written by the engine beside verl's own files; every rank has learnt the same."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 MOST_GPUS = 65_536
-"""Of a prediction, which lays rows out over all of them."""
+"""Most GPUs of a prediction, which lays rows out over all of them."""
 
 
 class ScaleOption:

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
+from tree_rl.cost.balance.batch import BatchLayout, lay_out_groups, paths_of_groups
+from tree_rl.cost.cluster.hardware import Cluster
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cluster.step import DeviceMemory, Measured, StepModel, StepTime, StepWork
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
-from tree_rl.inspection.scale.hardware import GIB, Cluster
-from tree_rl.inspection.scale.parameters import Parameters
-from tree_rl.inspection.scale.step import Measured, StepMemory, StepModel, StepTime, StepWork
 from tree_rl.inspection.text import format_table
-from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap, lay_out_groups, measure_groups
 
 SHARING = (1, 2, 4, 8)
 """Ranks that may share tokens."""
@@ -52,11 +53,11 @@ class ScaleSettings:
     max_tokens: int = 65_536
     """Unique tokens of a micro-batch."""
     checkpoint: Path | None = None
-    """Of a run of this model, whose measured costs count."""
+    """Checkpoint of a run of this model, whose measured costs count."""
     log_probs: bool = True
-    """Whether old log-probs take a pass of their own."""
+    """True if old log-probs take a pass of their own."""
     shared: bool = True
-    """Whether the rows of a group share prefixes; False: every row runs by itself, as without trees."""
+    """True if the rows of a group share prefixes; False: every row runs by itself, as without trees."""
     head_share: float = 1.0
     """Share of the tokens that the language-model head reads."""
 
@@ -75,7 +76,7 @@ class Scaled:
         return self.model.time(self.work)
 
     @cached_property
-    def memory(self) -> StepMemory:
+    def memory(self) -> DeviceMemory:
         """Bytes of one GPU."""
         return self.model.memory(self.work)
 
@@ -127,17 +128,16 @@ class Step:
         if settings.checkpoint is not None:
             cost, sharing = read_fitted_cost(settings.checkpoint, self.shape)
             self.measured = Measured(sharing=sharing, per_forward=cost.per_forward)
-        found = measure_groups(number, [row.token_ids for row in rows], cost)
+        found = paths_of_groups(number, [row.token_ids for row in rows], cost)
         chosen = _drawn(len(groups), settings.prompts)
-        self.overlaps: list[GroupOverlap] = [found[group] for group in chosen]
+        self.paths = [found[group] for group in chosen]
         self.group_of_row = np.repeat(np.arange(len(chosen)), [len(groups[group]) for group in chosen])
 
     def on(self, gpus: int, sharing: int) -> Scaled:
         """The step on so many GPUs, so many of which share tokens."""
         settings = self.settings
-        paths = [overlap.paths for overlap in self.overlaps]
         ranks = gpus // sharing
-        layout = lay_out_groups(self.group_of_row, paths, num_ranks=ranks, num_cells=settings.mini_batches)
+        layout = lay_out_groups(self.group_of_row, self.paths, num_ranks=ranks, num_cells=settings.mini_batches)
         model = StepModel(
             shape=self.shape,
             parameters=self.parameters,

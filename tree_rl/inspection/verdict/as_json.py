@@ -1,4 +1,4 @@
-"""Results of `inspect`, `plan` and `estimate` as JSON objects; docs/inspect.md describes the fields.
+"""Results of `inspect` and `plan` as JSON objects; docs/inspect.md describes the fields.
 
 Names are stable: a change of meaning raises `FORMAT`.
 """
@@ -9,15 +9,15 @@ from dataclasses import asdict
 from typing import Any
 
 from tree_rl import __version__
+from tree_rl.cost.cost_model import ModelShape
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.inspection.scale.report import Scaled
 from tree_rl.inspection.verdict.judgement import Verdict
 from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
-from tree_rl.tree.cost import ModelShape
 
 FORMAT = 1
-"""Of all objects."""
+"""Version of all objects."""
 
 
 def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape, verdict: Verdict) -> str:
@@ -40,6 +40,7 @@ def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape,
             "memory": None if verdict.memory is None else _memory(verdict.memory),
             "next": verdict.next_command,
         },
+        prediction=None if verdict.update_prediction is None else _prediction(verdict.update_prediction),
     )
 
 
@@ -60,25 +61,6 @@ def scaled(steps: Iterable[Scaled], said: Iterable[str]) -> str:
     return _written("plan --ranks", steps=[_step(one) for one in steps], notes=list(said))
 
 
-def estimated(memory: MemoryPrediction, update: UpdatePrediction, next_command: str) -> str:
-    """`tree-rl estimate --json`."""
-    sides = zip(("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True)
-    return _written(
-        "estimate",
-        **{
-            name: {"update_seconds": time.total, "step_seconds": step, "step_price": price}
-            for name, time, step, price in sides
-        },
-        update_speed_up=update.speed_up,
-        step_speed_up=update.share.step_speed_up(update.speed_up),
-        update_share=update.share.share,
-        update_share_from=update.share.source,
-        gpu_price=update.price,
-        memory=_memory(memory),
-        next=next_command,
-    )
-
-
 def _written(command: str, **fields: Any) -> str:
     """One line of ASCII; what a file holds cannot move the cursor."""
     head = {"format": FORMAT, "command": command, "tree_rl": __version__}
@@ -95,7 +77,7 @@ def _group(report: GroupReport, shape: ModelShape) -> dict[str, Any]:
         "flat_tokens": overlap.flat_tokens,
         "por": overlap.por,
         "token_bound": overlap.token_bound,
-        "flop_bound": overlap.flop_bound(shape),
+        "flop_bound": shape.flop_bound(overlap),
         "depth": overlap.depth,
         "branches": {str(cause): count for cause, count in report.causes.items()},
     }
@@ -124,6 +106,19 @@ def _step(one: Scaled) -> dict[str, Any]:
         "imbalance": one.layout.imbalance,
         "gpu_bytes": one.memory.total,
         "slowed_by": one.slowed_by or None,
+    }
+
+
+def _prediction(update: UpdatePrediction) -> dict[str, Any]:
+    sides = zip(("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True)
+    return {
+        **{
+            name: {"update_seconds": time.total, "step_seconds": step, "step_price": price}
+            for name, time, step, price in sides
+        },
+        "update_speed_up": update.speed_up,
+        "step_speed_up": update.share.step_speed_up(update.speed_up),
+        "gpu_price": update.price,
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import any_trains
 from tree_rl.inspection.verdict.grouping import Regrouped
-from tree_rl.inspection.verdict.prediction import MemoryPrediction
+from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction
 from tree_rl.inspection.verdict.update_share import UpdateShare
 
 REACHED = (0.96, 1.02)
@@ -30,6 +30,8 @@ class Verdict:
     """Groups by other columns, where none names them."""
     memory: MemoryPrediction | None
     """None where no model is named."""
+    update_prediction: UpdatePrediction | None
+    """None where no model is named or no token trains."""
     next_command: str
     """What to type next."""
 

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tree_rl.cost.cluster.gpus import Gpu
+from tree_rl.cost.cluster.parameters import Parameters
+from tree_rl.cost.cluster.step import StepModel, StepTime
+from tree_rl.cost.memory.budget import GRANULARITY, room_beside, rounded_tokens
+from tree_rl.cost.memory.choice import ByteBudget, Chooser
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.report import forest_of, report_groups, rows_by_group, total_of
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.scale.gpus import Gpu
-from tree_rl.inspection.scale.parameters import Parameters
 from tree_rl.inspection.scale.report import ScaleSettings, Step
-from tree_rl.inspection.scale.step import StepModel, StepTime
 from tree_rl.inspection.verdict.update_share import UpdateShare
-from tree_rl.training.memory.choice import ByteBudget, Chooser, quick_plan
 
-FILLED = 0.8
-"""Share of a GPU's memory that `tree.max_tokens: auto` fills."""
 LEAST_SHARE = 1e-6
-"""Of a step, below which updates say nothing about its length."""
-GRANULARITY = 1024
-"""Of the tokens that are advised."""
+"""Share of a step below which updates say nothing about its length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +27,7 @@ class Least:
     """The least that one GPU needs for the largest forward of one way to run."""
 
     tokens: int
-    """Of that forward."""
+    """Tokens of that forward."""
     memory: float
     """Bytes, with weights, gradients and optimizer state."""
     runs_as: str
@@ -65,7 +62,7 @@ class UpdatePrediction:
     trees: StepTime
     share: UpdateShare
     price: float | None
-    """Of one GPU for an hour."""
+    """Price of one GPU for an hour."""
     gpus: int
 
     @property
@@ -140,16 +137,16 @@ def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPredict
     largest = max(forests, key=lambda forest: forest.num_unique)
     longest = max(len(row.token_ids) for row in rows)
     chooser = Chooser(model=activations)
-    least = chooser.choose(largest, ByteBudget(device=0.0), quick_plan)
+    least = chooser.choose(largest, ByteBudget(device=0.0))
     tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
     state = model.memory_with(0.0).total
-    room = FILLED * model.cluster.memory - state
+    room = room_beside(state, model.cluster.memory)
     fits = room >= activations.bytes_of(GRANULARITY)
-    max_tokens = activations.tokens_of(room) // GRANULARITY * GRANULARITY if fits else None
+    max_tokens = rounded_tokens(activations.tokens_of(room)) if fits else None
     runs = None
     if max_tokens is not None:
         is_whole = largest.num_unique <= max_tokens
-        runs = "whole" if is_whole else chooser.choose(largest, chooser.budget(max_tokens), quick_plan).name
+        runs = "whole" if is_whole else chooser.choose(largest, chooser.budget(max_tokens)).name
     return MemoryPrediction(
         gpu=gpu,
         gpus=model.cluster.gpus,

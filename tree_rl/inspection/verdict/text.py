@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from tree_rl.cost.memory.budget import MEMORY_FRACTION
+from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files.shown import escaped
-from tree_rl.inspection.scale.hardware import GIB
 from tree_rl.inspection.text import format_table
 from tree_rl.inspection.verdict.judgement import REACHED, Verdict
-from tree_rl.inspection.verdict.prediction import FILLED, MemoryPrediction, UpdatePrediction
+from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction
 
 NAME_LENGTH = 40
 
@@ -32,8 +33,6 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
         lines.append(f"  equal rows  {told}: duplicates count in the bounds; drop those that were not sampled twice")
     if verdict.memory is None:
         lines.append("  memory      --model CONFIG predicts it, with the best max_tokens")
-    else:
-        lines += [f"  memory      {_memory_line(verdict.memory)}", f"  max_tokens  {_best(verdict.memory)}"]
     lines.append(f"  next        {escaped(verdict.next_command)}")
     return "\n".join(lines)
 
@@ -50,15 +49,16 @@ def format_missing_group(verdict: Verdict) -> str:
     return f"{warning}\n\n" + format_table(("--group-by", "groups", "POR"), cells)
 
 
-def format_estimate(memory: MemoryPrediction, update: UpdatePrediction) -> str:
-    """What `tree-rl estimate` prints."""
-    return "\n".join([*_update_table(memory, update), "", *_memory_table(memory), "", *_notes(memory, update)])
+def format_prediction(memory: MemoryPrediction, update: UpdatePrediction | None) -> str:
+    """What a step takes on the GPUs that were named: seconds and money, unless no token trains, and memory."""
+    times = [] if update is None else [*_update_table(update), ""]
+    head = f"{memory.gpus} x {memory.gpu.value} ({memory.gpu.spec.memory_gib:.0f} GiB). "
+    head += "One step trains every row of the file once."
+    return "\n".join([head, "", *times, *_memory_table(memory), "", *_notes(memory, update)])
 
 
-def _update_table(memory: MemoryPrediction, update: UpdatePrediction) -> Iterator[str]:
-    share, gpu = update.share, memory.gpu
-    yield f"{memory.gpus} x {gpu.value} ({gpu.spec.memory_gib:.0f} GiB). One step trains every row of the file once."
-    yield ""
+def _update_table(update: UpdatePrediction) -> Iterator[str]:
+    share = update.share
     cells = [
         [name, f"{time.total:,.2f}", _figure(step), _figure(price), _figure(None if price is None else 100 * price)]
         for name, time, step, price in zip(
@@ -83,25 +83,20 @@ def _memory_table(memory: MemoryPrediction) -> Iterator[str]:
     yield f"Best max_tokens: {_best(memory)}."
 
 
-def _memory_line(memory: MemoryPrediction) -> str:
-    sizes = (memory.rows, memory.whole, memory.partitioned)
-    flat, whole, least = (f"{one.memory / GIB:.0f}" for one in sizes)
-    ways = f"{flat} GiB for rows, {whole} for whole trees, {least} for trees as {memory.partitioned.runs_as}"
-    return f"at least {ways} (each of {memory.gpus} x {memory.gpu.value})"
-
-
 def _best(memory: MemoryPrediction) -> str:
     if memory.max_tokens is None:
         taken = f"{memory.state / GIB:.0f} GiB of {memory.gpu.spec.memory_gib:.0f} are taken before the first token"
         return f"none fits: {taken}; take more GPUs"
-    filled = f"{memory.max_tokens:,} fills {FILLED:.0%} of a GPU"
+    filled = f"{memory.max_tokens:,} fills {MEMORY_FRACTION:.0%} of a GPU"
     return f"{filled}; the largest group runs as: {memory.largest_runs}"
 
 
-def _notes(memory: MemoryPrediction, update: UpdatePrediction) -> Iterator[str]:
+def _notes(memory: MemoryPrediction, update: UpdatePrediction | None) -> Iterator[str]:
     yield "Figures are predictions. One H200 was at most 14 % off, two 9.5 %; more were not measured."
     if memory.gpu is not memory.gpu.H200:
         yield f"Nothing was measured on {memory.gpu.value}: its rate is the H200's share of the peak in its data sheet."
+    if update is None:
+        return
     yield "Rollouts count as the rest of a step, which trees do not shorten."
     if update.price is not None:
         yield f"Prices are yours: {update.price:g} for a GPU and hour."

@@ -9,7 +9,7 @@ from tree_rl.inspection.files.run_log import read_log
 from tree_rl.inspection.files.shown import shown_path
 
 ASSUMED = 0.6
-"""Of a step, where nothing is known. Ours of stock verl with recorded agents was 0.67 (docs/benchmarks)."""
+"""Share of a step where nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
 STEP, UPDATE = "timing_s/step", "timing_s/update_actor"
 SHORTENED = (UPDATE, *(f"timing_s/{name}" for name in ("old_log_prob", "ref", "values", "update_critic")))
 """verl's timers of what runs forwards or backwards over rows."""
@@ -22,7 +22,7 @@ class UpdateShare:
     """Share of a step's seconds in passes over rows."""
 
     share: float
-    """In [0, 1]."""
+    """Share of a step's seconds in passes over rows, in [0, 1]."""
     source: str
     """Where it comes from, in words."""
 

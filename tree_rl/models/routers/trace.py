@@ -20,7 +20,8 @@ NATIVE = -1
 """Expert number in a replayed route that leaves the choice to the router, as in `merge_routes`."""
 
 Scores = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
-"""From a router, its logits [N, E] and the chosen experts [N, K] to what weighs their outputs, [N, K]."""
+"""Function of a router, its logits [N, E] and the chosen experts [N, K]; it returns the weights of their outputs, [N,
+K]."""
 
 
 def _softmax_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ ARGUMENTS: Mapping[str, Any] = {
     "sandbox": {},
     "environment_options": {},
 }
-"""Of `AgentInEnvironment`, with their defaults."""
+"""Arguments of `AgentInEnvironment`, with their defaults."""
 
 
 def build(

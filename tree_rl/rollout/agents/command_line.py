@@ -49,7 +49,7 @@ class CommandLineOptions:
     """Environment variables besides `OPENAI_BASE_URL, OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
     ANTHROPIC_API_KEY`; a PATH here replaces the default one. `{model}` is replaced here too."""
     limits: Limits = field(default_factory=program_limits)
-    """Of the program and everything it starts."""
+    """Limits of the program and everything it starts."""
 
     def __post_init__(self) -> None:
         if "{prompt}" not in self.command:

@@ -40,7 +40,7 @@ class HarnessOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables; they win."""
     limits: Limits = field(default_factory=program_limits)
-    """Of the program and everything it starts."""
+    """Limits of the program and everything it starts."""
 
 
 class HarnessAgent(CommandLineAgent):

@@ -17,7 +17,7 @@ class InstalledProgram:
     """A program and the folders that a `local` sandbox must show for it."""
 
     path: Path
-    """Of the program, links followed."""
+    """Path of the program, links followed."""
     readable: tuple[str, ...]
     """Folders beyond the system's programs, which every sandbox shows."""
     search_path: str

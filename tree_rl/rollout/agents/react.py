@@ -28,7 +28,7 @@ SUMMARISE = (
     "Your context is nearly full. Write down, for yourself, what you have found and done and what is left to do."
 )
 MAX_RETRIES = 4
-"""Of a request that the model server refused for the moment."""
+"""Retries of a request that the model server refused for the moment."""
 GO_ON = "What you have found and done so far:\n\n{summary}\n\nGo on from here."
 SUB_AGENT = "You work on one part of a larger task. Do it, then answer with your result in a few sentences."
 DELEGATE: Mapping[str, Any] = {

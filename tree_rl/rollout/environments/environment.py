@@ -26,7 +26,7 @@ class Outcome:
     malformed_calls: int
     """Tool calls that could not be read."""
     is_complete: bool
-    """Whether the agent ended by itself; False when a limit ended it."""
+    """True if the agent ended by itself; False when a limit ended it."""
 
 
 class Environment(Protocol):

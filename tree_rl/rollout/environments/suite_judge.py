@@ -23,7 +23,7 @@ Run = Callable[[str], Awaitable[CommandResult]]
 """Executes a command in the repository."""
 UNITTEST_RUNNER = "unittest_runner.py"
 READ_BYTES = 24_000
-"""Of a test file in the image, read by one command: its base64 fits the smallest sensible output limit."""
+"""Bytes of a test file in the image that one command reads: their base64 fits the smallest sensible output limit."""
 MAX_TEST_FILE_BYTES = 1 << 20
 ADDED_TO_PYTEST = "export PYTEST_ADDOPTS='--maxfail=0'; "
 """A configuration that stops at the first failure would stop at a canary."""

@@ -60,6 +60,21 @@ class Generation:
                 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer(Generation):
+    """A generated turn.
+
+    Its ids end with the end token, the token that completes a stop text, or the last one below a limit.
+    """
+
+    stop_text: str | None
+    """The stop text that ended it."""
+    text: str
+    """What the agent sees: the turn without its end token, or up to the stop text."""
+    text_ids: tuple[int, ...] | None
+    """The ids that spell `text`. None if the stop text begins inside a token."""
+
+
 class Backend(Protocol):
     """A language model behind the gateway."""
 

@@ -6,8 +6,8 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_TIMEOUT_S = 60.0
-"""From the first byte of a request, or from connecting, to the end of its head; also from an answer to the end of a
-body that nobody reads any more. The server has no such limit."""
+"""Seconds that the head of a request may take, counted from its first byte or from the connection; also from an answer
+to the end of a body that nobody reads any more. The server has no such limit."""
 
 _Protocol: Any = AutoHTTPProtocol
 """The server's own protocol; its class depends on what is installed."""

@@ -18,7 +18,7 @@ class Endpoint:
     """Ends the session at its gateway. None for an address that no gateway of this process serves."""
 
     ran_out_of_calls: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
-    """Whether the gateway refused a call beyond `max_calls`. None as above."""
+    """Tells whether the gateway refused a call beyond `max_calls`. None as above."""
 
     @property
     def openai_url(self) -> str:

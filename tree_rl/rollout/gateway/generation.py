@@ -6,34 +6,16 @@ that few tokens behind a stop text are wasted. Every token is still drawn in its
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from tree_rl.rollout.gateway.backend import Backend, Generation
-from tree_rl.rollout.gateway.long_work import beside_the_loop
+from tree_rl.rollout.gateway.backend import Answer, Backend, Generation
+from tree_rl.rollout.gateway.long_work import SEARCH, SPELL, beside_the_loop
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 FIRST_SLICE_TOKENS = 64
-LONG_ANSWER_TOKENS = 4000
-"""Longer answers are read in a thread; with stop texts those of an eighth. Decoding so many tokens takes 2 ms, finding
-where a stop text begins 13 times as long."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer(Generation):
-    """A generated turn.
-
-    Its ids end with the end token, the token that completes a stop text, or the last one below a limit.
-    """
-
-    stop_text: str | None
-    """The stop text that ended it."""
-    text: str
-    """What the agent sees: the turn without its end token, or up to the stop text."""
-    text_ids: tuple[int, ...] | None
-    """The ids that spell `text`. None if the stop text begins inside a token."""
 
 
 async def generate_answer(
@@ -70,8 +52,8 @@ async def generate_answer(
             raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error
         done = _joined(done, slice_)
         is_last = done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens
-        is_long = len(done.token_ids) * (8 if stop else 1) > LONG_ANSWER_TOKENS
-        answer = await beside_the_loop(partial(_read, done, stop, renderer, is_last=is_last), is_long=is_long)
+        read = partial(_read, done, stop, renderer, is_last=is_last)
+        answer = await beside_the_loop(read, SEARCH if stop else SPELL, tokens=len(done.token_ids))
         if answer is not None:
             return answer
         size *= 2

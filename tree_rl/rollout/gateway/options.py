@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from tree_rl.rollout.gateway.calls.json_output import JsonOutput
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls
 from tree_rl.rollout.gateway.dialects.families import check_dialect
 
 OnDrift = Literal["reuse", "branch"]
 Reasoning = Literal["field", "inline"]
 SamplingFrom = Literal["trainer", "agent"]
-JsonOutput = Literal["refuse", "instruct", "enforce"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
-from tree_rl.rollout.gateway.long_work import beside_the_loop
+from tree_rl.rollout.gateway.long_work import READ, SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
 from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_for
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
@@ -42,10 +42,6 @@ NOT_SERVED = {
 SHOWN_PATH = 200
 NO_HEADERS: Mapping[str, str] = {}
 AGENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-LARGE_BODY_BYTES = 1 << 16
-"""Larger bodies are read in a thread. Two thousand empty messages take so many bytes, and 10 ms."""
-MANY_WRITTEN_TOKENS = 20_000
-"""Longer answers are written in a thread. A token with its log-prob takes as long as twenty without."""
 STREAM_PING_S = 10.0
 """A stream begins after so many seconds without an answer. Until then an error has its own status."""
 
@@ -197,11 +193,12 @@ async def _answered(
         stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
         return StreamingResponse(stream, media_type=asked.stream_type, headers=STREAM_HEADERS)
     completion = _result(task)
-    is_long = _is_long(asked, completion)
+    # A token with its log-prob takes as long as twenty without.
+    cost, tokens = SEARCH if asked.with_log_probs else READ, completion.completion_tokens
     if asked.is_stream:
-        written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), is_long=is_long)
+        written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), cost, tokens=tokens)
         return Response(written, media_type=asked.stream_type, headers=STREAM_HEADERS)
-    return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), is_long=is_long)
+    return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), cost, tokens=tokens)
 
 
 def _events(
@@ -212,11 +209,6 @@ def _events(
     except (RequestError, BackendError) as error:
         session.refused[error.status] += 1
         yield protocol.error_event(asked, error)
-
-
-def _is_long(asked: ChatRequest, completion: Completion) -> bool:
-    """Whether writing an answer takes longer than a few milliseconds."""
-    return completion.completion_tokens * (20 if asked.with_log_probs else 1) > MANY_WRITTEN_TOKENS
 
 
 async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyRequest:
@@ -230,7 +222,7 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
 
-    asked = await beside_the_loop(answer, is_long=len(body) > LARGE_BODY_BYTES)
+    asked = await beside_the_loop(answer, READ, characters=len(body))
     if isinstance(asked, RequestError):
         raise asked
     return asked

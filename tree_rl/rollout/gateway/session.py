@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tree_rl.rollout.gateway.backend import Backend, BackendError
+from tree_rl.rollout.gateway.backend import Answer, Backend, BackendError
 from tree_rl.rollout.gateway.calls.json_output import with_json
 from tree_rl.rollout.gateway.calls.side_calls import side_call_of
-from tree_rl.rollout.gateway.generation import Answer, cut_behind_first, generate_answer
-from tree_rl.rollout.gateway.long_work import beside_the_loop
+from tree_rl.rollout.gateway.generation import cut_behind_first, generate_answer
+from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -28,11 +28,6 @@ from tree_rl.rollout.transcript import ModelCall
 
 CALL_TIMEOUT_S = 3600.0
 """A call that takes longer is cancelled and answered with status 504."""
-MANY_SHOWN_TOKENS = 300
-"""The texts of more tokens are made in a thread, for clients that ask for log-probs. So many take 5 ms."""
-
-MANY_COUNTED_TOKENS = 1000
-"""The reasoning of longer answers is counted in a thread: the turn is decoded about ten times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +35,7 @@ class RecordedSession:
     """What a closed session leaves."""
 
     calls: tuple[ModelCall, ...]
-    """In the order they were answered. `rows_of_calls` makes rows of them."""
+    """Calls in the order they were answered. `rows_of_calls` makes rows of them."""
     drift: DriftReport
     cancelled: int
     """Calls whose client left, or that were running when the session was closed."""
@@ -69,7 +64,7 @@ class Session:
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
         self.is_exhausted = False
-        """Whether a call was refused because the session had made its `max_calls`."""
+        """True once a call was refused because the session had made its `max_calls`."""
         self._left_out: Counter[str] = Counter()
         self._constrained = 0
         self._renderer = renderer
@@ -234,7 +229,7 @@ class Session:
 
             return cut_behind_first(answer, calls_in, self._renderer)
 
-        return await beside_the_loop(cut, is_long=len(answer.token_ids) > MANY_SHOWN_TOKENS)
+        return await beside_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
 
     async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
         if not message.reasoning:
@@ -243,11 +238,10 @@ class Session:
         if not reasoning:
             return None
         count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
-        return await beside_the_loop(count, is_long=len(answer.token_ids) > MANY_COUNTED_TOKENS)
+        return await beside_the_loop(count, SEARCH, tokens=len(answer.token_ids))
 
     async def _shown_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
-        is_long = len(answer.token_ids) > MANY_SHOWN_TOKENS
-        return await beside_the_loop(partial(self._visible_tokens, answer), is_long=is_long)
+        return await beside_the_loop(partial(self._visible_tokens, answer), SEARCH, tokens=len(answer.token_ids))
 
     def _visible_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         texts = [self._renderer.decode([token]) for token in answer.token_ids]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
 
 MAX_BYTES = 64 << 20
-"""Of an agent's changes, unpacked."""
+"""Most bytes of an agent's changes, unpacked."""
 MAX_FILES = 20_000
 MARK = "TREE_RL_SANDBOX"
 """Variable of every command of a session: what it started is found by it."""

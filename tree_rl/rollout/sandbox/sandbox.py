@@ -55,7 +55,7 @@ class Sandbox(Protocol):
     """A place for one session. Every method that uses it raises `SandboxDied` when it does not answer."""
 
     has_model_port: bool
-    """Whether programs of `run_agent` find the gateway at a port of the sandbox, and reach nothing else."""
+    """True if programs of `run_agent` find the gateway at a port of the sandbox, and reach nothing else."""
 
     async def start(self) -> None:
         """Bring it up. Raises `SandboxError` if it does not start."""

@@ -45,9 +45,9 @@ class CommandResult:
     exit_code: int
     """The shell's exit status; -9 when killed."""
     timed_out: bool
-    """Whether the wall-clock limit ended it."""
+    """True if the wall-clock limit ended it."""
     truncated: bool
-    """Whether output was dropped."""
+    """True if output was dropped."""
     seconds: float
     """Wall-clock time."""
 

@@ -56,7 +56,7 @@ STILL_RUNNING = "still running"
 JUDGE = "judge"
 """Key of the arguments of `remote` for the server where sessions are judged."""
 CHUNK_BYTES = 4 << 20
-"""Of an agent's changes, read by one command."""
+"""Bytes of an agent's changes that one command reads."""
 SCRIPT = """\
 cd "$1" || exit 126
 output=$(mktemp) || exit 126

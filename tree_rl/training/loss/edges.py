@@ -1,20 +1,25 @@
-"""Which log-probs a batch needs, and where they go in its rows.
+"""Which log-probs a batch needs, the forward that computes them, and where they go in its rows.
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
 first token of each child. Legend: F flat tokens, N unique tokens, E edges, R logit rows, B rows,
 W wanted flat positions.
 """
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from tree_kernels.edge_log_probs import rows_of_edges
 from tree_kernels.host_copy import to_device
-from tree_rl.models.edge_head import EdgeRequest
+from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.sequence_parallel import SequenceParallel
+from tree_rl.models.tree_inputs import ModelInputs
 from tree_rl.training.loss.edge_share import EdgeShare
+from tree_rl.training.loss.outputs import EdgeOutputs, Wanted
 from tree_rl.tree.forest import Forest
 
 MOST_MARKS_PER_VALUE = 64
@@ -52,34 +57,6 @@ class EdgePlan:
     those of this rank."""
     share: EdgeShare | None = None
     """With sequence parallelism: which edges are this rank's, and how the others' values arrive."""
-
-    @classmethod
-    def of(
-        cls,
-        source_R: np.ndarray,
-        row_of_edge_E: np.ndarray,
-        target_E: np.ndarray,
-        temperature_E: np.ndarray,
-        *,
-        flat_W: np.ndarray,
-        edge_W: np.ndarray,
-        num_flat: int,
-        device: torch.device | str,
-        share: EdgeShare | None = None,
-    ) -> "EdgePlan":
-        """A plan from its host arrays: those of the fields, and the flat position and the edge of every read."""
-        asked = (source_R, row_of_edge_E, target_E, temperature_E)
-        if share is not None:
-            asked = share.asked(source_R[row_of_edge_E], target_E, temperature_E)
-        return cls(
-            source_R=source_R,
-            row_of_edge_E=row_of_edge_E,
-            target_E=target_E,
-            temperature_E=temperature_E,
-            reads=FlatReads(flat_W=to_device(flat_W, device), edge_W=to_device(edge_W, device), num_flat=num_flat),
-            request=request_edges(*asked, device=device),
-            share=share,
-        )
 
     def of_all(self, values_e: torch.Tensor) -> torch.Tensor:
         """Values of all edges [E] from those that the request was answered with."""
@@ -121,16 +98,24 @@ def plan_edges(
     edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
     sources, row_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
-    share = None if ranks is None else EdgeShare.of(sources[row_of_edge], forest.num_unique, ranks, device)
-    return EdgePlan.of(
-        sources,
-        row_of_edge.astype(np.int64),
-        forest.input_ids[edge_child].astype(np.int64),
-        temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32),
-        flat_W=flat,
-        edge_W=edge_of_wanted.astype(np.int64),
-        num_flat=forest.num_flat,
-        device=device,
+    source_R, row_of_edge_E = sources, row_of_edge.astype(np.int64)
+    target_E = forest.input_ids[edge_child].astype(np.int64)
+    temperature_E = temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32)
+    asked, share = (source_R, row_of_edge_E, target_E, temperature_E), None
+    if ranks is not None:
+        share = EdgeShare.of(source_R[row_of_edge_E], forest.num_unique, ranks, device)
+        asked = share.asked(source_R[row_of_edge_E], target_E, temperature_E)
+    return EdgePlan(
+        source_R=source_R,
+        row_of_edge_E=row_of_edge_E,
+        target_E=target_E,
+        temperature_E=temperature_E,
+        reads=FlatReads(
+            flat_W=to_device(flat, device),
+            edge_W=to_device(edge_of_wanted.astype(np.int64), device),
+            num_flat=forest.num_flat,
+        ),
+        request=request_edges(*asked, device=device),
         share=share,
     )
 
@@ -182,3 +167,32 @@ def scatter(values_E: torch.Tensor, reads: FlatReads) -> torch.Tensor:
     Its gradient sums an edge over every row that reads it: the g_t weighting of the paper, nothing else does it.
     """
     return values_E.new_zeros(reads.num_flat).index_put((reads.flat_W,), values_E[reads.edge_W])
+
+
+LateEdges = Callable[[], EdgePlan]
+"""Plans edges when the head asks for them."""
+
+
+def tree_log_probs(
+    model: nn.Module, inputs: ModelInputs, edges: EdgePlan | LateEdges, *, extras: Wanted = ()
+) -> EdgeOutputs:
+    """Log-probs, and other outputs, of all wanted edges of a forest, from one forward.
+
+    Args:
+        model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`; wrapped or
+            not.
+        inputs: the forest, or whatever else the model reads.
+        edges: from `plan_edges` on the same forest with the same ranks, or what calls it; then the GPU computes the
+            layers meanwhile.
+        extras: outputs beside log-probs, `entropy` and `sum_pi_squared`.
+
+    Returns:
+        [F] each; only rows of `source_R` were projected to the vocabulary.
+    """
+    plan = functools.cache((lambda: edges) if isinstance(edges, EdgePlan) else edges)
+
+    def request() -> EdgeRequest:
+        return replace(plan().request, extras=extras)
+
+    per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
+    return EdgeOutputs.of_edges(per_edge).map(lambda value_e: scatter(plan().of_all(value_e), plan().reads))

@@ -8,7 +8,7 @@ import torch
 
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
-from tree_rl.training.planning.micro_batches import MicroBatch
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.tree.forest.jagged import positions_of_rows
 
 

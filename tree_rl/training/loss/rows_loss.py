@@ -17,7 +17,8 @@ Metrics = Any
 """What a loss reports beside its value; a step hands it through."""
 
 Loss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, Metrics]]
-"""From outputs [f] of some rows, row after row, and the rows' indices in the call, to a scalar and metrics."""
+"""Function of outputs [f] of some rows, row after row, and the rows' indices in the call; it returns a scalar and
+metrics."""
 
 PartsLoss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, list[Metrics]]]
 """The same with one entry of metrics for each part of the rows that went through the host's loss on its own."""

@@ -87,7 +87,7 @@ class _ForwardInputs:
     def __init__(self, run: OffloadedInputs) -> None:
         self._run = run
         self._waiting: dict[int, tuple[int, torch.Tensor]] = {}
-        """By layer: offset and memory of its input on the host; gone once the backward has asked for it."""
+        """Layer -> offset and memory of its input on the host; gone once the backward has asked for it."""
         self._leaving: _Copy | None = None
         self._arriving: dict[int, _Copy] = {}
 

@@ -12,10 +12,10 @@ from tree_kernels.edge_log_probs import chosen_implementation
 from tree_kernels.edge_log_probs.api import default_chunk_rows
 from tree_kernels.tree_attention import chosen_implementation as tree_attention_implementation
 from tree_kernels.tree_attention.portable.blocked import BLOCK_TOKENS, DEFAULT_BLOCK_TOKENS
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
 from tree_rl.models.edge_head import EdgeHead
 from tree_rl.models.tiled_mlp import tileable_layers
-from tree_rl.training.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
-from tree_rl.tree.cost import ModelShape
 
 
 def read_memory_model(

@@ -12,19 +12,12 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.training.memory.model import MemoryModel
+from tree_rl.cost.memory.budget import room_beside, rounded_tokens, working_scale
+from tree_rl.cost.memory.model import GIB, MemoryModel
 
 logger = logging.getLogger(__name__)
 
-MEMORY_FRACTION = 0.8
-"""Share of the device that model, optimizer and one path of partitions may take; the rest is for fragments."""
-LEAST_TOKENS = 1024
-"""No budget goes below this: shorter forwards leave the GPU idle."""
-GRANULARITY = 1024
-LEAST_SCALE, LARGEST_SCALE = 0.5, 4.0
-"""A measured working set outside of these, over the counted one, is that of something else."""
-SCALE_STEP = 0.01
-_NO_LIMIT = 2**31 - 1
+NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +25,9 @@ class Budget:
     """Most tokens of one micro-batch."""
 
     unique_tokens: int
-    """Of forests."""
+    """Most tokens of forests."""
     flat_tokens: int
-    """Of rows that run without a tree."""
+    """Most tokens of rows that run without a tree."""
 
 
 class AutoBudget:
@@ -44,38 +37,26 @@ class AutoBudget:
         """Start without knowledge: the host's own budget holds until the first update was seen."""
         self._num_ranks, self._group = num_ranks, group
         self.tokens: int | None = None
+        """Replaces every other budget; None until it is learnt."""
         self.working_scale = 1.0
         """What the first update found a layer's working set to be, over what the memory model counts."""
-        self._most_flat_tokens = _NO_LIMIT
+        self.most_flat_tokens = NO_LIMIT
+        """Limit on rows that run without a tree, after memory has run out."""
 
     def state(self) -> dict[str, Any]:
         """What it knows, for a checkpoint."""
         return {
             "tokens": self.tokens,
-            "most_flat_tokens": self._most_flat_tokens,
+            "most_flat_tokens": self.most_flat_tokens,
             "working_scale": self.working_scale,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Know what `state` returned; collective only in that all ranks must do it."""
         self.tokens = state["tokens"]
-        self._most_flat_tokens = state["most_flat_tokens"] or _NO_LIMIT
+        self.most_flat_tokens = state["most_flat_tokens"] or NO_LIMIT
         # Checkpoints of versions without a memory model lack it.
         self.working_scale = state.get("working_scale", 1.0)
-
-    def budget(self, configured: int | str | None, host_tokens: int | None) -> Budget:
-        """The budget of a call. One learnt from memory, or halved after an error, replaces the others.
-
-        Args:
-            configured: `max_tokens`; a number counts unique tokens.
-            host_tokens: the host's own budget; None for no limit.
-        """
-        host = _NO_LIMIT if host_tokens is None else host_tokens
-        unique = configured if isinstance(configured, int) else host
-        return Budget(
-            unique_tokens=unique if self.tokens is None else self.tokens,
-            flat_tokens=min(host, self._most_flat_tokens),
-        )
 
     def learn(self, *, live_tokens: int, base_bytes: int, peak_bytes: int, total_bytes: int) -> None:
         """Size the budget from one update; all ranks take the smallest. Only the first call counts.
@@ -88,11 +69,10 @@ class AutoBudget:
         """
         if self.tokens is not None:
             return
-        mine = _NO_LIMIT
+        mine = NO_LIMIT
         if live_tokens and peak_bytes > base_bytes:
             per_token = (peak_bytes - base_bytes) / live_tokens
-            room = MEMORY_FRACTION * total_bytes - base_bytes
-            mine = _rounded(room / per_token)
+            mine = rounded_tokens(room_beside(base_bytes, total_bytes) / per_token)
         self.tokens, _ = self._agree(mine, 1.0)
         logger.info("tree.max_tokens=auto: %d unique tokens per forward", self.tokens)
 
@@ -111,15 +91,15 @@ class AutoBudget:
         if self.tokens is not None:
             return
         scale = working_scale(model, predicted, peak_bytes - base_bytes)
-        room = MEMORY_FRACTION * total_bytes - base_bytes
+        room = room_beside(base_bytes, total_bytes)
         # Every rank sizes its own room by the largest working set, so that is agreed first.
-        _, self.working_scale = self._agree(_NO_LIMIT, scale)
-        self.tokens, _ = self._agree(_rounded(model.scaled(self.working_scale).tokens_of(room)), 1.0)
+        _, self.working_scale = self._agree(NO_LIMIT, scale)
+        self.tokens, _ = self._agree(rounded_tokens(model.scaled(self.working_scale).tokens_of(room)), 1.0)
         logger.info(
             "tree.max_tokens=auto: %d unique tokens per forward, %.1f GiB beside weights and optimizer; a layer works "
             "with %.2f times the bytes that the model's shape gives",
             self.tokens,
-            room / 2**30,
+            room / GIB,
             self.working_scale,
         )
 
@@ -130,10 +110,10 @@ class AutoBudget:
             is_out_of_memory: whether this rank did.
             smaller_tokens: the budget that this rank then wants.
         """
-        agreed, _ = self._agree(_rounded(smaller_tokens) if is_out_of_memory else _NO_LIMIT, 1.0)
-        if agreed == _NO_LIMIT:
+        agreed, _ = self._agree(rounded_tokens(smaller_tokens) if is_out_of_memory else NO_LIMIT, 1.0)
+        if agreed == NO_LIMIT:
             return None
-        self.tokens = self._most_flat_tokens = agreed
+        self.tokens = self.most_flat_tokens = agreed
         return agreed
 
     def _agree(self, tokens: int, scale: float) -> tuple[int, float]:
@@ -145,24 +125,3 @@ class AutoBudget:
         torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self._group)
         least, negative = agreed.tolist()
         return int(least), -negative
-
-
-def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float], measured_bytes: float) -> float:
-    """How large a layer's working set is where an update needed so many bytes; the rest of a peak is known exactly.
-
-    Args:
-        model: with the working set that its shape gives.
-        predicted: peak of the update under a model; 0 without rows.
-        measured_bytes: weights, gradients and optimizer state apart.
-    """
-    low, high = LEAST_SCALE, LARGEST_SCALE
-    if predicted(model.scaled(high)) <= 0:
-        return low
-    while high - low > SCALE_STEP:
-        middle = (low + high) / 2
-        low, high = (middle, high) if predicted(model.scaled(middle)) < measured_bytes else (low, middle)
-    return high
-
-
-def _rounded(tokens: float) -> int:
-    return max(LEAST_TOKENS, int(tokens) // GRANULARITY * GRANULARITY)

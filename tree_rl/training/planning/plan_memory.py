@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
-from tree_rl.training.memory.choice import Choice
+from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
@@ -34,9 +34,9 @@ class PlanMemory:
         plan: PartitionPlan = self._recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens))
         return plan
 
-    def choice(self, forest: Forest, asked: Hashable, choose: Callable[[], Choice]) -> Choice:
+    def choice(self, forest: Forest, asked: Hashable, choose: Callable[[], MemoryChoice]) -> MemoryChoice:
         """How a forest runs, chosen now unless that of one of the same shape is known; `asked` is all else it needs."""
-        choice: Choice = self._recall(forest, asked, choose)
+        choice: MemoryChoice = self._recall(forest, asked, choose)
         return choice
 
     def _recall(self, forest: Forest, asked: Hashable, make: Callable[[], Any]) -> Any:

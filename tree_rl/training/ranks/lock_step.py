@@ -4,12 +4,10 @@ Ranks agree beforehand. Each keeps the order of its own ops; where it has no op 
 dummy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed
 
 FORWARD, BACKWARD = "F", "B"
@@ -22,9 +20,9 @@ class Agreement:
     schedule: str
     """Ops that all ranks follow."""
     is_refused: bool
-    """Whether any rank refused its rows."""
+    """True if any rank refused its rows."""
     may_repeat: bool
-    """Whether every rank could run the call again from the start."""
+    """True if every rank could run the call again from the start."""
     told: tuple[Any, ...] = ()
     """What each rank told the others beside, in their order."""
 
@@ -36,7 +34,7 @@ class SharedPlan:
     ranks: tuple[int, ...]
     """That share them."""
     digest: bytes
-    """Of their rows and how these run."""
+    """Digest of their rows and how these run."""
 
 
 def agree_on_ops(
@@ -63,8 +61,6 @@ def agree_on_ops(
     Raises:
         RuntimeError: ranks that share tokens have planned differently; all ranks raise it.
     """
-    if num_ranks == 1:
-        return Agreement(schedule=ops, is_refused=is_refused, may_repeat=may_repeat, told=(told,))
     gathered: list[Any] = [None] * num_ranks
     torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared, told), group=group)
     ops_of_rank, refused, repeatable, plans, told_by = zip(*gathered, strict=True)
@@ -89,38 +85,6 @@ def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
             f"ranks {unlike[0]} share the tokens of their rows, but their rows or plans differ; hand equal rows to all "
             "ranks of a sequence-parallel group"
         )
-
-
-def run_in_step(
-    schedule: str,
-    work: Iterator[str],
-    dummy_forward: Callable[[], torch.Tensor],
-    sync_context: Callable[[bool], AbstractContextManager[Any]],
-) -> int:
-    """Follow the schedule with this rank's work; returns the number of dummies it ran.
-
-    Args:
-        schedule: agreed ops.
-        work: yields the kind of each op before it runs.
-        dummy_forward: a one-token forward; its result can be differentiated.
-        sync_context: gradient synchronisation of one op; True for the last backward of the call.
-    """
-    dummies: list[torch.Tensor] = []
-    count = 0
-    last_backward = schedule.rfind(BACKWARD)
-    wanted = next(work, None)
-    for index, op in enumerate(schedule):
-        with sync_context(index == last_backward), torch.profiler.record_function(f"{op}{index}"):
-            if wanted == op:
-                wanted = next(work, None)
-            elif op == FORWARD:
-                count += 1
-                dummies.append(dummy_forward())
-            else:
-                dummies.pop().backward()
-    if wanted is not None:
-        raise RuntimeError(f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}")
-    return count
 
 
 def merge_ops(ops_of_rank: Sequence[str]) -> str:

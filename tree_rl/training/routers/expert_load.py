@@ -25,16 +25,16 @@ class LoadReport:
     """Load of experts in one update, over all ranks."""
 
     max_over_mean: float
-    """Of the fullest expert of any layer."""
+    """Load of the fullest expert of any layer over the mean."""
     min_over_mean: float
-    """Of the emptiest expert of any layer."""
+    """Load of the emptiest expert of any layer over the mean."""
     idle_experts: int
     """Experts of any layer that no token visited."""
     aux_loss: float | None
     """This rank's share of the auxiliary loss, before the factor, the same on ranks that share a forest's tokens; None
     where the factor is 0."""
     counted_anew: bool
-    """Whether the update took one more pass to count."""
+    """True if the update took one more pass to count."""
 
 
 class ExpertLoad:

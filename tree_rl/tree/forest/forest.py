@@ -94,6 +94,11 @@ class Forest:
         return len(self.row_index.values)
 
     @property
+    def num_pairs(self) -> int:
+        """Visible (query, key) pairs: each token sees itself and all before it on its path."""
+        return int(self.position.sum(dtype=np.int64)) + self.num_unique
+
+    @property
     def num_rows(self) -> int:
         """B."""
         return len(self.row_index)

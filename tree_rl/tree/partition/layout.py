@@ -81,7 +81,7 @@ class PartitionPlan:
     solver: SolverName
     """Who found this plan."""
     is_optimal: bool
-    """Whether partitions, then relayed tokens, then depth are proven minimal."""
+    """True if partitions, then relayed tokens, then depth are proven minimal."""
 
     @property
     def num_partitions(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from tree_rl.tree.forest import Forest
 
 KEPT = -1
-"""In ``leader``: the item stays in the partition of the token before it."""
+"""Value in ``leader`` of an item that stays in the partition of the token before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

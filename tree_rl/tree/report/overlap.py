@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.cost import ModelShape
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -44,19 +43,6 @@ class Overlap:
         """1 / (1 - POR): the bound on the speed-up if only tokens counted; 1 without tokens."""
         return self.flat_tokens / self.unique_tokens if self.unique_tokens else 1.0
 
-    def tree_flops(self, shape: ModelShape) -> float:
-        """Operations of one step over the tree."""
-        return shape.cost.step(float(self.unique_tokens), float(self.unique_pairs), float(self.unique_head_tokens))
-
-    def flat_flops(self, shape: ModelShape) -> float:
-        """Operations of one step over the rows."""
-        return shape.cost.step(float(self.flat_tokens), float(self.flat_pairs), float(self.flat_head_tokens))
-
-    def flop_bound(self, shape: ModelShape) -> float:
-        """Flat over tree operations, attention and head included: the honest bound on the speed-up."""
-        tree = self.tree_flops(shape)
-        return self.flat_flops(shape) / tree if tree else 1.0
-
 
 def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
     """Overlap of a forest; ``trained`` [B, L_b] is nonzero where the row's token has a loss, None means everywhere."""
@@ -66,7 +52,7 @@ def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
         paths=forest.num_rows,
         unique_tokens=forest.num_unique,
         flat_tokens=forest.num_flat,
-        unique_pairs=int(forest.position.sum(dtype=np.int64)) + forest.num_unique,
+        unique_pairs=forest.num_pairs,
         flat_pairs=int((lengths * (lengths + 1) // 2).sum()),
         unique_head_tokens=int(head_tokens),
         flat_head_tokens=forest.num_flat if trained is None else int((trained.values != 0).sum()),

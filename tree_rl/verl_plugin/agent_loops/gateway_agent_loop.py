@@ -30,7 +30,7 @@ CANCEL_GRACE_S = 60.0
 and then removes its files. Then its siblings go on."""
 
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
-"""Of one session, and of the gateway that serves it."""
+"""Options of one session, and of the gateway that serves it."""
 
 
 @register("tree_gateway_agent")

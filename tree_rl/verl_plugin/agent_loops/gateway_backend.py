@@ -42,7 +42,7 @@ class VerlBackend:
         """
         named = {self._seed_name if name == "seed" else name: value for name, value in sampling.items()}
         if "json_schema" in named:
-            named |= await self._json_constraint(named.pop("json_schema"), len(prompt_ids))
+            named |= await self._json_constraint(named.pop("json_schema"))
         try:
             # One id per session keeps its calls on one server, where its prefix is cached.
             output = await self._client.generate(
@@ -69,14 +69,12 @@ class VerlBackend:
             routes=None if output.routed_experts is None else np.asarray(output.routed_experts),
         )
 
-    async def _json_constraint(self, schema: Mapping[str, Any], json_from: int) -> dict[str, Any]:
+    async def _json_constraint(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling parameters that let a server draw nothing but JSON of a schema."""
         if self._server == "vllm":
             # Its package takes seconds to import; only sessions that need it pay for it.
             return {"structured_outputs": await asyncio.to_thread(_structured_outputs, schema)}
-        if self._server == "sglang":
-            return {"json_schema": json.dumps(schema)}
-        return {"json_schema": schema, "json_from": json_from}
+        return {"json_schema": json.dumps(schema)}
 
     def _finish_reason(self, output: Any, token_ids: tuple[int, ...]) -> FinishReason:
         """verl reports stop and length alike as completed: the last token tells them apart."""

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import JsonConstraint, constrained
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
 from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache, num_slots_within
 from tree_rl.verl_plugin.embedded_rollout.slot_forward import forward_logits
@@ -30,8 +29,6 @@ class Request:
     sampling: Sampling
     generator: torch.Generator
     """Random stream the request draws from."""
-    constraint: JsonConstraint | None = None
-    """What it may draw; None allows every token."""
     token_ids: list[int] = field(default_factory=list)
     """Generated tokens, the stop token included."""
     log_probs: list[float] = field(default_factory=list)
@@ -78,9 +75,7 @@ class DecodeEngine:
         self._shared_generator = torch.Generator().manual_seed(seed)
         self._clock = 0
 
-    def request(
-        self, prompt_ids: Sequence[int], sampling: Sampling, constraint: JsonConstraint | None = None
-    ) -> Request:
+    def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
         """Queue a generation; it starts at the next step.
 
         A ValueError refuses a prompt that is empty, has ids outside the vocabulary or leaves no room in the context.
@@ -101,7 +96,7 @@ class DecodeEngine:
         generator = self._shared_generator
         if sampling.seed is not None:
             generator = torch.Generator().manual_seed(sampling.seed)
-        request = Request(prompt_ids=list(prompt_ids), sampling=sampling, generator=generator, constraint=constraint)
+        request = Request(prompt_ids=list(prompt_ids), sampling=sampling, generator=generator)
         self.waiting.append(request)
         return request
 
@@ -190,7 +185,6 @@ class DecodeEngine:
         """Run new tokens of some running requests, draw their next tokens and retire those that are done."""
         logits_RV = forward_logits(self.model, self.cache, rows, new_ids)
         requests = self.running[rows]
-        logits_RV = constrained(logits_RV, [request.constraint for request in requests])
         tokens, log_probs = sample(
             logits_RV, [request.sampling for request in requests], [request.generator for request in requests]
         )
@@ -199,8 +193,6 @@ class DecodeEngine:
             self.cache.last_used_S[rows.start + offset] = self._clock
             request.token_ids.append(tokens[offset])
             request.log_probs.append(log_probs[offset])
-            if request.constraint is not None:
-                request.constraint.take(tokens[offset])
             if tokens[offset] in request.sampling.stop_token_ids:
                 request.finish_reason = "stop"
             elif len(request.token_ids) >= request.sampling.max_tokens:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import refuse_without_package
+from tree_rl.verl_plugin.embedded_rollout.sampling import NO_JSON
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class HFRolloutOptions:
         """Read `engine_kwargs.hf` of verl's `RolloutConfig`.
 
         Raises:
-            ValueError: a key that is not supported, or a package that a key needs and that is missing.
+            ValueError: a key that is not supported.
         """
         for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
             value = getattr(config, key)
@@ -33,7 +33,7 @@ class HFRolloutOptions:
             raise ValueError("rollout.enable_rollout_routing_replay=True: not supported by rollout.name=hf")
         agents = (config.custom or {}).get("gateway_agent") or {}
         if (agents.get("gateway") or {}).get("json_output") == "enforce":
-            refuse_without_package()
+            raise ValueError(f"gateway.{NO_JSON}")
         given = dict((config.engine_kwargs or {}).get("hf") or {})
         known = [field.name for field in fields(cls)]
         unknown = sorted(given.keys() - known)

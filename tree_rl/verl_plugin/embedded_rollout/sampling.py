@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+NO_JSON = "json_output=enforce: rollout.name=hf cannot force JSON; choose json_output=instruct, or rollout.name=vllm"
 NEUTRAL: Mapping[str, Any] = {
     "n": 1,
     "presence_penalty": 0.0,
@@ -35,7 +36,7 @@ class Sampling:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     """Generation ends after one of these; the output keeps it."""
     seed: int | None = None
-    """Of the request's own random stream; None shares the server's."""
+    """Seed of the request's own random stream; None shares the server's."""
     raw_log_probs: bool = False
     """Report log-probs before temperature and filters (`logprobs_mode: raw_logprobs`)."""
 
@@ -73,6 +74,8 @@ def parse_sampling(
         stop_token_ids |= eos_token_ids
     rest.pop("logprobs", None)
     known = {key: rest.pop(key) for key in ("temperature", "top_p", "top_k", "seed") if key in rest}
+    if "json_schema" in rest:
+        raise ValueError(NO_JSON)
     for key, value in rest.items():
         if key not in NEUTRAL:
             raise ValueError(f"sampling parameter {key}={value!r}: not known to rollout.name=hf")

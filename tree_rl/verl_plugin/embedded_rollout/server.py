@@ -18,9 +18,8 @@ from tree_rl.models.text_forward import use_language_model
 from tree_rl.verl_plugin.compat import get_hf_auto_model_class, omega_conf_to_dataclass
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
-from tree_rl.verl_plugin.embedded_rollout.guided.json_constraint import JsonConstraint, JsonSchemas
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
-from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, parse_sampling
+from tree_rl.verl_plugin.embedded_rollout.sampling import parse_sampling
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, load
 
 
@@ -57,8 +56,6 @@ class HFServer:
             max_batched_tokens=config.max_num_batched_tokens,
             seed=config.seed + replica_rank,
         )
-        vocabulary = model.get_input_embeddings().weight.shape[0]
-        self._schemas = JsonSchemas(model_config.tokenizer, vocabulary=vocabulary)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._driver: asyncio.Task[None] | None = None
@@ -78,21 +75,17 @@ class HFServer:
     ) -> TokenOutput:
         """Continue a prompt; all parameters are verl's, the sampling's names vLLM's.
 
-        Besides, `json_schema` allows only JSON of a schema, and `json_from` is the index in the prompt where that JSON
-        begins: verl continues an answer that it aborted by a prompt that has the answer's tokens.
-
         Returns:
             Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
             weight version `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
 
         Raises:
-            ValueError: bad prompt or sampling parameters, or a schema that cannot be enforced.
+            ValueError: bad prompt or sampling parameters.
             NotImplementedError: image, video or audio input.
         """
         if image_data or video_data or audio_data:
             raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")
         params = {"ignore_eos": self.config.ignore_eos, **sampling_params}
-        schema, json_from = params.pop("json_schema", None), params.pop("json_from", len(prompt_ids))
         room = max(self.engine.capacity_tokens - len(prompt_ids), 1)
         sampling = parse_sampling(
             params,
@@ -101,16 +94,13 @@ class HFServer:
             eos_token_ids=self.eos_token_ids,
             logprobs_mode=self.config.logprobs_mode,
         )
-        constraint = await self._constraint(schema, sampling, prompt_ids[json_from:])
         while not self._is_open.is_set():
             if self._reject:
                 version = {"global_steps": self.global_steps}
                 return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
             await self._is_open.wait()
-        request = self.engine.request(prompt_ids, sampling, constraint)
+        request = self.engine.request(prompt_ids, sampling)
         await self._finished(request)
-        if constraint is not None and constraint.fault:
-            raise ValueError(f"json_schema: {constraint.fault}")
         return TokenOutput(
             token_ids=request.token_ids,
             log_probs=request.log_probs if sampling_params.get("logprobs", False) else None,
@@ -160,16 +150,6 @@ class HFServer:
         """Do nothing: memory comes back on first use."""
 
     resume_kv_cache = start_profile = stop_profile = wake_up
-
-    async def _constraint(
-        self, schema: dict[str, Any] | None, sampling: Sampling, begun: Sequence[int]
-    ) -> JsonConstraint | None:
-        if schema is None:
-            return None
-        # Large schemas and vocabularies take up to a second to read.
-        return await asyncio.to_thread(
-            self._schemas.constraint, schema, end_token_ids=sampling.stop_token_ids, begun=begun
-        )
 
     async def _finished(self, request: Request) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

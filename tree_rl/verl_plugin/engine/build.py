@@ -14,16 +14,16 @@ from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.models.flat_attention import needs_eager
 from tree_rl.models.fused_layers import check_liger, why_not_liger
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.models.value_head import prepare_value_config
-from tree_rl.training.memory.model import MemoryModel
 from tree_rl.training.memory.reading import read_memory_model
 from tree_rl.training.options import AUTO, TreeOptions
-from tree_rl.tree.cost import ModelShape
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
     PrecisionType,

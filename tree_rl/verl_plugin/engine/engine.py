@@ -6,7 +6,8 @@ metrics, checkpoints and weight sync follow unchanged.
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.adapters import refuse_adapters
 from tree_rl.verl_plugin.engine.features import (
+    refuse_batch_features,
     refuse_engine_features,
     refuse_flat_packing,
     refuse_foreign_old_log_probs,
@@ -43,7 +45,7 @@ from tree_rl.verl_plugin.engine.features import (
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
 from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
-from tree_rl.verl_plugin.engine.rows_in import RowsReader, host_tokens, wanted_of_language_model
+from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, host_tokens, read_rows, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
     REUSE_LOG_PROBS,
@@ -115,8 +117,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             model_shape=shape,
             memory=build.memory_model(self._plain_module, shape, dtype=self._autocast_dtype),
             compute_dtype=self._autocast_dtype,
-            autocast=self._autocast,
-            loss_scale=self._loss_scale,
+            autocast=nullcontext
+            if self._autocast_dtype == torch.float32
+            else partial(torch.autocast, device_type=get_device_name(), dtype=self._autocast_dtype),
+            loss_scale=(lambda: 1.0) if self.scaler is None else self._loss_scale,
             gradient_sync=lambda is_last: self._gradient_sync_context(is_last_micro_batch=is_last),
             collectives=CountedCollectives(self.module),
             # The all-reduce among replicas of shards is not counted.
@@ -127,15 +131,12 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             always_forest=build.runs_as_forests(self._plain_module, self._flat_attention),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
-        self._reader = RowsReader(
+        self._read_rows = partial(
+            read_rows,
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
             path_weighting=self.tree_config.path_weighting,
-            with_other_rows=self.get_data_parallel_group(),
-            replay=self.replay,
-            is_actor=not (self.is_critic or self.engine_config.forward_only),
-            context=context,
         )
 
     def forward_backward_batch(
@@ -154,19 +155,25 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         Raises:
             RowError: a row that cannot be trained on, named.
         """
-        if loss_function is not None and not forward_only and self.tree_config.mode != "flat":
+        is_flat, reuses = self.tree_config.mode == "flat", not forward_only and _reuses_log_probs(data)
+        if not (forward_only or reuses or self.is_critic):
+            refuse_foreign_old_log_probs(data, self.tree_config)
+        if loss_function is not None and not (forward_only or is_flat):
             loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
-        if forward_only or not _reuses_log_probs(data):
-            if not (forward_only or self.is_critic):
-                refuse_foreign_old_log_probs(data, self.tree_config)
-            return self._run_rows(data, loss_function, forward_only)
-        assert loss_function is not None
-        sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
-        tu.assign_non_tensor(data, return_model_output=True)
-        result = self._run_rows(data, OnPolicyLoss(loss_function, sees_entropy), forward_only)
-        outputs = result["model_output"]
-        # A rank without rows has no outputs.
-        self._outputs_of_update = {name: outputs[name].cpu() for name in (LOG_PROBS, ENTROPY) if name in outputs}
+        if reuses:
+            assert loss_function is not None
+            sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
+            tu.assign_non_tensor(data, return_model_output=True)
+            loss_function = OnPolicyLoss(loss_function, sees_entropy)
+        result: dict[str, Any]
+        if is_flat:
+            result = super().forward_backward_batch(data, loss_function, forward_only)
+        else:
+            result = self._run_rows(data, loss_function, forward_only)
+        if reuses:
+            outputs = result["model_output"]
+            # A rank without rows has no outputs.
+            self._outputs_of_update = {name: outputs[name].cpu() for name in (LOG_PROBS, ENTROPY) if name in outputs}
         return result
 
     def take_outputs_of_update(self) -> dict[str, torch.Tensor]:
@@ -183,16 +190,19 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         return found
 
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
-        """As `forward_backward_batch`, with whatever the loss needs in rows and loss."""
-        if self.tree_config.mode == "flat":
-            stock: dict[str, Any] = super().forward_backward_batch(data, loss_function, forward_only)
-            return stock
-        self._reader.check(data)
+        """All rows as trees, with whatever the loss needs in rows and loss."""
+        trains_actor = not (self.is_critic or self.engine_config.forward_only)
+        refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=trains_actor)
+        group = self.get_data_parallel_group()
+        assign_normalisers(data, group, self.step.context)
         try:
-            rows = self._reader.read(data, forward_only=forward_only, is_reference=self._is_reference)
+            rows = self._read_rows(data)
+            if self.replay is not None:
+                self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
+                rows = self.replay.with_routes(data, rows)
         except RowError as error:
             self.step.refuse(error)
-        verl_rows = VerlRows(data, loss_function, group=self.get_data_parallel_group(), stock_step=self.stock_step)
+        verl_rows = VerlRows(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
         loss = None if loss_function is None else verl_rows.loss
         call = StepCall(
             rows=rows,
@@ -230,15 +240,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         result: tuple[torch.Tensor, dict[str, Any]] = super().forward_step(selected, loss_function, forward_only)
         return result
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """verl's mixed precision, as in stock verl's `forward_step`."""
-        if self._autocast_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype)
-
     def _loss_scale(self) -> float:
-        """Factor on the loss in float16 training, 1 elsewhere."""
-        return 1.0 if self.scaler is None else float(self.scaler.scale(torch.ones((), device=get_device_name())))
+        """Factor on the loss in float16 training."""
+        return float(self.scaler.scale(torch.ones((), device=get_device_name())))
 
     def _init_device_mesh(self) -> None:
         """verl's meshes. Its patches of attention find no group: trees exchange heads, and their outputs are whole."""

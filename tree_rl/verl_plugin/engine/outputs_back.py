@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from tree_rl.cost.memory.model import GIB
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.routers.expert_load import LoadReport
 from tree_rl.training.step import StepResult, TreeStep
@@ -66,12 +67,12 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
     }
     factor = step.context.num_ranks // step.context.sharing_ranks
     metrics = {key: Metric(AggregationType.SUM, float(value * factor)) for key, value in sums.items()}
-    if step.memory is not None:
-        peak = step.memory.predicted(list(batches), step.budget.working_scale)
+    if step.knowledge.memory is not None:
+        peak = step.knowledge.memory.predicted(list(batches), step.knowledge.budget.working_scale)
         layers = max((batch.measures.offloaded_layers for batch in batches), default=0)
         metrics["tree/offloaded_layers"] = Metric(AggregationType.MAX, float(layers))
-        metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / 2**30)
-        metrics["tree/predicted_host_gib"] = Metric(AggregationType.MAX, peak.host / 2**30)
+        metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / GIB)
+        metrics["tree/predicted_host_gib"] = Metric(AggregationType.MAX, peak.host / GIB)
     return (
         metrics
         | _cost_metrics(step)
@@ -79,14 +80,14 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
             "tree/micro_batches": Metric(AggregationType.SUM, float(len(batches))),
             "tree/out_of_memory": Metric(AggregationType.MAX, float(step.out_of_memory)),
             "tree/plan_seconds": Metric(AggregationType.MAX, result.plan_seconds),
-            "tree/self_check_error": Metric(AggregationType.MAX, step.self_check_error or 0.0),
+            "tree/self_check_error": Metric(AggregationType.MAX, step.self_check.error or 0.0),
         }
     )
 
 
 def _cost_metrics(step: TreeStep) -> dict[str, Metric]:
     """`tree/cost_error` and the fitted coefficients, once there are any; every rank has the same."""
-    fitted, error = step.calls.fitted, step.calls.error
+    fitted, error = step.knowledge.calls.fitted, step.knowledge.calls.error
     found = {} if fitted is None else {f"{COST}{name}": value for name, value in dataclasses.asdict(fitted).items()}
     if error is not None:
         found["tree/cost_error"] = error

@@ -63,9 +63,9 @@ class RouterReplay:
             )
         self._hooks, self._mode = hooks, mode
         self.records = False
-        """Whether the present call hands verl the routes it takes."""
+        """True if the present call hands verl the routes it takes."""
         self.replays = False
-        """Whether the present call repeats the routes of its rows."""
+        """True if the present call repeats the routes of its rows."""
 
     def begin(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> None:
         """Decide what the call does: R2 records with the weights that give old log-probs, never with others."""

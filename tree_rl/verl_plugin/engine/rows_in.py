@@ -3,7 +3,6 @@
 Legend: B rows, F flat tokens of all rows.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wa
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.features import refuse_batch_features
-from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
@@ -27,57 +24,20 @@ LEAST_TEMPERATURE = 1e-8
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowsReader:
-    """From verl's batch to the rows of a call, for one engine."""
+def assign_normalisers(data: TensorDict, with_other_rows: torch.distributed.ProcessGroup, context: StepContext) -> None:
+    """Assign the row-based normalisers that verl's losses read.
 
-    vocab_size: int
-    """Ids must be below it."""
-    max_positions: int | None
-    """Longest row that the model's positions cover; None for no limit."""
-    first_position: int | None
-    """Position at which rows must begin; None where the model reads nothing but distances."""
-    path_weighting: str
-    """How rows of a tree weigh; decides which columns are read."""
-    replay: RouterReplay | None
-    """Record and replay of routes; None where the engine does neither."""
-    is_actor: bool
-    """Whether the engine trains a policy."""
-    with_other_rows: torch.distributed.ProcessGroup
-    """verl's data-parallel group: of the ranks that share a forest's tokens, and hold equal rows, it has one."""
-    context: StepContext
-    """Device and ranks."""
-
-    def check(self, data: TensorDict) -> None:
-        """Refuse what no tree can run, and assign the row-based normalisers that verl's losses read.
-
-        Raises:
-            UnsupportedFeatureError: multimodal rows, top-k distillation, routes that the engine would ignore.
-        """
-        refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=self.is_actor)
-        tokens = data["loss_mask"].values().sum().to(self.context.device)
-        torch.distributed.all_reduce(tokens, group=self.with_other_rows)
-        dp_size = torch.distributed.get_world_size(self.with_other_rows)
-        sp_size = self.context.num_ranks // dp_size
-        tu.assign_non_tensor(data, sp_size=sp_size, batch_num_tokens=tokens.item(), dp_size=dp_size)
-
-    def read(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> Rows:
-        """The rows, with the routes that they prescribe.
-
-        Raises:
-            RowError: a row that cannot be trained on, named.
-        """
-        rows = read_rows(
-            data,
-            vocab_size=self.vocab_size,
-            max_positions=self.max_positions,
-            first_position=self.first_position,
-            path_weighting=self.path_weighting,
-        )
-        if self.replay is None:
-            return rows
-        self.replay.begin(data, forward_only=forward_only, is_reference=is_reference)
-        return self.replay.with_routes(data, rows)
+    Args:
+        data: verl's batch.
+        with_other_rows: verl's data-parallel group: of the ranks that share a forest's tokens, and hold equal rows, it
+            has one.
+        context: device and ranks.
+    """
+    tokens = data["loss_mask"].values().sum().to(context.device)
+    torch.distributed.all_reduce(tokens, group=with_other_rows)
+    dp_size = torch.distributed.get_world_size(with_other_rows)
+    sp_size = context.num_ranks // dp_size
+    tu.assign_non_tensor(data, sp_size=sp_size, batch_num_tokens=tokens.item(), dp_size=dp_size)
 
 
 def host_tokens(data: TensorDict) -> int:

@@ -38,8 +38,8 @@ def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     state = {
         "device_bytes": device_bytes(),
         "sharing_ranks": step.context.sharing_ranks,
-        "budget": step.budget.state(),
-        "costs": None if step.calls.fit is None else step.calls.fit.state(),
+        "budget": step.knowledge.budget.state(),
+        "costs": None if step.knowledge.calls.fit is None else step.knowledge.calls.fit.state(),
         "scaler": None if scaler is None else scaler.state_dict(),
     }
     state_file(folder).write_text(json.dumps(state))
@@ -53,9 +53,9 @@ def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     state = json.loads(path.read_text())
     # Budgets and costs count the tokens of all ranks that share a forest's.
     if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), step.context.sharing_ranks):
-        step.budget.restore(state["budget"])
+        step.knowledge.budget.restore(state["budget"])
         # Checkpoints of earlier versions have none.
-        if step.calls.fit is not None and state.get("costs") is not None:
-            step.calls.fit.restore(state["costs"])
+        if step.knowledge.calls.fit is not None and state.get("costs") is not None:
+            step.knowledge.calls.fit.restore(state["costs"])
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])

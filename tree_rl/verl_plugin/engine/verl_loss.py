@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ class OnPolicyLoss:
     loss_function: VerlLossFunction
     """verl's."""
     sees_entropy: bool
-    """Whether verl asked for the entropy; else the loss would report a term that nobody has asked for."""
+    """True if verl asked for the entropy; else the loss would report a term that nobody has asked for."""
 
     def __call__(
         self, *, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
@@ -54,42 +54,32 @@ class OnPolicyLoss:
         return self.loss_function(model_output=seen, data=rows, dp_group=dp_group)
 
 
+@dataclass(kw_only=True, slots=True)
 class VerlRows:
     """The rows of one engine call, with verl's loss over them."""
 
-    def __init__(
-        self,
-        data: TensorDict,
-        loss_function: VerlLossFunction | None,
-        *,
-        group: torch.distributed.ProcessGroup | None,
-        stock_step: Callable[..., tuple[torch.Tensor, dict[str, Any]]],
-    ) -> None:
-        """Bind a call.
-
-        Args:
-            data: verl's batch.
-            loss_function: verl's loss; None in inference.
-            group: data-parallel group, which verl's losses are told.
-            stock_step: verl's `forward_step`: data, loss and `forward_only` to the loss and verl's output dict.
-        """
-        self._data, self._loss_function, self._group, self._stock_step = data, loss_function, group, stock_step
-        self._selected: tuple[tuple[int, ...], TensorDict] | None = None
-        self._divides_by_rows_of_step = _loss_mode(loss_function) == GEO_MEAN and tu.get_non_tensor_data(
-            data=data, key=HOLDS_CELLS, default=False
-        )
+    data: TensorDict
+    """verl's batch."""
+    loss_function: VerlLossFunction | None
+    """verl's loss; None in inference."""
+    group: torch.distributed.ProcessGroup | None
+    """Data-parallel group, which verl's losses are told."""
+    stock_step: Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+    """verl's `forward_step`: data, loss and `forward_only` to the loss and verl's output dict."""
+    _selected: tuple[tuple[int, ...], TensorDict] | None = field(init=False, default=None)
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
-        assert self._loss_function is not None
+        assert self.loss_function is not None
         selected = self._on_device(members)
-        if self._divides_by_rows_of_step:
+        holds_cells = tu.get_non_tensor_data(data=self.data, key=HOLDS_CELLS, default=False)
+        if holds_cells and _loss_mode(self.loss_function) == GEO_MEAN:
             # The loss is proportional to the advantages' size.
             selected = selected.copy()
             share = len(members) * selected["dp_size"] / selected["global_batch_size"]
             selected["advantages"] = selected["advantages"] * share
         model_output = as_model_output(outputs, selected["input_ids"].offsets())
-        return self._loss_function(model_output=model_output, data=selected, dp_group=self._group)
+        return self.loss_function(model_output=model_output, data=selected, dp_group=self.group)
 
     def run_flat(
         self, members: Sequence[int], loss: PartsLoss | None
@@ -105,7 +95,7 @@ class VerlRows:
 
         # In inference verl wants no loss function at all.
         loss_function = None if loss is None else as_verl_calls_it
-        value, output = self._stock_step(self._select(members), loss_function, loss is None)
+        value, output = self.stock_step(self._select(members), loss_function, loss is None)
         return value, _flat(output["model_output"]), reported
 
     def _on_device(self, members: Sequence[int]) -> TensorDict:
@@ -117,9 +107,9 @@ class VerlRows:
 
     def _select(self, members: Sequence[int]) -> TensorDict:
         """Some rows; all of them in their order are not copied."""
-        if list(members) == list(range(len(self._data))):
-            return self._data.copy()
-        return tu.index_select_tensor_dict(self._data, list(members))
+        if list(members) == list(range(len(self.data))):
+            return self.data.copy()
+        return tu.index_select_tensor_dict(self.data, list(members))
 
 
 def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:

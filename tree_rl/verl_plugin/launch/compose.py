@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
+from tree_rl.verl_plugin.did_you_mean import did_you_mean, nearest_key
 
 RUNS_NO_JOB = ("help", "hydra_help", "version", "show_defaults", "cfg", "info", "multirun", "shell_completion")
 """Options of Hydra with which a program prints something, or runs several jobs."""

@@ -9,10 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tree_rl import __version__
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, compose, explain, is_of_hydra, one_line
 from tree_rl.verl_plugin.launch.compose import read_command_line as read
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.launch.early_check import INPUT_ERROR
 from tree_rl.verl_plugin.launch.job_checks import check_kinds, missing_files
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images

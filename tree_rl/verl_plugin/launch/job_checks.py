@@ -5,9 +5,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
-import verl
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,10 +23,10 @@ from tree_rl.verl_plugin.compat import (
     need_reference_policy,
     validate_config,
 )
+from tree_rl.verl_plugin.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.engine.features import refuse_engine_options, refuse_model_options
 from tree_rl.verl_plugin.engine.role_options import refuse_batches_to_come, refuse_job_options
 from tree_rl.verl_plugin.launch.compose import CommandLineError, keys_of, one_line, trains_trees
-from tree_rl.verl_plugin.launch.did_you_mean import did_you_mean, nearest_key
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.tree_arguments import ENGINES, written_keys
 from tree_rl.verl_plugin.options import as_tree_config
@@ -85,7 +85,6 @@ FILES = (
 )
 """Keys of a path or a list of paths on this machine."""
 CUSTOM = "actor_rollout_ref.rollout.custom"
-VERLS_FOLDER = os.path.dirname(os.path.dirname(verl.__file__))
 
 
 def check_words(given: Sequence[str], machines: Sequence[str]) -> None:
@@ -345,15 +344,20 @@ def missing_files(config: DictConfig, files: Sequence[str], roles: Sequence[str]
     """
     for key in files:
         for path in _texts(OmegaConf.select(config, key, default=None)):
-            # verl also looks for configs beside its own package.
-            places = (os.path.expanduser(path), os.path.join(VERLS_FOLDER, path))
-            if "://" not in path and not any(map(os.path.exists, places)):
+            if "://" not in path and not any(map(os.path.exists, (os.path.expanduser(path), _beside_verl(path)))):
                 raise CommandLineError(f"{key}={path}: no such file on this machine")
     for key in (f"{role}.{name}" for role in roles for name in ("path", "tokenizer_path")):
         path = OmegaConf.select(config, key, default=None)
         looks_local = path is not None and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
         if path is not None and looks_local and "://" not in path and not os.path.exists(os.path.expanduser(path)):
             raise CommandLineError(f"{key}={path}: no such folder on this machine")
+
+
+def _beside_verl(path: str) -> str:
+    """Where verl also looks for configs."""
+    package = find_spec("verl")
+    assert package is not None and package.origin is not None
+    return os.path.join(os.path.dirname(os.path.dirname(package.origin)), path)
 
 
 def _texts(value: Any) -> Iterator[str]:

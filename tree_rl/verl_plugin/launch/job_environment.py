@@ -15,9 +15,9 @@ from tree_rl import __version__
 from tree_rl.verl_plugin.compat import constants_ppo
 from tree_rl.verl_plugin.launch.compose import asks_for_trees
 from tree_rl.verl_plugin.launch.early_check import check_main_ppo
-from tree_rl.verl_plugin.launch.plugin_presence import JOB_VERSION, PLUGIN
 from tree_rl.verl_plugin.launch.session_agent import refuse_unknown_agent
 from tree_rl.verl_plugin.launch.session_network import refuse_open_ray
+from tree_rl.verl_plugin.plugin_presence import JOB_VERSION, PLUGIN
 
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"

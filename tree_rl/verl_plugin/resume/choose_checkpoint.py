@@ -23,18 +23,18 @@ REMEDY = (
 
 
 @dataclass(kw_only=True, slots=True)
-class Choice:
+class FoundCheckpoints:
     """What was found in `trainer.default_local_dir`."""
 
     step: int | None = None
-    """Of the newest whole checkpoint; None without one."""
+    """Step of the newest whole checkpoint; None without one."""
     interrupted: list[int] = field(default_factory=list)
     """Newer steps whose writing a kill ended: nothing is lost but they never counted."""
     damaged: dict[int, str] = field(default_factory=dict)
     """Newer steps that were whole once -> what of them is damaged."""
 
 
-def choose_checkpoint(root: Path, find_damage: FindDamage) -> Choice:
+def choose_checkpoint(root: Path, find_damage: FindDamage) -> FoundCheckpoints:
     """Find the newest whole checkpoint in `root`, `trainer.default_local_dir`, and make verl's tracker name it.
 
     Every damaged checkpoint gives one warning that names a damaged file. Only what is newer than the chosen one, and
@@ -44,7 +44,7 @@ def choose_checkpoint(root: Path, find_damage: FindDamage) -> Choice:
         ValueError: there were whole checkpoints and none is whole any more, or the folder cannot be read or written.
     """
     if not root.exists():
-        return Choice()
+        return FoundCheckpoints()
     try:
         choice = _newest_whole(root, find_damage)
         text = _tracker_text(root / TRACKER)
@@ -66,8 +66,8 @@ def choose_checkpoint(root: Path, find_damage: FindDamage) -> Choice:
     return choice
 
 
-def _newest_whole(root: Path, find_damage: FindDamage) -> Choice:
-    choice = Choice()
+def _newest_whole(root: Path, find_damage: FindDamage) -> FoundCheckpoints:
+    choice = FoundCheckpoints()
     for step in reversed(steps_in(root)):
         folder = folder_of_step(root, step)
         try:
@@ -87,7 +87,7 @@ def _newest_whole(root: Path, find_damage: FindDamage) -> Choice:
     return choice
 
 
-def _refuse_to_start_over(root: Path, tracker: str | None, choice: Choice) -> None:
+def _refuse_to_start_over(root: Path, tracker: str | None, choice: FoundCheckpoints) -> None:
     """Raise a ValueError if a checkpoint was whole once: losing it silently would lose the training."""
     found = [f"step {step}: {reason}" for step, reason in choice.damaged.items()]
     # A kill during the first save leaves a tracker that is empty or names the interrupted step.

@@ -11,8 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from verl.protocol import DataProto
 
-from tree_rl.tree.balance.batch import lay_out_groups, measure_groups, mini_batch_count, number_groups
-from tree_rl.tree.cost import CostModel, ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups, paths_of_groups
+from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.verl_plugin.agent_loops.prompt_forests import WEIGHS_CALLS
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
@@ -29,8 +29,8 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
-from tree_rl.verl_plugin.launch.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
+from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
@@ -78,9 +78,9 @@ class TreeTrainerMixin(ResumableTrainer):
     actor_worker: type = TreeActorRolloutRefWorker
     """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
-    """Whether the present update finds the old log-probs itself."""
+    """True if the present update finds the old log-probs itself."""
     _has_updated = False
-    """Whether the first batch has been told about."""
+    """True once the log has said what the first batch shares."""
     _fitted_cost: CostModel | None = None
     """Seconds that the last update's engines report; None leaves groups to the model's shape."""
 
@@ -126,11 +126,10 @@ class TreeTrainerMixin(ResumableTrainer):
         group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
         self._row_tokens = fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
-        overlaps = measure_groups(group_of_row, tokens, self._fitted_cost or self.model_shape.cost)
-        actor_steps = mini_batch_count(len(overlaps), self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        critic_groups = self.config.critic.ppo_mini_batch_size if self.use_critic else len(overlaps)
-        self._steps = actor_steps, mini_batch_count(len(overlaps), critic_groups)
-        paths = [overlap.paths for overlap in overlaps]
+        paths = paths_of_groups(group_of_row, tokens, self._fitted_cost or self.model_shape.cost)
+        actor_steps = mini_batch_count(len(paths), self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        critic_groups = self.config.critic.ppo_mini_batch_size if self.use_critic else len(paths)
+        self._steps = actor_steps, mini_batch_count(len(paths), critic_groups)
         layout = lay_out_groups(
             group_of_row,
             paths,
@@ -138,7 +137,7 @@ class TreeTrainerMixin(ResumableTrainer):
             num_cells=math.lcm(*self._steps),
             multiple_of=self._reference_ranks(),
         )
-        metrics.update(overlap_metrics(overlaps, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
+        metrics.update(overlap_metrics(paths, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
         # A step trains on the weights that the step before it left behind.
         metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
         batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)

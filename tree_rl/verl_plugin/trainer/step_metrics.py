@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tree_rl.cost.balance.batch import BatchLayout
+from tree_rl.cost.balance.paths import GroupPaths
+from tree_rl.cost.cost_model import CostModel
 from tree_rl.training.self_check import MEAN_TOLERANCE
-from tree_rl.tree.balance.batch import BatchLayout, GroupOverlap
-from tree_rl.tree.cost import CostModel
 from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.trainer.sessions import Sessions
@@ -26,16 +27,17 @@ NORMAL_ERRORS = (
 )
 
 
-def overlap_metrics(groups: Sequence[GroupOverlap], sessions: Sessions) -> dict[str, float]:
+def overlap_metrics(groups: Sequence[GroupPaths], sessions: Sessions) -> dict[str, float]:
     """Metrics of the batch before it trains; `sessions` are those of the real rows."""
-    unique, flat = sum(group.unique_tokens for group in groups), sum(group.flat_tokens for group in groups)
+    orders = [group.order for group in groups]
+    unique, flat = sum(order.num_unique for order in orders), sum(int(order.lengths.sum()) for order in orders)
     paths = [len(rows) for rows in sessions.rows_of_session]
     return {
         "tree/unique_tokens": float(unique),
         "tree/flat_tokens": float(flat),
         "tree/por": 1.0 - unique / flat,
         "tree/token_bound": flat / unique,
-        "tree/depth": float(max(group.depth for group in groups)),
+        "tree/depth": float(max(order.lengths.max() for order in orders)),
         "tree/paths_per_session/mean": float(np.mean(paths)),
         "tree/paths_per_session/max": float(max(paths)),
         "tree/sessions": float(len(sessions)),

@@ -16,8 +16,8 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.engine.rows_in import PATH_WEIGHT_SCALE
 from tree_rl.verl_plugin.engine.verl_loss import HOLDS_CELLS, averages_sequences
-from tree_rl.verl_plugin.launch.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
 from tree_rl.verl_plugin.trainer.rows_of_step import assign_rows_of_step
 

@@ -18,7 +18,8 @@ SHORTEST = 193
 FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
 """Tokens per query block and per key block, by head size: FA4's own tiles."""
 BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
-"""As above. Lists of 128 queries would serve from head size 128 on, 0 to 2 % slower (docs/log.md)."""
+"""Tokens per query block and per key block of the backward. Lists of 128 queries would serve from head size 128 on, 0
+to 2 % slower (docs/log.md)."""
 MOST_KEYS = 1.3
 """Keys of all paths over unique tokens up to which rows over copied keys are taken instead of a plan.
 

@@ -22,7 +22,7 @@ KEY = "environment_options"
 STEP = "step"
 """The tool of an environment whose action is a record of its own."""
 MCP_FIELDS = {"tool_name", "arguments"}
-"""Of the action of an environment whose tools are MCP's."""
+"""Fields of an action in an environment whose tools are MCP's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class OpenEnvOptions:
     """
 
     base_url: str
-    """Of the running server, such as `http://localhost:8000`."""
+    """Address of the running server, such as `http://localhost:8000`."""
     message_timeout_seconds: float = 60.0
     """For one answer of the server."""
     reset: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ class PublishedEnvironment(SweEnvironment):
     """A software task of a published benchmark."""
 
     name: ClassVar[str]
-    """In the config."""
+    """Name in the config."""
     columns: ClassVar[tuple[str, ...]]
     """That a published file must have; empty for a folder of tasks."""
 

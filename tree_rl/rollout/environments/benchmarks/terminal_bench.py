@@ -14,7 +14,7 @@ from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import quote
 
 PLACE = ".terminal-bench-tests"
-"""In the working directory, from where the tests are moved out before they run."""
+"""Folder in the working directory from which the tests are moved out before they run."""
 LOGS = "/logs/verifier"
 REWARD = "reward"
 

@@ -37,7 +37,7 @@ class Planted:
     targets: tuple[str, ...]
     """The task's and the new file."""
     names: frozenset[str]
-    """Of the functions that must fail, at least once each."""
+    """Names of the functions that must fail, at least once each."""
 
     def doubt(self, verdicts: Mapping[str, set[str]]) -> str | None:
         """Why the report of a run cannot be believed; None if it can.

@@ -64,9 +64,9 @@ class Insertion(NamedTuple):
     """Text at a place of a file."""
 
     line: int
-    """From 1."""
+    """Line of the file, counted from 1."""
     column: int
-    """In bytes."""
+    """Column of the line, in bytes."""
     text: str
 
 

@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from typing import Literal
 
-from tree_rl.rollout.gateway.options import JsonOutput
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+
+JsonOutput = Literal["refuse", "instruct", "enforce"]
+"""Options of a gateway that is asked for JSON."""
 
 
 def with_json(request: ChatRequest, json_output: JsonOutput) -> ChatRequest:

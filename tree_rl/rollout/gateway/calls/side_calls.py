@@ -11,7 +11,8 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 READ_CHARACTERS = 20_000
-"""Of a text that is searched, from its beginning. Harnesses open their side calls with a text of their own."""
+"""Characters of a text that are searched, from its beginning. Harnesses open their side calls with a text of their
+own."""
 
 MOST_WEIGHT = 100
 
@@ -27,7 +28,7 @@ class SideCall:
     """
 
     name: str
-    """In reports and metrics: letters, digits and `_`."""
+    """Name in reports and metrics: letters, digits and `_`."""
     weight: float = 1.0
     """What its tokens count in training: 0 leaves them out, 1 trains them as all others."""
     agent: str = ""
@@ -90,7 +91,8 @@ KNOWN_SIDE_CALLS = (
         name="next_speaker", user=r"Analyze \*only\* the content and structure of your immediately preceding response"
     ),
 )
-"""By the texts of the harnesses' own prompts. They train as all other calls do, unless an option says otherwise."""
+"""Side calls recognised by the texts of the harnesses' own prompts. They train as all other calls do, unless an option
+says otherwise."""
 
 
 def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[SideCall, ...]:

@@ -21,7 +21,7 @@ class KimiK2(CallsBetweenTags):
     ends_reasoning = wrappers[0]
     _id = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
     _other_id = re.compile(r"functions[._:-]?(.+?)[._:-]?\d+")
-    """As clients and servers respell ids, and the model then writes them itself: `functions_NAME_INDEX`."""
+    """Ids as clients and servers respell them, and as the model then writes them itself: `functions_NAME_INDEX`."""
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
         """Read one call."""

@@ -14,7 +14,7 @@ families there, and so do we. other_format: it is written as the chat template d
 an engine's parser fails."""
 
 Tools = Sequence[Mapping[str, Any]]
-"""In OpenAI's function format."""
+"""Function schemas in OpenAI's format."""
 
 
 class UnreadableCallError(ValueError):
@@ -31,7 +31,7 @@ class WrittenCall:
 
     name: str
     arguments: Mapping[str, Any]
-    """In the model's order."""
+    """Arguments in the model's order."""
     id: str | None = None
     """The id that the model gave it; None in families whose calls have none."""
 

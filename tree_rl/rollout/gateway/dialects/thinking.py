@@ -35,7 +35,7 @@ class CallsInText:
     """The text without its calls."""
     calls: Sequence[WrittenCall] = ()
     fault: CallFault | None = None
-    """Of a call at the end that stays in `around`."""
+    """Fault of a call at the end that stays in `around`."""
 
 
 class ThinkingDialect(Dialect):

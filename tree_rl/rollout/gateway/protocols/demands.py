@@ -17,7 +17,7 @@ class JsonDemand:
     schema: Mapping[str, Any]
     """The JSON schema that it must satisfy."""
     field: str
-    """Of the request, for errors."""
+    """Field of the request, for errors."""
 
 
 def read_json_format(fields: Fields) -> JsonDemand | None:

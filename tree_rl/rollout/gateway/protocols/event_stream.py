@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.types import Receive
 
-from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 
 STREAM_HEADERS = {"cache-control": "no-store"}
@@ -47,7 +46,7 @@ async def patient_events(
         yield ping
         if not await wait_for(task, receive, timeout_s=every_s):
             return
-    yield await beside_the_loop(lambda: b"".join(events(task)), is_long=True)
+    yield await asyncio.to_thread(lambda: b"".join(events(task)))
 
 
 async def _client_gone(receive: Callable[[], Awaitable[object]]) -> None:

@@ -17,10 +17,10 @@ class ChatRequest:
     """What an agent asks for."""
 
     model: str
-    """As sent. The answer carries it back. The gateway serves one model under every name."""
+    """Name of the model as sent. The answer carries it back. The gateway serves one model under every name."""
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    """In OpenAI's function format."""
+    """Function schemas in OpenAI's format."""
     count: int = 1
     """Number of answers (`n`)."""
     max_tokens: int | None = None
@@ -47,9 +47,9 @@ class ChatRequest:
     left_out: tuple[str, ...] = ()
     """Names of what clients send unasked, work without, and do not get: tools that only the provider could run."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of the HTTP request, by names in lower case. They tell side calls apart."""
+    """Headers of the HTTP request, by names in lower case. They tell side calls apart."""
     num_bytes: int = 0
-    """Of the request's body: what the work for it grows with."""
+    """Bytes of the request's body: what the work for it grows with."""
 
     @property
     def stream_type(self) -> str:

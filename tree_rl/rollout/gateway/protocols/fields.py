@@ -8,10 +8,10 @@ from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 SHOWN = 60
 MAX_INTEGER = 2**31 - 1
-"""Of numbers that a model server stores in 32 bits."""
+"""Largest number that a model server stores in 32 bits."""
 MAX_STOP_TEXTS = 64
 MAX_ITEMS = 20_000
-"""Of a list: messages, tools. Python takes 20 ms to forget 200,000 messages."""
+"""Most items of a list: messages, tools. Python takes 20 ms to forget 200,000 messages."""
 
 
 class RequestError(ValueError):

@@ -6,7 +6,6 @@ from http import HTTPStatus
 
 from starlette.requests import Request
 
-from tree_rl.rollout.gateway.long_work import beside_the_loop
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 
 MAX_BODY_BYTES = 8 << 20
@@ -35,7 +34,7 @@ async def read_body(request: Request) -> bytes:
             status=415,
         )
     # A few kilobytes unfold to the limit.
-    return await beside_the_loop(lambda: _unfolded(body, encoding), is_long=True)
+    return await asyncio.to_thread(_unfolded, body, encoding)
 
 
 def _unfolded(body: bytes, encoding: str) -> bytes:

@@ -8,7 +8,7 @@ from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError
 
 SHOWN_NAME = 40
 MANY_UNKNOWN = 20
-"""Of one request: their names stay in the session's record."""
+"""Most unknown fields of one request whose names stay in the session's record."""
 
 Effect = Literal["honoured", "no effect", "refused"]
 
@@ -107,7 +107,7 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
     "function_call": _refused("an older form of tool_choice, which the gateway does not read; send that", "auto"),
     **dict.fromkeys(_CONSTRAINT_NAMES, _CONSTRAINT),
 }
-"""Of `POST /v1/chat/completions`: OpenAI's fields, and those of vLLM and other servers that clients send."""
+"""Fields of `POST /v1/chat/completions`: OpenAI's, and those of vLLM and other servers that clients send."""
 
 MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
     "messages": _honoured(
@@ -146,7 +146,7 @@ MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
     "container": _NO_ENGINE,
     "mcp_servers": _NO_ENGINE,
 }
-"""Of `POST /v1/messages`: Anthropic's fields, beta ones included."""
+"""Fields of `POST /v1/messages`: Anthropic's, beta ones included."""
 
 
 def check_fields(fields: Fields, known: Mapping[str, FieldTreatment]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
+from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, SPELL
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 LOOK_AHEAD = 200
@@ -17,8 +18,6 @@ CLOSEST_TURNS = 8
 """Turns behind one prompt that are compared token by token with an edited one."""
 ODD_TOKENS = 64
 """A turn that the tokenizer spells otherwise for so long is not cut: its text is tokenized anew."""
-MANY_TURNS = 16
-LONG_TURN = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +31,7 @@ class GeneratedTurn:
     response_ids: tuple[int, ...]
     """All generated ids, the end token and a stop text included."""
     is_whole: bool
-    """Whether the node's ids spell `raw_text`; not so where a stop text begins within a token."""
+    """True if the node's ids spell `raw_text`; not so where a stop text begins within a token."""
     forms: Callable[[], Iterable[tuple[str, str]]]
     """The turn as the template writes it, at the end of a conversation and further up, and what closes it there. Costs
     renderings, so it is called only where a text differs from `raw_text`."""
@@ -101,9 +100,18 @@ class ContextTrie:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._root = Node(parent=None, text="", ids=(), depth=0)
-        self.is_slow = False
-        """Whether to look for recorded tokens beside the event loop. `MANY_TURNS` behind one prompt may each have to be
-        rendered, and one of `LONG_TURN` tokens to be decoded over and over."""
+        self._most_turns = 1
+        """Turns behind one prompt."""
+        self._longest_turn = 0
+        """Tokens."""
+
+    def searched_characters(self, rendered: int) -> int:
+        """Characters that a search for a prompt of so many may read, by their cost.
+
+        Each turn behind one prompt may have to be rendered, and the closest ones to be decoded.
+        """
+        compared = min(self._most_turns, CLOSEST_TURNS) * self._longest_turn
+        return rendered * self._most_turns + SPELL * CHARACTERS_PER_TOKEN * compared
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues.
@@ -150,7 +158,8 @@ class ContextTrie:
         """Add a generated turn behind a prompt; later prompts contain `ids` for it."""
         node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
-        self.is_slow |= len(prompt.children) > MANY_TURNS or len(turn.response_ids) > LONG_TURN
+        self._most_turns = max(self._most_turns, len(prompt.children))
+        self._longest_turn = max(self._longest_turn, len(turn.response_ids))
         return node
 
     def _end_of_match(self, node: Node, text: str, before: _Step) -> int | None:

@@ -36,7 +36,7 @@ class ReturnedTurn:
     """retokenized: equal text has other ids. rewritten: the template changes the text, such as spaces in the arguments
     of a tool call."""
     was_reused: bool
-    """Whether the later prompt kept the model's ids (`on_drift=reuse`)."""
+    """True if the later prompt kept the model's ids (`on_drift=reuse`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

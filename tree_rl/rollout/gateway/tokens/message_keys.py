@@ -10,7 +10,7 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 NOT_AS_JAVASCRIPT = re.compile(r"\d[.eE]|\d{16}")
-"""In JSON, numbers that JavaScript may write in another way; text may have them, too."""
+"""Numbers of JSON that JavaScript may write in another way; text may have them, too."""
 
 
 def key_after(before: bytes, message: ChatMessage) -> bytes:

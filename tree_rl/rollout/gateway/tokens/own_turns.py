@@ -16,7 +16,7 @@ from tree_rl.rollout.gateway.tokens.message_keys import joined_key, key_after, k
 __all__ = ["OwnTurn", "OwnTurns", "Restored", "key_after"]
 
 MOST_COMPARED = 64
-"""Of turns that may be one whose beginning has changed, the latest so many are compared."""
+"""Most turns that are compared when a turn's beginning has changed: the latest ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,9 +33,9 @@ class OwnTurn:
     before: tuple[int, ...]
     """Calls that generated the turns of its history, in order."""
     key: bytes
-    """Of its message alone."""
+    """Key of its message alone."""
     keys_before: tuple[bytes, ...]
-    """Of each message of its history alone."""
+    """Key of each message of its history alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Restored:
     messages: tuple[ChatMessage, ...]
     """With the reasoning that clients drop, and the calls that results of tools answer."""
     key: bytes
-    """Of the last message; empty without messages."""
+    """Key of the last message; empty without messages."""
     own_calls: tuple[int, ...]
     """Calls that generated turns among them, in order."""
     guessed: tuple[int, ...]
@@ -57,9 +57,9 @@ class Restored:
     unclear: tuple[int, ...] = ()
     """The latest of several calls that may have generated a turn behind other messages. None was taken."""
     keys: tuple[bytes, ...] = field(default=(), compare=False)
-    """Of each message alone."""
+    """Key of each message alone."""
     turns_key: bytes = field(default=b"", compare=False)
-    """Of the assistant's messages among them."""
+    """Key of the assistant's messages among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +70,9 @@ class _Sent:
     agent: str
     alone: tuple[bytes, ...]
     keys: tuple[bytes, ...]
-    """Of each message and all before it."""
+    """Key of each message and all before it."""
     turns_keys: tuple[bytes, ...]
-    """Of each message's assistant messages up to it."""
+    """Key of the assistant's messages up to each message."""
     repeated_ids: frozenset[str]
     """Ids of several tool calls: they tell nothing."""
 
@@ -96,11 +96,11 @@ class OwnTurns:
     def __init__(self) -> None:
         self._by_key: dict[bytes, list[OwnTurn]] = {}
         self._by_turns: dict[bytes, list[OwnTurn]] = {}
-        """By the assistant's messages up to the turn."""
+        """Key of the assistant's messages up to a turn -> the turns."""
         self._by_front: dict[tuple[bytes, bytes], list[OwnTurn]] = {}
-        """By the turn alone and the message right in front of it."""
+        """Keys of a turn alone and of the message in front of it -> the turns."""
         self._by_id: dict[str, OwnTurn] = {}
-        """By the ids of tool calls."""
+        """Id of a tool call -> its turn."""
         self._of_call: dict[int, OwnTurn] = {}
         self._behind: dict[bytes, OwnTurn] = {}
         """The latest turn behind each history."""

@@ -1,13 +1,14 @@
 """What a session remembers: makes prompts out of recorded tokens, and records calls."""
 
+import asyncio
 import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from tree_rl.rollout.gateway.backend import Answer
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
 from tree_rl.rollout.gateway.dialects.reading import CallFault
-from tree_rl.rollout.gateway.generation import Answer
-from tree_rl.rollout.gateway.long_work import beside_the_loop
+from tree_rl.rollout.gateway.long_work import READ, SPELL, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -28,12 +29,8 @@ from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
 
-LARGE_REQUEST = 100_000
-"""Larger requests, in bytes, are rendered in a thread. So many take 7 ms."""
-MANY_MESSAGES = 500
-"""Requests with more messages are, too."""
-LONG_TEXT = 10_000
-"""Longer texts, in characters, are tokenized in a thread. The tokenizer takes 6 ms for so many."""
+CHARACTERS_OF_A_MESSAGE = 160
+"""A template takes as long for an empty message as for so much text."""
 FOLLOWER = "what-follows-a-turn"
 """Stands for the next message where a turn is rendered further up in a conversation."""
 LONGEST_TOKENS = 6
@@ -48,7 +45,7 @@ class Prompt:
     restored: Restored
     """Its messages, with the reasoning that clients drop."""
     text: str
-    """As the template writes it."""
+    """Text as the template writes it."""
     ids: tuple[int, ...]
     node: Node
     opening: str = ""
@@ -92,16 +89,17 @@ class Recorder:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
         # A thread changes nothing here but memories that any order of calls leaves alike.
-        is_large = request.num_bytes > LARGE_REQUEST or len(request.messages) > MANY_MESSAGES
-        match_of = partial(self._matched, request, agent)
-        restored, (text, opening), match = await beside_the_loop(match_of, is_long=is_large or self._trie.is_slow)
+        rendered = request.num_bytes + CHARACTERS_OF_A_MESSAGE * len(request.messages)
+        characters = self._trie.searched_characters(rendered)
+        matched = await beside_the_loop(partial(self._matched, request, agent), READ, characters=characters)
+        restored, (text, opening), match = matched
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
         if node.prompt_ids is None:
             node.prompt_ids = node.path_ids()
         ids = node.prompt_ids
         if self._options.on_drift == "branch":
-            ids = await beside_the_loop(partial(self._spelled_anew, text), is_long=len(text) >= LONG_TEXT)
+            ids = await beside_the_loop(partial(self._spelled_anew, text), SPELL, characters=len(text))
         self._check_length(len(ids))
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
@@ -171,7 +169,7 @@ class Recorder:
             )
         )
         read = partial(self.read, prompt, answer.text, index)
-        message, fault = await beside_the_loop(read, is_long=len(answer.text) > LARGE_REQUEST)
+        message, fault = await beside_the_loop(read, READ, characters=len(answer.text))
         if fault is not None:
             self._unread.append(UnreadCall(session=self._session, call=index, cause=fault))
         turn = GeneratedTurn(
@@ -255,12 +253,11 @@ class Recorder:
         beginning = match.rest[: LONGEST_TOKENS * limit]
         if len(beginning) < len(match.rest):
             # Five megabytes take the tokenizer three seconds. The cut may split a word, hence a tenth above the limit.
-            (ids,) = await beside_the_loop(partial(self._renderer.encode, [beginning]), is_long=True)
+            (ids,) = await asyncio.to_thread(self._renderer.encode, [beginning])
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))
-        pieces, encoded = await beside_the_loop(
-            partial(self._spelled, match.rest), is_long=len(match.rest) >= LONG_TEXT
-        )
+        spelled = partial(self._spelled, match.rest)
+        pieces, encoded = await beside_the_loop(spelled, SPELL, characters=len(match.rest))
         self._check_length(known + sum(map(len, encoded)))
         return pieces, encoded
 

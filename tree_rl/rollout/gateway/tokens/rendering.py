@@ -76,7 +76,7 @@ class Renderer:
         self._form = self._find_form(template_options)
         self.dialect = checked_dialect(self.dialect, self.render, specials=self.specials)
         self.opens_reasoning = False
-        """Whether `dropped_opening` leaves reasoning open."""
+        """True if `dropped_opening` leaves reasoning open."""
         self.dropped_opening = self._find_dropped_opening()
         """The empty or open reasoning that the template opens every answer with, if it leaves it out of earlier turns;
         else empty."""

@@ -38,7 +38,7 @@ class Entry:
     parts: tuple[str, ...]
     """Relative to the top."""
     status: os.stat_result
-    """Of itself, not of what a link leads to."""
+    """Status of the entry itself, not of what a link leads to."""
 
 
 def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:

@@ -28,7 +28,7 @@ class Limits:
     processes: int = 64
     """Processes and threads at a time, of all commands of a sandbox together."""
     network: bool = False
-    """Whether it reaches the machine's network."""
+    """True if it reaches the machine's network."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

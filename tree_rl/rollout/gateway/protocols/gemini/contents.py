@@ -12,7 +12,7 @@ from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_
 
 ROLES = ("user", "model", "function")
 UNSEEN = {"image": "image", "audio": "sound"}
-"""Of a media type -> what it is. All else is a file."""
+"""Beginning of a media type -> what it is. All else is a file."""
 
 
 def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatMessage]:

@@ -21,7 +21,7 @@ from tree_rl.rollout.gateway.protocols.gemini.schemas import plain_schema
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 METHODS = {"generateContent": False, "streamGenerateContent": True}
-"""Whether each one streams."""
+"""Method -> True if it streams."""
 KEY_HEADER = "x-goog-api-key"
 KNOWN = {
     *("cachedContent", "contents", "generationConfig", "model", "systemInstruction", "toolConfig", "tools"),
@@ -43,7 +43,7 @@ CONFIG_REFUSED = (
 )
 SHOWN_NAME = 40
 MANY_UNKNOWN = 20
-"""Of one request: their names stay in the session's record."""
+"""Most unknown fields of one request whose names stay in the session's record."""
 MAX_CANDIDATES = 128
 
 

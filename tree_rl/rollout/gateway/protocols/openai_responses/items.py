@@ -52,7 +52,7 @@ class _Conversation:
         self.left_out: list[str] = []
         self._remembered = remembered
         self._stage = ""
-        """Of the last item if it is the assistant's: reasoning, text or calls. Else empty."""
+        """Kind of the last item if it is the assistant's: reasoning, text or calls. Else empty."""
 
     def add(self, item: Fields) -> None:
         kind = item.text("type", "item_reference" if item.raw("role") is None else "message")

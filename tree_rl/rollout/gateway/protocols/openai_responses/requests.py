@@ -41,12 +41,12 @@ WITHOUT_EFFECT = {
     *("access_programs", "background_options", "client_metadata", "image", "prompt_cache_options"),
     *("prompt_cache_retention", "stream_options"),
 }
-"""Of OpenAI's own machinery: nothing here differs with them."""
+"""Fields of OpenAI's own machinery: nothing here differs with them."""
 REFUSED = ("context_management", "conversation", "moderation", "prompt")
 KNOWN = {*READ, *WITHOUT_EFFECT, *REFUSED}
 SHOWN_NAME = 40
 MANY_UNKNOWN = 20
-"""Of one request: their names stay in the session's record."""
+"""Most unknown fields of one request whose names stay in the session's record."""
 INCLUDABLE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -69,7 +69,7 @@ class ResponsesRequest(ChatRequest):
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not take over."""
     input_items: tuple[Mapping[str, Any], ...] = ()
-    """As sent."""
+    """Items of the input, as sent."""
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True

@@ -12,14 +12,14 @@ from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, e
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
 
 MAX_STORED_BYTES = 32 << 20
-"""Of the requests whose responses are kept. Clients that send whole conversations need none of them again."""
+"""Bytes of the requests whose responses are kept. Clients that send whole conversations need none of them again."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Stored:
     request: ResponsesRequest
     task: asyncio.Task[Completion] | None = None
-    """Of a response in the background."""
+    """Task of a response in the background."""
     completion: Completion | None = None
 
 

@@ -34,7 +34,7 @@ class Toolbox:
     functions: Functions = ()
     """What the model is offered, in the format of chat completions."""
     offered: Mapping[str, OfferedTool]
-    """By the name that the model sees."""
+    """Name that the model sees -> the tool."""
     left_out: tuple[str, ...] = ()
     """Types of tools that are not offered."""
 

@@ -1,0 +1,151 @@
+"""Groups in one mini-batch and, unless splitting is faster, on one rank; balanced by cost."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_rl.cost import CostModel
+from tree_rl.cost.balance import GroupPaths, batch
+from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups, paths_of_groups
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.tree import Forest
+
+SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
+
+
+COST = CostModel(per_token=1.0, per_pair=0.0)
+
+# What holds for every layout holds for the first ones that the search finds.
+briefly = mock.patch.object(batch, "MOST_TRIALS", 600)
+
+
+def star(rows: int, trunk: int, branch: int) -> GroupPaths:
+    """A group of rows that share `trunk` tokens and have as many of their own."""
+    return GroupPaths.of(Forest.from_rows([[1] * trunk + [2 + row] * branch for row in range(rows)]), COST)
+
+
+def alone(costs: np.ndarray) -> list[GroupPaths]:
+    """Groups of one row each."""
+    return [star(1, 0, int(cost)) for cost in costs]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[GroupPaths], int, int]:
+    rows_of_group = draw(st.lists(st.integers(1, 7), min_size=1, max_size=12))
+    group_of_row = np.repeat(np.arange(len(rows_of_group)), rows_of_group)
+    draw(st.randoms(use_true_random=False)).shuffle(group_of_row)
+    group_of_row = number_groups([str(group) for group in group_of_row])
+    generator = np.random.default_rng(draw(st.integers(0, 1000)))
+    paths = [star(rows, *generator.integers(1, 100, 2)) for rows in np.bincount(group_of_row)]
+    return group_of_row, paths, draw(st.integers(1, 5)), draw(st.integers(1, 6))
+
+
+@briefly
+@settings(deadline=None, max_examples=25)
+@given(batches())
+def test_every_row_has_one_slot_and_every_group_one_mini_batch(
+    drawn: tuple[np.ndarray, list[GroupPaths], int, int],
+) -> None:
+    group_of_row, paths, num_ranks, num_cells = drawn
+    layout = lay_out_groups(group_of_row, paths, num_ranks=num_ranks, num_cells=num_cells)
+    cells = layout.order.reshape(num_ranks, num_cells, -1)
+    # verl hands every rank equally many rows and cuts them into equal mini-batches.
+    assert sorted(layout.order) == list(range(cells.size))
+    places: dict[int, set[tuple[int, int]]] = {}
+    for (rank, cell, _), row in np.ndenumerate(cells):
+        if row < len(group_of_row):
+            places.setdefault(int(group_of_row[row]), set()).add((rank, cell))
+    assert len(places) == len(paths)
+    assert all(len({cell for _, cell in found}) == 1 for found in places.values())
+    assert layout.split_groups == sum(len(found) > 1 for found in places.values())
+    assert (cells < len(group_of_row)).sum(axis=2).max() == cells.shape[2]
+    # With one unit a token, load beyond the whole groups' is what several ranks compute.
+    whole = sum(one.whole for one in paths)
+    np.testing.assert_allclose(layout.load_DC.sum(), whole + layout.repeated_tokens)
+
+
+@briefly
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4))
+def test_mini_batches_hold_the_configured_number_of_groups(groups: int, per_mini_batch: int, factor: int) -> None:
+    steps = mini_batch_count(groups, per_mini_batch)
+    layout = lay_out_groups(np.arange(groups), alone(np.ones(groups)), num_ranks=2, num_cells=steps * factor)
+    cells = layout.order.reshape(2, steps, -1)
+    groups_of_step = [(cells[:, step] < groups).sum() for step in range(steps)]
+    assert max(groups_of_step) <= per_mini_batch
+    assert min(groups_of_step) >= 1
+    assert max(groups_of_step) - min(groups_of_step) <= 1
+
+
+def test_branches_do_not_add_optimizer_steps() -> None:
+    narrow = number_groups([f"u{i}" for i in range(8)])
+    wide = number_groups([f"u{i}" for i in range(8) for _ in range(5)])
+    assert mini_batch_count(narrow.max() + 1, 4) == mini_batch_count(wide.max() + 1, 4) == 2
+
+
+def test_costs_even_out_over_ranks() -> None:
+    cost = np.random.default_rng(0).lognormal(4, 1.5, size=64).round() + 1
+    layout = lay_out_groups(np.arange(64), alone(cost), num_ranks=4, num_cells=2)
+    assert layout.imbalance < 1.15
+    in_batch_order = cost.reshape(2, 4, 8).sum(-1)
+    assert layout.imbalance < in_batch_order.max(1).sum() / in_batch_order.mean(1).sum()
+
+
+def test_a_rank_without_rows_gets_padding() -> None:
+    layout = lay_out_groups(np.zeros(2, dtype=np.int64), [star(2, 500, 1)], num_ranks=3, num_cells=1)
+    slots = layout.order.reshape(3, 2)
+    # Splitting would save one token of 502.
+    assert (slots < 2).sum(axis=1).tolist() == [2, 0, 0]
+    assert layout.split_groups == layout.repeated_tokens == 0
+
+
+def test_a_group_beyond_the_mean_splits() -> None:
+    group_of_row = np.repeat([0, 1, 2], [8, 1, 1])
+    layout = lay_out_groups(group_of_row, [star(8, 10, 50), *alone(np.array([100, 100]))], num_ranks=3, num_cells=1)
+    assert layout.split_groups == 1
+    assert layout.repeated_tokens == 10 * (sum((layout.order.reshape(3, -1) < 8).any(axis=1)) - 1)
+    assert layout.imbalance < 1.05
+
+
+def branching_groups(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """24 groups of 1 to 8 rows with trunks and branches of very different lengths."""
+    generator = np.random.default_rng(seed)
+    group_of_row, rows = [], []
+    for group in range(24):
+        trunk = generator.integers(0, 50, int(generator.lognormal(4, 1.2)) + 1)
+        for _ in range(generator.integers(1, 9)):
+            rows.append(np.concatenate([trunk, generator.integers(0, 50, int(generator.lognormal(3, 1)) + 1)]))
+            group_of_row.append(group)
+    return np.array(group_of_row), rows
+
+
+def test_a_group_costs_what_the_cost_model_says() -> None:
+    group_of_row, rows = branching_groups(0)
+    paths = paths_of_groups(group_of_row, rows, SHAPE.cost)
+    forests = [Forest.from_rows([rows[row] for row in np.flatnonzero(group_of_row == group)]) for group in range(24)]
+    np.testing.assert_allclose([one.whole for one in paths], [SHAPE.cost.forest(one) for one in forests], rtol=1e-12)
+    lengths = np.array([1, 100, 3000])
+    single = paths_of_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE.cost)
+    np.testing.assert_allclose([one.whole for one in single], SHAPE.cost.rows(lengths))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_costs_of_forests_even_out_and_the_layout_is_the_same_each_time(seed: int) -> None:
+    group_of_row, rows = branching_groups(seed)
+    paths = paths_of_groups(group_of_row, rows, SHAPE.cost)
+    cost = np.array([one.whole for one in paths])
+    layout = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
+    again = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
+    assert np.array_equal(layout.order, again.order)
+    # The costliest rank of a greedy placement: at most the even share and three quarters of one group.
+    assert layout.load_DC.max() <= cost.sum() / 4 + cost.max() * 3 / 4
+    by_count = np.array([part.sum() for part in np.split(cost, 4)])
+    assert layout.load_DC.max() <= by_count.max()
+
+
+def test_a_group_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows of 3 groups: expected \[1, 1, 1\] rows, received \[1, 0, 1\]"):
+        lay_out_groups(np.array([0, 2]), alone(np.ones(3)), num_ranks=1, num_cells=1)

@@ -1,0 +1,94 @@
+"""Gradients of models with recurrent layers: a forest, whole or in partitions, and its rows run alone in float64."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
+from recurrent_models import RECURRENT
+
+from tree_rl.models import check_model, use_tree_attention
+from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.training.whole import forest_log_probs, wanted_everywhere
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions
+
+FLOAT32_TOLERANCE = 2e-5
+CPU = torch.device("cpu")
+CONFIGS = HYBRIDS | RECURRENT
+Gradients = dict[str, torch.Tensor]
+Result = tuple[torch.Tensor, Gradients]
+"""Log-probs and gradients."""
+
+
+def gradients(model: Any, log_probs_F: torch.Tensor) -> Result:
+    weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
+    parameters = dict(model.named_parameters())
+    loss = (log_probs_F * weight_F.to(log_probs_F.dtype)).sum()
+    return log_probs_F.detach(), dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
+
+
+@cache
+def stock_rows_in_float64(family: str, prefix: int) -> Result:
+    with float64_throughout():
+        model = build(CONFIGS[family], torch.float64)
+        return gradients(model, branch_log_probs(model, rows_with_prefix(prefix)))
+
+
+def tree(family: str, prefix: int, dtype: torch.dtype, *, checkpointing: bool = False) -> Result:
+    model = build(CONFIGS[family], dtype)
+    check_model(model)
+    use_tree_attention(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return gradients(model, forest_log_probs(model, Forest.from_rows(rows_with_prefix(prefix))))
+
+
+def assert_same(got: Result, expected: Result, tolerance: float) -> None:
+    torch.testing.assert_close(got[0].double(), expected[0], rtol=tolerance, atol=tolerance)
+    assert_same_gradients(got[1], expected[1], tolerance)
+
+
+def assert_same_gradients(got: Gradients, expected: Gradients, tolerance: float = 1e-10) -> None:
+    """Relative norm of every parameter; one that nearly vanishes is held against the largest."""
+    scale = max(float(gradient.norm()) for gradient in expected.values()) or 1.0
+    for name, reference in expected.items():
+        error = float((got[name] - reference).norm()) / max(float(reference.norm()), 1e-3 * scale)
+        assert error < tolerance, (name, error)
+
+
+def row_gradients(model: Any, rows: list[Any]) -> Gradients:
+    """Of the sum of squared log-probs, every row alone."""
+    parameters = dict(model.named_parameters())
+    loss = branch_log_probs(model, rows).square().sum()
+    gradients = torch.autograd.grad(loss, parameters.values(), allow_unused=True, materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))
+
+
+def partitioned_gradients(
+    model: Any, rows: list[Any], capacity: int, *, offload: bool = False, preview: bool = False
+) -> Gradients:
+    """The same through one partitioned step."""
+    forest = Forest.from_rows(rows)
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
+    readout = EdgeReadout(plan, edges, device=CPU)
+
+    def slot_gradients(values: EdgeOutputs) -> EdgeOutputs:
+        leaf = values["log_probs"].clone().requires_grad_()
+        loss = readout.flat(EdgeOutputs(log_probs=leaf))["log_probs"].square().sum()
+        return EdgeOutputs(log_probs=torch.autograd.grad(loss, leaf)[0])
+
+    run = PartitionedRun(model, forest, plan, readout, offload=offload)
+    model.zero_grad()
+    if preview:
+        assert "".join(run.infer(preview=True)) == inference_ops(run.plan)
+    assert "".join(run.train(slot_gradients)) == training_ops(run.plan)
+    assert run.count.forward == run.count.backward == forest.num_unique
+    named = model.named_parameters()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}

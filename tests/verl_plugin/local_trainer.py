@@ -1,0 +1,225 @@
+"""The trainer without Ray: a queue of rows in this process, rows of sessions in it, and a worker as verl builds it."""
+
+import os
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import verl.trainer.ppo.padding_utils as padding_utils
+from engine_harness import FLOAT32, join_process_group
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.config import CheckpointConfig
+
+# verl's trainer loads the plugin, and with it the modules below.
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.config import (
+    FSDPActorConfig,
+    FSDPCriticConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+    TrainingWorkerConfig,
+)
+from verl.workers.utils.losses import ppo_loss, value_loss
+
+from tree_rl.cost.balance import batch as balance
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
+from tree_rl.verl_plugin.trainer import queue_rows
+from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
+from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
+
+SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)
+
+
+class LocalQueue:
+    """The calls of the transfer queue that the trainer makes, without the Ray actors that verl keeps rows in."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.tags: dict[str, dict[str, Any]] = {}
+
+    def kv_batch_put(
+        self, keys: list[str], partition_id: str, fields: TensorDict | None = None, tags: list[dict] | None = None
+    ) -> KVBatchMeta:
+        for index, key in enumerate(keys):
+            row = self.rows.setdefault(key, {})
+            if fields is not None:
+                row.update({name: _entry(column, index) for name, column in fields.items()})
+            if tags is not None:
+                self.tags.setdefault(key, {}).update(tags[index])
+        return KVBatchMeta(keys=keys, tags=[self.tags[key] for key in keys], partition_id=partition_id)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
+        names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
+        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+
+
+def _entry(column: Any, index: int) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column.unbind()[index] if column.is_nested else column[index]
+    return column[index].data if hasattr(column[index], "data") else column[index]
+
+
+def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
+    """Also shortens the search for a layout: any layout serves the columns that follow it."""
+    monkeypatch.setattr(balance, "MOST_TRIALS", 300)
+    local = LocalQueue()
+    for module in (trainer_mixin, queue_rows, padding_utils):
+        monkeypatch.setattr(module, "tq", local)
+    return local
+
+
+def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVBatchMeta:
+    """Prompt u has len(branches[u]) sessions; session s has branches[u][s] rows that share a prefix."""
+    generator = np.random.default_rng(seed)
+    keys, rows, tags = [], [], []
+    for prompt, sessions in enumerate(branches):
+        prompt_ids = generator.integers(3, 90, 6).tolist()
+        for session, count in enumerate(sessions):
+            stem = generator.integers(3, 90, 4).tolist()
+            reward = float(generator.normal())
+            for branch in range(count):
+                response = stem + generator.integers(3, 90, 2 + prompt).tolist()
+                mask = torch.tensor([1] * 4 + [0] + [1] * (len(response) - 5))
+                scores = torch.zeros(len(response))
+                scores[-1] = reward
+                keys.append(f"uid-{prompt}_{session}_{branch}")
+                rows.append(
+                    {
+                        "uid": f"uid-{prompt}",
+                        "input_ids": torch.tensor(prompt_ids + response),
+                        "prompts": torch.tensor(prompt_ids),
+                        "responses": torch.tensor(response),
+                        "position_ids": torch.arange(6 + len(response)),
+                        "response_mask": mask,
+                        "loss_mask": mask,
+                        "rm_scores": scores,
+                        "rollout_log_probs": -torch.rand(len(response)),
+                        "old_log_probs": -torch.rand(len(response)),
+                        "ref_log_prob": -torch.rand(len(response)),
+                        "values": torch.randn(len(response)),
+                        "loss_weight": torch.rand(len(response)),
+                        "extra_fields": {"reward_extra_info": {"a": reward, "b": -2 * reward}},
+                    }
+                )
+                tags.append({"seq_len": 6 + len(response), "status": "success"})
+    order = generator.permutation(len(keys))
+    queue.kv_batch_put(
+        [keys[i] for i in order],
+        "train",
+        fields=list_of_dict_to_tensordict([rows[i] for i in order]),
+        tags=[tags[i] for i in order],
+    )
+    picked = [keys[i] for i in order]
+    return KVBatchMeta(keys=picked, tags=[queue.tags[key] for key in picked], partition_id="train")
+
+
+def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
+    """A trainer with what the batch's path reads, and no workers."""
+    trainer = PPOTrainerTreeSync.__new__(PPOTrainerTreeSync)
+    trainer.config = OmegaConf.create(
+        {
+            "algorithm": {
+                "adv_estimator": estimator,
+                "gamma": 1.0,
+                "lam": 0.95,
+                "use_kl_in_reward": False,
+                "kl_penalty": "kl",
+                "rollout_correction": None,
+                **algorithm,
+            },
+            "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}},
+            "critic": {"ppo_mini_batch_size": 3},
+        }
+    )
+    trainer.model_shape = SHAPE
+    trainer.use_critic, trainer.use_reference_policy = critic, False
+    trainer.global_steps = 5
+    trainer.tokenizer = SimpleNamespace(eos_token_id=2)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
+    trainer.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: seen.append(n_steps))
+    seen: list[int] = []
+    trainer.kl_steps_seen = seen
+    return trainer
+
+
+def build_worker(
+    path: Path,
+    *,
+    model_type: str = "tree_language_model",
+    hf_model_type: str | None = None,
+    learning_rate: float = 1e-2,
+    tree: TreeConfig | None = None,
+    **engine: Any,
+) -> Any:
+    """A worker as verl's trainer builds it, in this process."""
+    join_process_group()
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
+    is_value = "value" in model_type
+    config = TrainingWorkerConfig(
+        model_type=model_type,
+        model_config=HFModelConfig(
+            path=str(path),
+            load_tokenizer=False,
+            model_type=hf_model_type or model_type,
+            override_config={"attn_implementation": "sdpa"},
+            enable_gradient_checkpointing=False,
+        ),
+        engine_config=TreeFSDPEngineConfig(
+            use_torch_compile=False,
+            mixed_precision=FLOAT32,
+            max_token_len_per_gpu=4096,
+            use_dynamic_bsz=True,
+            tree=tree or TreeConfig(mode="tree", self_check=False),
+            **engine,
+        ),
+        optimizer_config=FSDPOptimizerConfig(lr=learning_rate, total_training_steps=10),
+        checkpoint_config=CheckpointConfig(),
+    )
+    worker = TreeTrainingWorker(config)
+    worker.reset()
+    shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
+    if is_value:
+        worker.set_loss_fn(partial(value_loss, config=FSDPCriticConfig(**shared)))
+    else:
+        actor = FSDPActorConfig(**shared, rollout_n=1, ppo_mini_batch_size=2, use_dynamic_bsz=True)
+        worker.set_loss_fn(partial(ppo_loss, config=actor))
+    return worker
+
+
+def parameters(worker: Any) -> dict[str, torch.Tensor]:
+    return {name: value.full_tensor().clone() for name, value in worker.engine.module.named_parameters()}
+
+
+SEPARATE = [
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+]
+
+
+@cache
+def stock_config() -> DictConfig:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
+
+
+def config_of_mode(mode: str, *overrides: str) -> DictConfig:
+    given = [f"trainer.v1.trainer_mode={mode}", *(SEPARATE if mode == "tree_separate_async" else []), *overrides]
+    return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
+
+
+BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1], [1, 2], [1, 1]]

@@ -1,0 +1,57 @@
+"""Models with recurrent layers or experts in verl's FSDP2 engine train as stock verl does on rows alone, cut or whole.
+
+Stock verl packs rows into one sequence, along which recurrent layers carry their state from row to row: the yardstick
+runs one row a micro-batch.
+"""
+
+from pathlib import Path
+
+import pytest
+from engine_harness import build_engine, save_model
+from equivalence import alone, assert_trains_as
+from hostile_rows import SHAPES
+from rank_engines import assert_two_ranks_step_as_one
+from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid
+
+from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.options import TreeConfig
+
+
+@pytest.mark.parametrize("family", (*GATED_DELTA_NET, *RECURRENT))
+def test_recurrent_layers(tmp_path: Path, family: str) -> None:
+    path = save_hybrid(tmp_path, (GATED_DELTA_NET | RECURRENT)[family])
+    stock = build_engine(path, tree=None)
+    trees = [build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget)) for budget in (17, 1000)]
+    checkpointing = {"enable_gradient_checkpointing": True}
+    trees.append(build_engine(path, tree=TreeConfig(mode="tree", max_tokens=3), model=checkpointing))
+    for shape in ("branch_at_63_64_65", "no_common_root"):
+        expected = alone(stock, SHAPES[shape])
+        for tree in trees:
+            got = assert_trains_as(expected, tree, SHAPES[shape])
+        # Rows that share nothing are a forest, too.
+        assert len(got["loss"]) == 1
+
+
+@pytest.mark.parametrize("family", ("qwen3_moe", "mixtral", "gpt_oss"))
+def test_experts(tmp_path: Path, family: str) -> None:
+    path = save_model(tmp_path, CONFIGS[family])
+    stock = build_engine(path, tree=None, attention=ATTENTION[family])
+    trees = [
+        build_engine(path, tree=TreeConfig(mode="tree", max_tokens=budget), attention=ATTENTION[family])
+        for budget in (5, 1000)
+    ]
+    for shape in ("comb", "identical", "temperatures_differ"):
+        expected = alone(stock, SHAPES[shape])
+        for tree in trees:
+            assert_trains_as(expected, tree, SHAPES[shape])
+
+
+def test_packing_rows_flat_is_refused(tmp_path: Path) -> None:
+    path = save_hybrid(tmp_path, GATED_DELTA_NET["qwen3_next"])
+    with pytest.raises(UnsupportedFeatureError, match=r"tree\.mode=flat"):
+        build_engine(path, tree=TreeConfig(mode="flat"))
+
+
+def test_two_ranks_take_the_two_steps_of_stock_verl_on_one(tmp_path: Path) -> None:
+    save_hybrid(tmp_path / "model", GATED_DELTA_NET["qwen3_next"])
+    assert_two_ranks_step_as_one(tmp_path)

@@ -1,0 +1,126 @@
+"""Configurations of tiny models with experts or recurrent layers, and what is told to their routers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from engine_harness import VOCAB, Row
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+
+EXPERTS, COEF = 6, 0.3
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+HYBRID: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
+    "num_experts": EXPERTS,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "initializer_range": 0.1,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, moe_intermediate_size=16),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS),
+    "gpt_oss": GptOssConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=9, rope_parameters=ROPE),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID),
+}
+ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager", "qwen3_5_moe": "sdpa"}
+
+
+def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Transformers' own auxiliary loss of all rows in one padded batch, and its gradients."""
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    rows = [row.tokens for row in batch]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    loss = model(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False).aux_loss
+    loss.backward()
+    return loss.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+
+
+HYBRID_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.06,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+GATED_DELTA_NET: dict[str, PretrainedConfig] = {
+    "qwen3_next": Qwen3NextConfig(
+        **HYBRID_SIZES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        mlp_only_layers=[0, 1, 2, 3],
+    ),
+    "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
+}
+NO_GATED_DELTA_NET = {key: value for key, value in HYBRID_SIZES.items() if not key.startswith(("linear", "head_dim"))}
+RECURRENT: dict[str, PretrainedConfig] = {
+    "lfm2": Lfm2Config(
+        **NO_GATED_DELTA_NET, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv", "conv"]
+    ),
+    "granite_4": GraniteMoeHybridConfig(
+        **NO_GATED_DELTA_NET,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=24,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_expand=2,
+        mamba_chunk_size=16,
+    ),
+}
+
+
+def save_hybrid(path: Path, config: PretrainedConfig) -> Path:
+    """A random hybrid on disk, whose states decay slowly: stock's float32 sums of large decays are no yardstick."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            torch.nn.init.uniform_(parameter, -4.0, -1.0)
+    model.save_pretrained(path)
+    return path

@@ -1,0 +1,167 @@
+"""What one training step over rows, or over their forest, costs: what balance, mode auto, plan and bench compare.
+
+Products of matrices count per token, attention per visible (query, key) pair, the language-model head per trained
+token. Legend: N unique tokens, B rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.report.overlap import Overlap
+
+Amount = TypeVar("Amount", float, np.ndarray)
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+"""Names of attention among a config's `layer_types`; others are recurrent."""
+FORWARD_AND_BACKWARD = 3
+"""A backward costs two forwards: one product for each operand's gradient."""
+LEAST_GAIN = 1.02
+"""A group runs as a tree if that saves at least 2 % of its cost: less would not pay for planning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """Cost of a step, linear in what it computes; the unit is the caller's."""
+
+    per_token: float
+    """One token through the projections and MLPs of all layers."""
+    per_pair: float
+    """Scores and weighted values of one visible pair, in all layers with attention."""
+    per_head_token: float = 0.0
+    """One position of the language-model head."""
+    per_forward: float = 0.0
+    """What a forward and its backward cost however small they are; balance and `mode: auto` leave it out."""
+
+    def step(self, tokens: Amount, pairs: Amount, head_tokens: Amount) -> Amount:
+        """Cost of so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""
+        return self.per_token * tokens + self.per_pair * pairs + self.per_head_token * head_tokens
+
+    def rows(self, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:
+        """Cost of each row by itself, float64 [B], from its tokens and its tokens with a loss (int [B]; None: all)."""
+        tokens = np.asarray(lengths, dtype=np.float64)
+        return self.step(tokens, tokens * (tokens + 1) / 2, tokens if head_tokens is None else head_tokens)
+
+    def forest(self, forest: Forest, trained: Jagged | None = None) -> float:
+        """Cost of rows that run as one forest; the head runs once per unique token that any row trains.
+
+        ``trained`` [B, L_b] is nonzero where the row's token has a loss; None means everywhere.
+        """
+        head_tokens = forest.num_unique if trained is None else np.count_nonzero(forest.rows_that_mark(trained))
+        return self.step(float(forest.num_unique), float(forest.num_pairs), float(head_tokens))
+
+    def tree_pays(self, forest: Forest, wanted: Jagged | None = None) -> bool:
+        """Whether running a forest costs enough less than running its rows one by one.
+
+        ``wanted`` [B, L_b] is nonzero where the next token's log-prob is asked for; None means everywhere. The head of
+        a forest runs there alone, that of rows everywhere.
+        """
+        return float(self.rows(forest.row_index.lengths).sum()) >= LEAST_GAIN * self.forest(forest, wanted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a decoder that decide its cost."""
+
+    hidden: int
+    """Width of the residual stream."""
+    layers: int
+    """Decoder layers."""
+    intermediate: int
+    """Width of the gated MLP; with experts, experts per token times the width of one, plus the shared one's."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads."""
+    head_dim: int
+    """Size of one head."""
+    vocab: int
+    """Rows of the language-model head."""
+    attention_layers: int | None = None
+    """Layers whose cost grows with visible pairs, as that of recurrent layers does not; None: all. Projections of
+    recurrent layers count like those of attention."""
+    active_experts: int = 0
+    """Experts that a token visits in each layer; 0 without experts."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value, least = getattr(self, name), 0 if name in ("attention_layers", "active_experts") else 1
+            if value is not None and value < least:
+                raise ValueError(f"ModelShape.{name}: expected at least {least}, received {value}")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
+        """Read the sizes of a decoder from the entries of its Hugging Face config.json.
+
+        Raises:
+            ValueError: names the sizes that are missing.
+        """
+        # A model whose every layer has experts may have no width of a dense MLP.
+        per_token = config.get("num_experts_per_tok") or 0
+        width = "moe_intermediate_size" if per_token and config.get("moe_intermediate_size") else "intermediate_size"
+        needed = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
+        missing = [name for name in needed if not config.get(name)]
+        if missing:
+            name = config.get("model_type") or "this model"
+            raise ValueError(
+                f"{name}: expected the sizes {', '.join(missing)} in its config.json, received none: it names them "
+                "otherwise, and what a step costs is not known; train it without trees (model_type=language_model)"
+            )
+        heads = config["num_attention_heads"]
+        shared = config.get("shared_expert_intermediate_size") or 0
+        widths = config[width]
+        # Gemma 3n has a width for each layer.
+        mean_width = round(sum(widths) / len(widths)) if isinstance(widths, list | tuple) else widths
+        intermediate = mean_width * max(per_token, 1) + shared
+        layer_types = config.get("layer_types") or ()
+        with_attention = sum(kind in ATTENTION_LAYERS for kind in layer_types)
+        return cls(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            intermediate=intermediate,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            vocab=config["vocab_size"],
+            attention_layers=with_attention if with_attention < len(layer_types) else None,
+            active_experts=per_token if width == "moe_intermediate_size" else 0,
+        )
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers whose cost grows with visible pairs."""
+        return self.layers if self.attention_layers is None else self.attention_layers
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's projections to queries, keys and values and back."""
+        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+    @property
+    def cost(self) -> CostModel:
+        """Cost of a step in floating point operations, forward and backward."""
+        parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
+        return CostModel(
+            per_token=FORWARD_AND_BACKWARD * 2.0 * parameters,
+            per_pair=FORWARD_AND_BACKWARD * 4.0 * self.num_attention_layers * self.heads * self.head_dim,
+            per_head_token=FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab,
+        )
+
+    def tree_flops(self, overlap: Overlap) -> float:
+        """Operations of one step over a tree."""
+        return self.cost.step(
+            float(overlap.unique_tokens), float(overlap.unique_pairs), float(overlap.unique_head_tokens)
+        )
+
+    def flat_flops(self, overlap: Overlap) -> float:
+        """Operations of one step over its rows."""
+        return self.cost.step(float(overlap.flat_tokens), float(overlap.flat_pairs), float(overlap.flat_head_tokens))
+
+    def flop_bound(self, overlap: Overlap) -> float:
+        """Flat over tree operations, attention and head included: the honest bound on the speed-up; 1 without any."""
+        tree = self.tree_flops(overlap)
+        return self.flat_flops(overlap) / tree if tree else 1.0

@@ -1,1 +1,0 @@
-"""What a step's own calls cost, measured while it trains."""

@@ -1,0 +1,83 @@
+"""Learn: what a call that ran tells its host, and what it teaches the next one."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.outputs import EdgeOutputs
+from tree_rl.training.micro_batch import live_tokens, predicted_peak
+from tree_rl.training.planning.knowledge import Knowledge
+from tree_rl.training.planning.planner import StepPlan
+from tree_rl.training.planning.step_memory import gradients_to_come
+from tree_rl.training.result import StepResult, in_row_order
+from tree_rl.training.run import Ran
+
+
+class Learner:
+    """Draws the lessons of one step's calls."""
+
+    def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
+        """Bind a step."""
+        self._context, self._knowledge = context, knowledge
+
+    def learn(self, plan: StepPlan, ran: Ran) -> StepResult:
+        """The call's result."""
+        call, batches = plan.call, plan.batches
+        calls, load = self._knowledge.calls, self._knowledge.load
+        if self._context.num_ranks == 1:
+            # Several ranks have told each other when they agreed on this call.
+            calls.learn((calls.take_last(),))
+        if call.trains:
+            calls.note(call.rows, batches, ran.start, ran.end)
+        outputs_of = [result.outputs.present() for result in ran.results]
+        names = call.outputs if ran.results else ()
+        outputs = {name: in_row_order([found[name] for found in outputs_of], batches, call.rows) for name in names}
+        routes = [result.routes_fLK for result in ran.results if result.routes_fLK is not None]
+        result = StepResult(
+            outputs=EdgeOutputs.of(outputs),
+            routes_FLK=in_row_order(routes, batches, call.rows) if routes else None,
+            losses=tuple(result.loss for result in ran.results),
+            metrics=tuple(result.metrics for result in ran.results),
+            micro_batches=batches,
+            plan_seconds=plan.seconds,
+            load=load.report() if load is not None and call.trains else None,
+        )
+        if not (call.trains or call.is_reference):
+            self._remember(call, result)
+        return result
+
+    def bytes_before_update(self) -> int:
+        """Device memory that an update finds taken, and what it will take for good."""
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() + self._context.pending_bytes() + gradients_to_come(self._context.module)
+
+    def learn_budget(self, plan: StepPlan, base_bytes: int) -> None:
+        """Size the budget by the peak of an update.
+
+        Args:
+            plan: has run.
+            base_bytes: `bytes_before_update`.
+        """
+        measured = {
+            "base_bytes": base_bytes,
+            "peak_bytes": torch.cuda.max_memory_allocated() + self._context.pending_bytes(),
+            "total_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        }
+        budget, memory, batches = self._knowledge.budget, self._knowledge.memory, plan.batches
+        if memory is None:
+            budget.learn(live_tokens=live_tokens(batches), **measured)
+        else:
+            budget.learn_with(memory.model, lambda model: predicted_peak(batches, model).device, **measured)
+
+    def _remember(self, call: StepCall, result: StepResult) -> None:
+        """After an inference: values that the next update may take instead of computing them again."""
+        rows = call.rows
+        if result.routes_FLK is not None:
+            rows = replace(rows, routes_FLK=result.routes_FLK.cpu().numpy())
+        if result.outputs.log_probs is not None:
+            log_probs_F = result.outputs.log_probs.cpu()
+            self._knowledge.log_probs.remember(rows, log_probs_F.split(np.diff(rows.offsets).tolist()))
+        if self._knowledge.load is not None:
+            self._knowledge.load.remember(rows)

@@ -1,0 +1,78 @@
+"""Rows that run in one forward and backward, or in partitions of a forest: what planning hands to running."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tree_rl.cost.memory.choice import MemoryChoice
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.partition_peak import PartitionedPeak
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import PartitionPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows that run in one forward and backward."""
+
+    rows: tuple[int, ...]
+    """Row indices of the call."""
+    offsets: np.ndarray
+    """int64 [b + 1], where each of its b rows lies in its outputs."""
+    forest: Forest | None
+    """Their forest, or None to run them without a tree."""
+    row_weight_B: np.ndarray | None = None
+    """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None weighs all alike."""
+    edge_weight_F: np.ndarray | None = None
+    """float64 per flat position, of the edge that starts there, for `path_weighting: token_unique`."""
+    flat_tokens: int = 0
+    """Tokens that the rows contain."""
+    unique_tokens: int = 0
+    """Tokens that run: the forest's, or all of the rows' when they run flat."""
+    plan: PartitionPlan | None = None
+    """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
+    measures: MemoryMeasures = field(default_factory=MemoryMeasures)
+    """What its forest does to need less GPU memory."""
+    choice: MemoryChoice | None = None
+    """What was chosen for a forest beyond the budget, with its predicted peak; None within it, or without a model of
+    memory."""
+
+    @property
+    def is_weighted(self) -> bool:
+        """Path weights change its loss."""
+        return self.row_weight_B is not None or self.edge_weight_F is not None
+
+    @property
+    def num_partitions(self) -> int:
+        """Forwards."""
+        return 1 if self.plan is None else self.plan.num_partitions
+
+
+def live_tokens(batches: Sequence[MicroBatch]) -> int:
+    """Most unique tokens whose graphs are alive at a time; 0 without micro-batches."""
+    sizes = [batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens for batch in batches]
+    return max(sizes, default=0)
+
+
+def predicted_peak(batches: Sequence[MicroBatch], model: MemoryModel) -> Peak:
+    """Largest predicted peaks of micro-batches, on the device and on the host; 0 without any."""
+    peaks = [
+        model.whole(batch.unique_tokens, measures=batch.measures)
+        if batch.plan is None
+        else PartitionedPeak(model, batch.plan).under(batch.measures)
+        for batch in batches
+    ]
+    return Peak(
+        device=max((peak.device for peak in peaks), default=0.0), host=max((peak.host for peak in peaks), default=0.0)
+    )
+
+
+def largest_forward(batches: Sequence[MicroBatch]) -> int:
+    """Most tokens of one forward; 0 without micro-batches."""
+    sizes = [
+        batch.unique_tokens if batch.plan is None else max(len(part.tokens) for part in batch.plan.partitions)
+        for batch in batches
+    ]
+    return max(sizes, default=0)

@@ -1,0 +1,292 @@
+"""Plan: rows into micro-batches within a budget of tokens, and one schedule of ops that all ranks agree on.
+
+Forests are packed by unique tokens, groups stay whole, and rows run flat where a tree would not pay.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NoReturn
+
+import numpy as np
+import torch
+
+from tree_rl.cost.cost_model import CostModel
+from tree_rl.cost.memory.choice import Chooser
+from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.measured_calls import MeasuredCall
+from tree_rl.training.micro_batch import MicroBatch
+from tree_rl.training.options import TreeOptions
+from tree_rl.training.partitioned import ops_of_partitions
+from tree_rl.training.planning.budget import NO_LIMIT, Budget
+from tree_rl.training.planning.knowledge import Knowledge
+from tree_rl.training.planning.plan_memory import PlanMemory
+from tree_rl.training.planning.shared_plan import shared_plan
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, Agreement, SharedPlan, agree_on_ops
+from tree_rl.training.rows import Rows
+from tree_rl.tree.bins import best_fit
+from tree_rl.tree.forest import Forest, RowError
+from tree_rl.tree.forest.jagged import Jagged, offsets_of
+from tree_rl.tree.packing import pack_groups
+from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepPlan:
+    """A call that all ranks have agreed to run."""
+
+    call: StepCall
+    """What is asked."""
+    budget: Budget
+    """Most tokens of a micro-batch."""
+    batches: tuple[MicroBatch, ...]
+    """How this rank's rows run, in order."""
+    known: tuple[torch.Tensor | None, ...]
+    """[f] for each micro-batch, its rows' log-probs under the present weights, where the loss of a forest in partitions
+    needs all of them first and an inference has found them; None elsewhere."""
+    schedule: str
+    """Forwards and backwards that all ranks follow."""
+    may_repeat: bool
+    """Every rank could run the call again from the start, should memory run out."""
+    seconds: float
+    """Host time of planning and agreeing."""
+
+
+class Planner:
+    """Plans the calls of one step."""
+
+    def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
+        """Bind a step."""
+        self._context, self._knowledge = context, knowledge
+        self._plans = PlanMemory()
+        # Routes that ranks gather are no exchange that a rank knows how to stand in for.
+        self._may_repeat = context.may_repeat and (context.ranks is None or context.routers is None)
+
+    def plan(self, call: StepCall, options: TreeOptions, *, is_repeat: bool = False) -> StepPlan:
+        """Cut the rows into micro-batches and agree with all ranks on the ops before anyone computes.
+
+        Args:
+            call: what is asked.
+            options: how rows become trees.
+            is_repeat: memory has run out once; a second time ends the call.
+
+        Raises:
+            RowError: a row that cannot be trained on, named.
+            RuntimeError: another rank refused its rows, or ranks that share tokens have planned differently.
+        """
+        started = time.perf_counter()
+        context, known = self._context, self._knowledge
+        is_routed = call.records_routes or call.rows.routes_FLK is not None
+        if call.flat_rows is None or context.always_forest or is_routed or context.ranks is not None:
+            options = replace(options, mode="tree")
+        host_tokens = NO_LIMIT if call.host_tokens is None else call.host_tokens
+        tokens = options.max_tokens if isinstance(options.max_tokens, int) else host_tokens
+        budget = Budget(
+            # A budget learnt from memory, or halved after an error, replaces the others.
+            unique_tokens=tokens if known.budget.tokens is None else known.budget.tokens,
+            flat_tokens=min(host_tokens, known.budget.most_flat_tokens),
+        )
+        memory = known.memory
+        if memory is not None and memory.scale != known.budget.working_scale:
+            memory.rescale(known.budget.working_scale)
+        failure: RowError | None = None
+        batches: list[MicroBatch] = []
+        try:
+            chooser = None if memory is None else memory.chooser
+            batches = plan_micro_batches(call.rows, options, budget, known.calls.model, self._plans, chooser)
+        except RowError as error:
+            failure = error
+        if memory is not None and any(batch.choice is not None for batch in batches):
+            memory.tell(batches, budget.unique_tokens)
+        ops, log_probs_of = "", []
+        for batch in batches:
+            known_F = None
+            if batch.plan is None:
+                ops += FORWARD + BACKWARD if call.trains else FORWARD
+            else:
+                known_F = self._known_where_coupled(call, batch)
+                ops += ops_of_partitions(call, batch.plan, is_known=known_F is not None)
+            log_probs_of.append(known_F)
+        # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.
+        is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
+        may_repeat = self._may_repeat and is_first and not is_repeat
+        if context.num_ranks > 1:
+            shared, told = shared_plan(context.ranks, call.rows, batches), known.calls.take_last()
+            agreement = self._agree(ops, may_repeat, is_refused=failure is not None, shared=shared, told=told)
+            if failure is None and agreement.is_refused:
+                raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
+            ops, may_repeat = agreement.schedule, agreement.may_repeat
+        if failure is not None:
+            raise failure
+        return StepPlan(
+            call=call,
+            budget=budget,
+            batches=tuple(batches),
+            known=tuple(log_probs_of),
+            schedule=ops,
+            may_repeat=may_repeat,
+            seconds=time.perf_counter() - started,
+        )
+
+    def counting(self, plan: StepPlan) -> StepPlan:
+        """The same micro-batches without gradients and loss, on which all ranks agree as well."""
+        call = replace(plan.call, loss=None, trains=False)
+        ops = "".join(FORWARD * batch.num_partitions for batch in plan.batches)
+        if self._context.num_ranks > 1:
+            ops = self._agree(ops, plan.may_repeat).schedule
+        return replace(plan, call=call, known=(None,) * len(plan.batches), schedule=ops)
+
+    def refuse(self, error: RowError) -> NoReturn:
+        """Tell the other ranks that this one cannot read its rows, so that none of them waits.
+
+        Raises:
+            RowError: always, the one given.
+        """
+        if self._context.num_ranks > 1:
+            self._agree("", False, is_refused=True)
+        raise error
+
+    def _agree(
+        self,
+        ops: str,
+        may_repeat: bool,
+        *,
+        is_refused: bool = False,
+        shared: SharedPlan | None = None,
+        told: MeasuredCall | None = None,
+    ) -> Agreement:
+        context = self._context
+        agreement = agree_on_ops(
+            ops,
+            is_refused=is_refused,
+            may_repeat=may_repeat,
+            num_ranks=context.num_ranks,
+            group=context.data_parallel,
+            shared=shared,
+            told=told,
+        )
+        if not agreement.is_refused:
+            self._knowledge.calls.learn(agreement.told)
+        return agreement
+
+    def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
+        if call.is_separable or not call.trains:
+            return None
+        known = self._knowledge.log_probs.recall(call.rows, batch.rows)
+        return None if known is None else torch.cat(known)
+
+
+def plan_micro_batches(
+    rows: Rows,
+    config: TreeOptions,
+    budget: Budget,
+    cost: CostModel | None,
+    plans: PlanMemory,
+    chooser: Chooser | None = None,
+) -> list[MicroBatch]:
+    """Cut the rows of a call into micro-batches.
+
+    Args:
+        rows: all rows of this rank; none give no micro-batch.
+        config: the tree options.
+        budget: most tokens of a micro-batch.
+        cost: of the model, with which `mode: auto` compares; None runs every group as a tree.
+        plans: partition plans of earlier calls.
+        chooser: chooses how a forest beyond the budget runs; None: in partitions of the budget's size.
+
+    Returns:
+        Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
+    """
+    if rows.num_rows == 0:
+        return []
+    by_uid = config.scope == "uid"
+    forest = Forest.from_rows(
+        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=rows.merge_keys(by_group=by_uid)
+    )
+    group_B = rows.group_B if by_uid else forest.tree_of_row
+    groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
+    # Rows that run without a tree leave no trace of their routers.
+    always = config.mode == "tree" or config.router_aux_loss_coef is not None
+    wanted = forest.row_index.with_values(rows.wanted_F)
+    whole_groups, batches, flat_rows = [], [], []
+    for group in groups:
+        part = forest.select_rows(group)
+        if not (always or cost is None or cost.tree_pays(part, wanted.select(group))):
+            flat_rows += group.tolist()
+        elif part.num_unique <= budget.unique_tokens:
+            whole_groups.append(group)
+        else:
+            large = wanted.select(group)
+            batches.append(_large_batch(part, group, large, budget.unique_tokens, config, plans, chooser))
+    for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
+        part = forest.select_rows(packed.rows)
+        batches.append(
+            MicroBatch(
+                rows=tuple(packed.rows.tolist()),
+                offsets=part.row_index.offsets,
+                forest=part,
+                flat_tokens=part.num_flat,
+                unique_tokens=part.num_unique,
+            )
+        )
+    for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []:
+        members = [flat_rows[index] for index in bin_]
+        offsets = offsets_of(forest.row_index.lengths[members])
+        tokens = int(offsets[-1])
+        batches.append(
+            MicroBatch(rows=tuple(members), offsets=offsets, forest=None, flat_tokens=tokens, unique_tokens=tokens)
+        )
+    return batches if config.path_weighting == "verl" else _with_weights(batches, forest, rows, config)
+
+
+def _large_batch(
+    part: Forest,
+    group: np.ndarray,
+    wanted: Jagged,
+    max_tokens: int,
+    config: TreeOptions,
+    plans: PlanMemory,
+    chooser: Chooser | None,
+) -> MicroBatch:
+    """A group beyond the budget."""
+    choice = None
+    if chooser is not None:
+        head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
+        # In eighths, so that inference and update of a group agree on its plan.
+        head_share = np.ceil(8 * head_share) / 8
+        choose = partial(chooser.choose, part, chooser.budget(max_tokens), head_share=head_share)
+        choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
+    return MicroBatch(
+        rows=tuple(group.tolist()),
+        offsets=part.row_index.offsets,
+        forest=part,
+        plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
+        flat_tokens=part.num_flat,
+        unique_tokens=part.num_unique,
+        measures=MemoryMeasures(relays_on_host=config.offload is True) if choice is None else choice.measures,
+        choice=choice,
+    )
+
+
+def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
+    """The batches, each with its share of the path weights: those that came with the rows, else of the whole call."""
+    if config.path_weighting == "sep_avg":
+        weight_B = tree_mean_weights(forest) if rows.weight_F is None else _weight_of_rows(rows.weight_F, forest)
+        return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
+    weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
+    flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
+    pairs = zip(batches, flat_of, strict=True)
+    return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]
+
+
+def _weight_of_rows(weight_F: np.ndarray, forest: Forest) -> np.ndarray:
+    """float64 [B] from weights that are equal in each row; a row without any weighs 1, and has no loss."""
+    weight_B = np.maximum.reduceat(weight_F, forest.row_index.offsets[:-1])
+    return np.where(weight_B > 0, weight_B, 1.0)
+
+
+def _weight_of_tokens(forest: Forest, rows: Rows) -> np.ndarray:
+    trained_F = np.zeros(forest.num_flat, dtype=bool)
+    trained_F[1:] = rows.counted_F[:-1]
+    return once_per_token_weights(forest, forest.row_index.with_values(trained_F)).values

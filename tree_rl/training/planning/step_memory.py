@@ -1,0 +1,108 @@
+"""What a step does with its model of memory: choosers at the agreed correction, the smaller budget, what is logged."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tree_rl.cost.memory.choice import Chooser
+from tree_rl.cost.memory.model import GIB, MemoryModel, Peak
+from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
+from tree_rl.training.micro_batch import MicroBatch, predicted_peak
+
+logger = logging.getLogger(__name__)
+
+
+class StepMemory:
+    """The memory model of one step's module, and what it chose."""
+
+    def __init__(
+        self,
+        model: MemoryModel,
+        *,
+        offload: bool | str,
+        num_ranks: int,
+        sequence_parallel: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        """Bind a model; host memory is measured when a choice first needs it.
+
+        Args:
+            model: of the module, uncorrected.
+            offload: `tree.offload`.
+            num_ranks: in lock-step.
+            sequence_parallel: ranks that must choose alike; None: this one chooses for itself.
+        """
+        self.model = model
+        self._offload, self._num_ranks, self._sequence_parallel = offload, num_ranks, sequence_parallel
+        self.scale: float | None = None
+        """Correction of the model with which the chooser chooses; None before the first `rescale`."""
+        self.chooser: Chooser | None = None
+        """Chooses how a group beyond the budget runs; one object for each correction."""
+        self._told: set[tuple[bool, bool, bool, bool]] = set()
+
+    def rescale(self, working_scale: float) -> None:
+        """Choose by the model at this correction from now on."""
+        # Measured once: what this rank itself has put there since would seem to be missing.
+        host = self._host_bytes() if self.chooser is None else self.chooser.host_bytes
+        model = self.model.scaled(working_scale)
+        self.scale, self.chooser = working_scale, Chooser(model=model, offload=self._offload, host_bytes=host)
+
+    def predicted(self, batches: Sequence[MicroBatch], working_scale: float) -> Peak:
+        """Largest predicted peaks of micro-batches."""
+        return predicted_peak(batches, self.model.scaled(working_scale))
+
+    def smaller_budget(self, batches: Sequence[MicroBatch], working_scale: float, tokens: int) -> int:
+        """Tokens of a plain forest that needs half of what the batches were predicted to need, or of the budget.
+
+        Args:
+            batches: of the call that failed.
+            working_scale: as the call was planned with.
+            tokens: the budget that it was planned with.
+        """
+        model = self.model.scaled(working_scale)
+        needed = min(predicted_peak(batches, model).device, model.bytes_of(tokens))
+        return model.tokens_of(needed / 2)
+
+    def tell(self, batches: Sequence[MicroBatch], tokens: int) -> None:
+        """Log each new kind of choice once."""
+        host_bytes = 0.0 if self.chooser is None else self.chooser.host_bytes
+        for choice, batch in ((batch.choice, batch) for batch in batches):
+            if choice is None or choice.kind in self._told:
+                continue
+            self._told.add(choice.kind)
+            logger.info(
+                "a group of %d unique tokens, beyond tree.max_tokens=%d, runs as: %s; predicted peak beside weights, "
+                "gradients and optimizer: %.1f GiB on the device, %.1f GiB on the host",
+                batch.unique_tokens,
+                tokens,
+                choice.name,
+                choice.peak.device / GIB,
+                choice.peak.host / GIB,
+            )
+            if choice.needs_host:
+                logger.warning(
+                    "a cheaper way needs %.1f GiB of host memory, but this rank may take %.1f GiB; give the job more "
+                    "host memory or run fewer ranks per node",
+                    choice.needs_host / GIB,
+                    host_bytes / GIB,
+                )
+
+    def _host_bytes(self) -> float:
+        """What this rank may fill, or the one with the least where ranks must choose alike."""
+        own = host_bytes_of_rank(local_ranks(self._num_ranks, torch.cuda.device_count()))
+        if self._sequence_parallel is None:
+            return own
+        of_each: list[Any] = [None] * torch.distributed.get_world_size(self._sequence_parallel)
+        torch.distributed.all_gather_object(of_each, own, group=self._sequence_parallel)
+        return min(of_each)
+
+
+def gradients_to_come(module: nn.Module) -> int:
+    """Bytes of gradients on this rank that the next backward makes for good."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.grad is None]
+    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
+    return sum(parameter.numel() * parameter.element_size() for parameter in local)

@@ -1,0 +1,177 @@
+"""After a CUDA out-of-memory error on any rank: all catch up, take a smaller budget and run the call again.
+
+The other ranks wait in a collective of the op that failed. The failed rank follows the schedule to its end with one
+token per op. Ranks that share tokens wait in exchanges as well: its own plan is theirs, so it knows the sizes of all to
+come. What it sends is void.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tree_rl.models.sequence_parallel import SequenceParallel
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.loss.outputs import VALUES, beside_log_probs
+from tree_rl.training.micro_batch import MicroBatch, largest_forward
+from tree_rl.training.partitioned import takes_preview
+from tree_rl.training.planning.knowledge import Knowledge
+from tree_rl.training.planning.planner import StepPlan
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
+from tree_rl.training.run import Ran, Runner, run_in_step
+from tree_rl.training.whole import tree_values
+from tree_rl.tree.forest import Forest
+
+logger = logging.getLogger(__name__)
+
+
+class Repeat:
+    """Agrees with all ranks whether a call runs again."""
+
+    def __init__(self, context: StepContext, knowledge: Knowledge, runner: Runner) -> None:
+        """Bind a step and what runs its plans."""
+        self._context, self._knowledge, self._runner = context, knowledge, runner
+
+    def settle(self, plan: StepPlan, ran: Ran | None) -> Ran | None:
+        """What ran; None where any rank ran out of memory: all have taken a smaller budget and plan the call again.
+
+        Args:
+            plan: may be repeated; all ranks call this.
+            ran: by this rank; None where its memory ran out.
+        """
+        if ran is None:
+            self._catch_up(plan)
+        budget, memory = self._knowledge.budget, self._knowledge.memory
+        smaller = largest_forward(plan.batches) // 2
+        if memory is not None:
+            smaller = memory.smaller_budget(plan.batches, budget.working_scale, plan.budget.unique_tokens)
+        tokens = budget.shrink_after(ran is None, smaller)
+        if tokens is None:
+            return ran
+        logger.warning(
+            "CUDA ran out of memory%s; all ranks repeat the step with tree.max_tokens=%d",
+            " on this rank" if ran is None else " on another rank",
+            tokens,
+        )
+        return None
+
+    def _catch_up(self, plan: StepPlan) -> None:
+        """Issue what this rank still owes the others in the call."""
+        context, call = self._context, plan.call
+        context.exchanges.restart()
+        if context.collectives is not None:
+            context.collectives.restart()
+        torch.cuda.empty_cache()
+        if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
+            sync_context = context.gradient_sync if call.trains else lambda is_last: nullcontext()
+            work = stand_in_work(context, call, _sizes(context, plan))
+            with nullcontext() if call.trains else torch.no_grad():
+                run_in_step(plan.schedule, work, self._runner.idle_forward, sync_context)
+        context.exchanges.start()
+        if context.collectives is not None:
+            context.collectives.start()
+
+
+def _sizes(context: StepContext, plan: StepPlan) -> list["OpSize"]:
+    """Sizes of all own ops, where other ranks wait for this one's part in them; none elsewhere."""
+    ranks = context.ranks
+    if ranks is None:
+        return []
+    pairs = zip(plan.batches, plan.known, strict=True)
+    return [size for batch, known in pairs for size in op_sizes(plan.call, batch, ranks, is_known=known is not None)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpSize:
+    """One forward or backward of a micro-batch."""
+
+    kind: str
+    """FORWARD or BACKWARD."""
+    number: int
+    """Number of its partition; 0 for a whole forest."""
+    tokens: int
+    """That each rank holds in it."""
+    gathered: int
+    """Values that each rank gives to a gather."""
+    has_graph: bool
+    """True if a backward follows."""
+
+
+def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_known: bool) -> list[OpSize]:
+    """Sizes of a micro-batch's own ops, in order.
+
+    Args:
+        call: what is asked.
+        batch: a forest, whole or in partitions.
+        ranks: share its tokens.
+        is_known: its rows' log-probs are known.
+    """
+    assert batch.forest is not None
+    plan = batch.plan
+    if plan is None:
+        numbered = [(op, 0, call.trains) for op in (FORWARD + BACKWARD if call.trains else FORWARD)]
+        tokens_of, partition_N = [batch.forest.num_unique], np.zeros(batch.forest.num_unique, dtype=np.int64)
+    else:
+        tokens_of, partition_N = [part.num_tokens for part in plan.partitions], plan.partition_of_token
+        forwards = [(FORWARD, number, False) for kind, number in plan.ops if kind == "forward"]
+        trained = [(FORWARD if kind == "forward" else BACKWARD, number, True) for kind, number in plan.ops]
+        previews = forwards if takes_preview(call, is_known=is_known) else []
+        numbered = previews + trained if call.trains else forwards
+    own = [ranks.own_tokens(tokens) for tokens in tokens_of]
+    gathered = own if VALUES in call.outputs else _most_edges(call, batch, partition_N, own, ranks.size)
+    return [
+        OpSize(kind=kind, number=number, tokens=own[number], gathered=gathered[number], has_graph=has_graph)
+        for kind, number, has_graph in numbered
+    ]
+
+
+def _most_edges(call: StepCall, batch: MicroBatch, partition_N: np.ndarray, own: Sequence[int], size: int) -> list[int]:
+    """Of each partition, the edges of the rank with the most, as the shares of its edges count them."""
+    assert batch.forest is not None
+    rows = list(batch.rows)
+    edges = plan_edges(batch.forest, call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.temperature_B[rows])
+    source_E = edges.source_R[edges.row_of_edge_E]
+    local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
+    most = []
+    for number, tokens in enumerate(own):
+        source_e = source_E[partition_N[source_E] == number]
+        count = np.bincount(local_N[source_e] // tokens, minlength=size)
+        most.append(max(int(count.max()), 1))
+    return most
+
+
+def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize]) -> Iterator[str]:
+    """Runs stand-ins of the given ops, if any; yields the kind of each before it runs."""
+    alive: dict[int, torch.Tensor] = {}
+    for size in sizes:
+        yield size.kind
+        ranks = context.ranks
+        assert ranks is not None
+        ranks.exchanges.pretend(size.tokens, size.gathered)
+        if size.kind == BACKWARD:
+            alive.pop(size.number).backward()
+            continue
+        with nullcontext() if size.has_graph else torch.no_grad():
+            result = _forward(context, call, ranks)
+        if size.has_graph:
+            alive[size.number] = result
+
+
+def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> torch.Tensor:
+    """A scalar 0 with the graph of one token's outputs, gathered as those of all tokens are."""
+    forest = Forest.from_rows([[0]])
+    inputs = TreeInputs.from_forest(forest, context.device, ranks=ranks)
+    with context.autocast():
+        if VALUES in call.outputs:
+            outputs = tree_values(context.module, forest, inputs)
+        else:
+            edges = plan_edges(
+                forest, np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32), context.device, ranks=ranks
+            )
+            outputs = tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
+    return torch.stack([value.sum() * 0 for value in outputs.present().values()]).sum().float()

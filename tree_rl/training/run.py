@@ -1,0 +1,201 @@
+"""Run: a plan's micro-batches op by op, in step with all ranks: rows without a tree, a whole forest, partitions.
+
+Legend: f flat tokens of a micro-batch, L decoder layers, K experts per token.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.loss.outputs import VALUES, beside_log_probs
+from tree_rl.training.loss.path_weighting import weigh
+from tree_rl.training.loss.rows_loss import Metrics
+from tree_rl.training.measured_calls import Stamp
+from tree_rl.training.micro_batch import MicroBatch, live_tokens
+from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
+from tree_rl.training.planning.planner import StepPlan
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
+from tree_rl.training.result import MicroBatchResult
+from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.training.routers.expert_load import ExpertLoad
+from tree_rl.training.whole import tree_values
+from tree_rl.tree.forest import Forest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ran:
+    """What a plan gave."""
+
+    results: tuple[MicroBatchResult, ...]
+    """One for each micro-batch, in order."""
+    dummy_ops: int
+    """One-token forwards that kept this rank in step."""
+    start: Stamp
+    """When the first op began."""
+    end: Stamp
+    """When the last op ended."""
+
+
+class Runner:
+    """Runs the plans of one step."""
+
+    def __init__(self, context: StepContext, load: ExpertLoad | None) -> None:
+        """Bind a step.
+
+        Args:
+            context: the model and its host.
+            load: counts experts' load and charges imbalance; None where not asked for.
+        """
+        hooks = context.routers
+        self._context = context
+        self._routers = None if hooks is None else CallRouters(hooks=hooks, load=load, ranks=context.ranks)
+        self._now: Callable[[], Stamp] = _event if context.device.type == "cuda" else time.perf_counter
+
+    def run(self, plan: StepPlan) -> Ran | None:
+        """Follow the schedule; None where memory ran out on this rank and the call may be repeated."""
+        context, call, routers = self._context, plan.call, self._routers
+        if context.num_ranks > 1:
+            context.exchanges.start()
+            if context.collectives is not None:
+                context.collectives.start()
+        results: list[MicroBatchResult] = []
+
+        def work() -> Iterator[str]:
+            for batch, known_F in zip(plan.batches, plan.known, strict=True):
+                if batch.forest is None:
+                    yield from run_flat(context, call, batch, results)
+                elif batch.plan is None:
+                    yield from run_whole(context, call, batch, routers, results)
+                else:
+                    yield from run_partitioned(context, call, batch, routers, results, known_F=known_F)
+
+        start = self._now()
+        sync_context = context.gradient_sync if call.trains else _no_sync
+        try:
+            with nullcontext() if call.trains else torch.no_grad():
+                dummy_ops = run_in_step(plan.schedule, work(), self.idle_forward, sync_context)
+        except torch.cuda.OutOfMemoryError as error:
+            alive = live_tokens(plan.batches)
+            if not plan.may_repeat or alive <= 1:
+                error.add_note(f"lower tree.max_tokens (or set it to auto): {alive} unique tokens were alive")
+                raise
+            return None
+        return Ran(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
+
+    def idle_forward(self) -> torch.Tensor:
+        """The smallest forward that keeps FSDP's collectives in step; a scalar 0 that can be differentiated."""
+        inputs = TreeInputs.from_forest(Forest.from_rows([[0]]), self._context.device)
+        return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
+
+
+def run_in_step(
+    schedule: str,
+    work: Iterator[str],
+    dummy_forward: Callable[[], torch.Tensor],
+    sync_context: Callable[[bool], AbstractContextManager[Any]],
+) -> int:
+    """Follow the schedule with this rank's work; returns the number of dummies it ran.
+
+    Args:
+        schedule: agreed ops.
+        work: yields the kind of each op before it runs.
+        dummy_forward: a one-token forward; its result can be differentiated.
+        sync_context: gradient synchronisation of one op; True for the last backward of the call.
+    """
+    dummies: list[torch.Tensor] = []
+    count = 0
+    last_backward = schedule.rfind(BACKWARD)
+    wanted = next(work, None)
+    for index, op in enumerate(schedule):
+        with sync_context(index == last_backward), torch.profiler.record_function(f"{op}{index}"):
+            if wanted == op:
+                wanted = next(work, None)
+            elif op == FORWARD:
+                count += 1
+                dummies.append(dummy_forward())
+            else:
+                dummies.pop().backward()
+    if wanted is not None:
+        raise RuntimeError(f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}")
+    return count
+
+
+def run_flat(context: StepContext, call: StepCall, batch: MicroBatch, results: list[MicroBatchResult]) -> Iterator[str]:
+    """Rows without a tree, through the host's own forward and loss; yields the kind of each op before it runs."""
+    yield FORWARD
+    assert call.flat_rows is not None
+    loss = None if call.loss is None else weigh(call.loss, batch)
+    value, outputs, metrics = call.flat_rows(batch.rows, loss)
+    results.append(MicroBatchResult(outputs=outputs, loss=value.detach().item(), metrics=metrics or []))
+    if call.trains:
+        yield BACKWARD
+        (value * context.loss_scale()).backward()
+
+
+def run_whole(
+    context: StepContext,
+    call: StepCall,
+    batch: MicroBatch,
+    routers: CallRouters | None,
+    results: list[MicroBatchResult],
+) -> Iterator[str]:
+    """A forest in one forward; yields the kind of each op before it runs."""
+    yield FORWARD
+    forest, rows, ranks = batch.forest, list(batch.rows), context.ranks
+    assert forest is not None
+    routing = None if routers is None else routers.open(call, batch, context.device)
+    trace = None if routing is None else routing.open()
+    offloads = call.trains and batch.measures.offloaded_layers > 0
+    with context.autocast(), offloaded_inputs(context, batch).of_forward() if offloads else nullcontext():
+        inputs = TreeInputs.of_plan(
+            forest.input_ids,
+            forest.position,
+            forest.subtree_end,
+            context.device,
+            router_trace=trace,
+            tile_tokens=batch.measures.tile_tokens,
+            ranks=ranks,
+        )
+        if VALUES in call.outputs:
+            outputs = tree_values(context.module, forest, inputs)
+        else:
+            wanted_F = call.rows.wanted_F[call.rows.flat_positions(rows)]
+            outputs = tree_log_probs(
+                context.module,
+                inputs,
+                lambda: plan_edges(forest, wanted_F, call.rows.temperature_B[rows], context.device, ranks=ranks),
+                extras=beside_log_probs(call.outputs),
+            )
+        value = torch.tensor(1.0, device=context.device)
+        metrics: list[Metrics] = []
+        if call.loss is not None and batch.is_weighted:
+            value, metrics = weigh(call.loss, batch)(outputs, batch.rows)
+        elif call.loss is not None:
+            value, reported = call.loss(outputs, batch.rows)
+            metrics = [reported]
+    loss, routes_fLK = value.detach().item(), None
+    if routers is not None and routing is not None and trace is not None:
+        share = routing.close(trace)
+        value = value if share is None else value + share
+        routes_fLK = routers.close(routing, call, batch)
+    results.append(MicroBatchResult(outputs=outputs.detach(), loss=loss, metrics=metrics, routes_fLK=routes_fLK))
+    if call.trains:
+        yield BACKWARD
+        (value * context.loss_scale()).backward()
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _no_sync(is_last: bool) -> AbstractContextManager[Any]:
+    return nullcontext()

@@ -1,1 +1,0 @@
-"""What the embedded engine may draw, where a request constrains it."""
