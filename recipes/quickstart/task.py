@@ -9,6 +9,7 @@ from typing import Any
 
 from tree_rl.rollout.environments import Outcome, ShellEnvironment
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 
 ROOMS = ("attic", "barn", "cellar", "garden", "hall", "kitchen", "porch", "shed")
 REPORT = "report.txt"
@@ -19,11 +20,11 @@ ROOMS_ASKED = 3
 class StockEnvironment(ShellEnvironment):
     """A folder with one stock file for each room, a shell, and the graded report.
 
-    Unconfined, so that it runs where bubblewrap does not: this model learns from our own sessions alone.
+    Unconfined where bubblewrap does not work: this tiny model learned from our own sessions alone.
     """
 
     def __init__(self) -> None:
-        super().__init__(SandboxOptions(unconfined=True))
+        super().__init__(SandboxOptions(unconfined=why_no_bubblewrap() is not None))
 
     async def score(self, outcome: Outcome) -> float:
         """Grade the report, in [0, 1]."""

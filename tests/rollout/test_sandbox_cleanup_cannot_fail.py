@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import folder_here
 
 from tree_rl.rollout.sandbox.files.trees import remove_tree
 from tree_rl.rollout.sandbox.ownership import PREFIX, remove_left_over_folders
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 LEFT = {
     "1,500 folders": "for i in range(1500): os.mkdir('d'); os.chdir('d')\nopen('x', 'w').close()",
@@ -27,7 +27,7 @@ LEFT = {
 @pytest.mark.parametrize("left", LEFT)
 def test_close_removes_whatever_a_command_left(left: str) -> None:
     patient = Limits(timeout_seconds=60, cpu_seconds=30)
-    with closing(SandboxFolder({"make.py": f"import os\n{LEFT[left]}"}, limits=patient)) as sandbox:
+    with closing(folder_here({"make.py": f"import os\n{LEFT[left]}"}, limits=patient)) as sandbox:
         result = sandbox.run("python3 make.py")
         assert result.exit_code == 0 or "disk limit" in result.output, result
     assert not sandbox.directory.parent.exists()
@@ -55,7 +55,7 @@ def test_what_cannot_be_removed_is_logged_and_passed_over(
             assert remove_left_over_folders() == []
         assert str(left) in caplog.text
         assert [path.name for path in left.rglob("*") if path.is_file()] == ["file"]
-        with closing(SandboxFolder({"a": "b"})) as sandbox:
+        with closing(folder_here({"a": "b"})) as sandbox:
             assert sandbox.run("cat a").output == "b"
             sandbox.write("stays", "x")
             assert chattr("+i", sandbox.directory / "stays")

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import folder_here
 
 from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -52,7 +53,7 @@ def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> Non
     # Under `limits` a link to the folder outside leads there for this process, as a link out of a jail does.
     limits = Limits(timeout_seconds=300, cpu_seconds=300, memory_bytes=2 << 30)
     refused = written = 0
-    with closing(SandboxFolder({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as sandbox:
+    with closing(folder_here({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as sandbox:
         thread = threading.Thread(target=sandbox.run, args=(f"python3 swap.py {outside}",))
         thread.start()
         deadline = time.monotonic() + 60
@@ -74,7 +75,7 @@ def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> Non
 
 @pytest.mark.parametrize("name", ["link", "folder/a.txt", "dangling", "dangling/a.txt"])
 def test_links_are_refused_by_name(outside: Path, name: str) -> None:
-    with closing(SandboxFolder()) as sandbox:
+    with closing(folder_here()) as sandbox:
         sandbox.run(f"ln -s {outside}/canary.txt link; ln -s {outside} folder; ln -s {outside}/none dangling")
         with pytest.raises(ValueError, match=r"sandbox path .* link"):
             sandbox.write(name, "x")
@@ -82,12 +83,12 @@ def test_links_are_refused_by_name(outside: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256, "", ".", "a/../..", "/", "../" * 60 + "tmp/x"])
 def test_names_that_are_no_paths_inside_are_refused(name: str) -> None:
-    with closing(SandboxFolder()) as sandbox, pytest.raises(ValueError, match="sandbox path"):
+    with closing(folder_here()) as sandbox, pytest.raises(ValueError, match="sandbox path"):
         sandbox.write(name, "x")
 
 
 def test_what_a_write_finds_in_its_way() -> None:
-    with closing(SandboxFolder({"run.sh": "old"})) as sandbox:
+    with closing(folder_here({"run.sh": "old"})) as sandbox:
         sandbox.run(
             "chmod 755 run.sh; mkdir taken; mkfifo pipe; ln run.sh twin; mkdir -p locked; chmod 0 locked run.sh"
         )
@@ -125,7 +126,7 @@ def copied(source: SandboxFolder, **limits: int) -> dict[str, str]:
 
 
 def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) -> None:
-    with closing(SandboxFolder({"src/a.py": "a", "left/b.py": "b"})) as sandbox:
+    with closing(folder_here({"src/a.py": "a", "left/b.py": "b"})) as sandbox:
         sandbox.run(
             "ln src/a.py src/twin; ln -s a.py src/near; ln -s ../src/a.py src/round; ln -s /etc/passwd far; "
             f"ln -s {outside}/canary.txt farther; ln -s ../../../etc/passwd up; ln -s src/../../x over; ln -s . self; "
@@ -156,7 +157,7 @@ def test_a_link_stays_inside_if_nothing_climbs_after_a_name(target: str, depth: 
 
 def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -> None:
     """`d/l -> ..` stays inside, and `x -> d/l/..` looks as if it did."""
-    with closing(SandboxFolder()) as sandbox:
+    with closing(folder_here()) as sandbox:
         sandbox.run("mkdir d; ln -s .. d/l; ln -s d/l/.. x")
         assert copied(sandbox) == {"d/l": "-> .."}
 
@@ -172,7 +173,7 @@ def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -
 )
 def test_what_cannot_be_copied_is_a_mistake_of_the_agent(make: str) -> None:
     limits = Limits(disk_bytes=8 << 20, timeout_seconds=60, cpu_seconds=30)
-    with closing(SandboxFolder({"make.py": make}, limits=limits)) as sandbox:
+    with closing(folder_here({"make.py": make}, limits=limits)) as sandbox:
         sandbox.run("python3 make.py")
         sandbox.stop()
         with closing(sandbox.fresh()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from sandboxes_here import BOTH, needs_bubblewrap
+from sandboxes_here import BOTH, folder_here, needs_bubblewrap
 
 from tree_rl.rollout.sandbox.processes.bubblewrap import SEARCH_PATH
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -118,7 +118,7 @@ def test_sandboxes_cannot_read_each_other(sandbox: SandboxFolder) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a sandbox a user of its own")
 def test_sandboxes_have_users_of_their_own() -> None:
     with ExitStack() as stack:
-        sandboxes = [stack.enter_context(closing(SandboxFolder())) for _ in range(20)]
+        sandboxes = [stack.enter_context(closing(folder_here())) for _ in range(20)]
         users = {sandbox.directory.stat().st_uid for sandbox in sandboxes}
         assert len(users) == 20 and all(user in command_users() for user in users)
         assert sandboxes[0].run("touch mine; ls mine").output == "mine\n"
@@ -137,7 +137,7 @@ def test_a_large_file_cannot_be_written(sandbox: SandboxFolder) -> None:
 
 
 def test_memory_is_limited() -> None:
-    with closing(SandboxFolder(limits=Limits(memory_bytes=64 << 20))) as sandbox:
+    with closing(folder_here(limits=Limits(memory_bytes=64 << 20))) as sandbox:
         assert sandbox.run("x=$(head -c 200000000 /dev/zero | tr '\\0' y); echo got ${#x}").exit_code != 0
 
 
@@ -157,7 +157,7 @@ def test_a_planted_link_does_not_lead_outside(sandbox: SandboxFolder) -> None:
 
 
 def test_close_removes_everything() -> None:
-    sandbox = SandboxFolder({"a": "b"})
+    sandbox = folder_here({"a": "b"})
     sandbox.run("mkdir -p x/y && chmod 0 x")
     sandbox.close()
     assert not sandbox.directory.exists()
@@ -212,7 +212,7 @@ def test_the_network_is_reached_only_when_the_limits_say_so() -> None:
 
 def test_many_small_files_fill_only_the_allowance() -> None:
     limits = Limits(disk_bytes=8 << 20, timeout_seconds=20, cpu_seconds=20)
-    with closing(SandboxFolder(limits=limits)) as sandbox:
+    with closing(folder_here(limits=limits)) as sandbox:
         result = sandbox.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
         assert "[disk limit exceeded]" in result.output
         assert not result.timed_out and result.exit_code == -9
@@ -220,7 +220,7 @@ def test_many_small_files_fill_only_the_allowance() -> None:
 
 
 def test_text_that_is_no_utf8_arrives() -> None:
-    with closing(SandboxFolder()) as sandbox:
+    with closing(folder_here()) as sandbox:
         assert sandbox.run("printf 'a\\377b'").output == "a\ufffdb"
 
 

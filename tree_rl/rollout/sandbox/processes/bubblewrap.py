@@ -43,8 +43,8 @@ REFUSED_CALLS = {
     "x86_64": (0xC000003E, (29, 64, 68)),
     "aarch64": (0xC00000B7, (194, 190, 186)),
 }
-"""By machine: its number in seccomp, and the calls shmget, semget and msgget. System V memory outlives the processes
-that made it, so that no look finds it."""
+"""A machine's number in seccomp, and its calls shmget, semget and msgget. System V memory outlives the processes that
+made it, so that no look finds it."""
 
 
 def sandbox_argv(
