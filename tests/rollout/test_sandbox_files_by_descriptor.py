@@ -50,7 +50,7 @@ def outside(open_folder: Path) -> Iterator[Path]:
 
 
 def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> None:
-    # Under `limits` a link to the folder outside leads there for this process, as a link out of a jail does.
+    # A link to the folder outside leads there for this process, whatever the command itself sees.
     limits = Limits(timeout_seconds=300, cpu_seconds=300, memory_bytes=2 << 30)
     refused = written = 0
     with closing(folder_here({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as sandbox:

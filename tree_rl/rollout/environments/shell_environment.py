@@ -5,7 +5,7 @@ from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.sandbox import KEY, SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 SHELL_TOOL: Mapping[str, Any] = {
@@ -56,7 +56,7 @@ class ShellEnvironment:
     def __init__(self, options: SandboxOptions | None = None) -> None:
         self.options = options or SandboxOptions()
         if self.options.backend != "local":
-            raise ValueError(f"sandbox.backend={self.options.backend}: expected local; this environment has no image")
+            raise ValueError(f"{KEY}.backend={self.options.backend}: expected local; this environment has no image")
         self.sandbox = LocalSandbox(self.options)
         """Where the agent works; stopped before `score`."""
         self.task: Mapping[str, Any] = {}

@@ -15,7 +15,7 @@ from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, why_no_bubblew
 
 Backend = Literal["local", "docker", "modal", "remote"]
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
-KEY = "sandbox"
+KEY = "agent_options.sandbox"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,9 @@ class SandboxOptions:
             raise ValueError(f"{KEY}.backend={self.backend!r}: expected one of {known}; confined is called local now")
         if self.backend == "local" and not self.unconfined and (reason := why_no_bubblewrap()):
             raise ValueError(
-                f"{KEY}.backend=local needs bubblewrap 0.8 or newer, which does not work here ({reason}); install it, "
-                f"choose a back end with an image, or set {KEY}.unconfined=true, which protects nothing"
+                f"{KEY}.backend=local needs bubblewrap 0.8 or newer, which does not work here ({reason}); install it "
+                f"(Debian: apt install bubblewrap), allow user namespaces, choose a back end with an image, or set "
+                f"{KEY}.unconfined=true, which protects nothing"
             )
 
 

@@ -324,4 +324,4 @@ def why_no_bubblewrap() -> str | None:
             done = probe.run("(:) & wait")
     except (OSError, SandboxDied) as error:
         return str(error)
-    return None if done.exit_code == 0 else done.output.strip() or f"status {done.exit_code}"
+    return None if done.exit_code == 0 else " ".join(done.output.split()) or f"status {done.exit_code}"
