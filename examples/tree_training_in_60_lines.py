@@ -1,6 +1,6 @@
 """Train a tiny Hugging Face model on branching rows: plain torch, a loss of our own, gradients equal to rows alone.
 
-Run: python examples/tree_training_in_60_lines.py (a few seconds on a CPU; needs torch and transformers).
+Run: python examples/tree_training_in_60_lines.py (a few seconds on a CPU; needs the extra train).
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 The inputs and the loss are those of `GRPOTrainer._compute_loss` (TRL 1.16, `loss_type` grpo and dapo, token-level
 ratios, KL by `beta`); only the forward and backward differ. The policy learns to answer with even tokens.
-Run: python examples/trl_style_trainer.py (half a minute on a CPU; needs torch and transformers).
+Run: python examples/trl_style_trainer.py (half a minute on a CPU; needs the extra train).
 """
 
 from collections.abc import Sequence

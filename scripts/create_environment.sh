@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Creates ./.venv from pyproject.toml and constraints/cpu.txt, once. scripts/environment.sh runs this and activates it.
-# Reads PYTHON, TREE_RL_CONSTRAINTS, TREE_RL_VENV and TREE_RL_SIZE (for its message); arguments are those of a second
-# installation by pip.
+# Creates ./.venv from pyproject.toml and constraints/cpu.txt, once: with uv where it is on the PATH, else with pip.
+# scripts/environment.sh runs this and activates it. Reads PYTHON, TREE_RL_CONSTRAINTS (the lock file), TREE_RL_VENV and
+# TREE_RL_SIZE (for its message); arguments are those of a second installation.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -29,25 +29,53 @@ install_packages() {
     total="$(grep -c '==' "$constraints")"
     echo "[environment] installing about $total packages ($size); log: ${log#"$root"/}"
     : >"$log"
-    install_with_pip "$log" "$total" -c "$constraints" -e "$root[cpu,agents,dev,docs]"
+    install_logged "$log" "$total" -c "$constraints" -e "$root[dev,docs]"
     if [ ${#second_install[@]} -gt 0 ]; then
-        install_with_pip "$log" "$total" "${second_install[@]}"
+        install_logged "$log" "$total" "${second_install[@]}"
     fi
     echo "[environment] ready after $((SECONDS - seconds)) s"
 }
 
-install_with_pip() {
+install_logged() {
     local log="$1" total="$2"
     shift 2
-    # Byte-compiled on installation: `import verl` costs 8 seconds a process then, and 25 otherwise.
-    if ! "$venv/bin/python" -m pip install --compile --disable-pip-version-check "$@" 2>&1 |
+    if ! install_compiled "$@" 2>&1 |
         tee -a "$log" | awk -v total="$total" '
+            /^(Resolved|Prepared|Installed|Bytecode compiled) / { print "[environment]   " $0; fflush() }
             /^(Collecting|Processing|Requirement already) / { n++; if (n % 15 == 0) { print "[environment]   found " n " of about " total; fflush() } }
             /^Installing collected/ { print "[environment]   unpacking and byte-compiling, about a minute"; fflush() }'; then
         tail -n 25 "$log" >&2
         echo "[environment] the installation failed; the lines above are the end of $log" >&2
         return 1
     fi
+}
+
+# Byte-compiled on installation: `import verl` costs 8 seconds a process then, and 25 otherwise.
+install_compiled() {
+    if command -v uv >/dev/null; then
+        give_uv_settings_of_pip
+        uv pip install --python "$venv/bin/python" --compile-bytecode "$@"
+    else
+        "$venv/bin/python" -m pip install --compile --disable-pip-version-check "$@"
+    fi
+}
+
+# uv reads neither pip's files nor its variables. Without them it misses a mirror, or a CPU build of torch on this disk.
+give_uv_settings_of_pip() {
+    local settings pair variable value
+    settings="$("$venv/bin/python" -m pip config list)"
+    for pair in index-url:UV_DEFAULT_INDEX extra-index-url:UV_INDEX find-links:UV_FIND_LINKS cert:SSL_CERT_FILE; do
+        variable="${pair#*:}"
+        value="$(sed -n "s/^[a-z:]*\.${pair%:*}='\(.*\)'\$/\1/p" <<<"$settings" | head -n 1)"
+        value="${value//\\n/ }"
+        if [ "$variable" = UV_FIND_LINKS ]; then
+            value="${value// /,}"
+        fi
+        if [ -n "$value" ] && [ -z "${!variable:-}" ]; then
+            export "$variable=$value"
+        fi
+    done
+    export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"  # as pip: the best version of all indices
 }
 
 refuse_what_ray_splits() {

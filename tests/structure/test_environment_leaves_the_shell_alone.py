@@ -96,3 +96,40 @@ def test_arguments_of_a_second_installation_reach_pip_whole(checkout: Path) -> N
     finally:
         (checkout / "scripts" / "kept.sh").rename(checkout / "scripts" / "create_environment.sh")
     assert ended.stdout == "<4 GB><--no-deps><-r><a file>"
+
+
+NO_UV = pytest.mark.skipif(shutil.which("uv", path="/usr/bin:/bin") is not None, reason="uv is there for everybody")
+
+
+@pytest.mark.parametrize("installer", ("uv", pytest.param("pip", marks=NO_UV)))
+def test_uv_installs_where_it_is_there_with_the_settings_of_pip(installer: str, checkout: Path, tmp_path: Path) -> None:
+    """Both are stand-ins that write what they are asked for."""
+    for name in ("bin", "pip"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pip" / "__main__.py").write_text(
+        "import sys\n"
+        "settings = [\"global.index-url='https://mirror/simple'\", \"global.find-links='/wheels\\\\n/more'\"]\n"
+        "if sys.argv[1] == 'config':\n"
+        "    print(*settings, sep='\\n')\n"
+        "else:\n"
+        "    open('asked', 'w').write('|'.join(sys.argv[1:]))\n"
+    )
+    if installer == "uv":
+        (tmp_path / "bin" / "uv").write_text('#!/bin/sh\nIFS="|"; echo "$*|$UV_DEFAULT_INDEX|$UV_FIND_LINKS" >asked\n')
+        (tmp_path / "bin" / "uv").chmod(0o755)
+    venv.create(tmp_path / "made", symlinks=True)
+    ended = run(
+        ["bash", "--norc"],
+        checkout,
+        "source scripts/environment.sh",
+        TREE_RL_VENV=str(tmp_path / "made"),
+        PYTHONPATH=str(tmp_path),
+        PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin",
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    what = f"-c|{checkout}/constraints/cpu.txt|-e|{checkout}[dev,docs]"
+    assert (checkout / "asked").read_text().strip() == (
+        f"pip|install|--python|{tmp_path}/made/bin/python|--compile-bytecode|{what}|https://mirror/simple|/wheels,/more"
+        if installer == "uv"
+        else f"install|--compile|--disable-pip-version-check|{what}"
+    )

@@ -1,18 +1,36 @@
-"""A wheel, unpacked beside the packages it needs, works from an empty folder; an sdist builds the same wheel."""
+"""The wheel of an sdist works from an empty folder with the packages that it asks for, bare or with an extra."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import Distribution, distribution, distributions, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tree_rl.extras import INSTALLED_BY
 
 ROOT = Path(__file__).parents[2]
-MAIN = [sys.executable, "-c", "from tree_rl.cli import main; main()"]
+MAIN = ("-c", "from tree_rl.cli import main; main()")
 SHIPPED = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
+AGENTS = "from tree_rl.rollout.agents.agents_by_name import build"
+QWEN = {
+    "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+}  # fmt: skip
+"""A config.json with the sizes of Qwen3-0.6B."""
+BARE_MIB = 400
+"""Most that a bare installation takes."""
 
 
 def tracked(*names: str) -> set[str]:
@@ -57,19 +75,64 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
 
 
-def call(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """In `folder`, with the unpacked wheel before everything else."""
-    environment = {"PYTHONPATH": str(installed), "PATH": str(Path(sys.executable).parent), "COLUMNS": "200"}
+@pytest.fixture(scope="module")
+def environment_with(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Builds an environment of the wheel with an extra, "" for none, and gives its Python; needs no network.
+
+    It holds the unpacked wheel, and links to those packages of this environment that the wheel's metadata asks for.
+    """
+
+    @cache
+    def build_environment(extra: str) -> Path:
+        folder = tmp_path_factory.mktemp("environment")
+        venv.create(folder, symlinks=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        for package in packages_for(unpacked, extra):
+            for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+                if not (site / name).exists():
+                    (site / name).symlink_to(Path(str(package.locate_file(name))))
+        return folder / "bin/python"
+
+    return build_environment
+
+
+@cache
+def packages_for(unpacked: Path, extra: str) -> list[Distribution]:
+    """What tree_rl with an extra is made of: the unpacked wheel, and installed packages."""
+    (ours,) = distributions(path=[str(unpacked)])
+    found: dict[tuple[str, str], Distribution] = {}
+    left = [("tree-rl", ""), ("tree-rl", extra)]
+    while left:
+        name, wanted = left.pop()
+        if (name, wanted) in found:
+            continue
+        found[name, wanted] = ours if name == "tree-rl" else distribution(name)
+        for needed in map(Requirement, found[name, wanted].requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": wanted}):
+                left += [(canonicalize_name(needed.name), one) for one in ("", *needed.extras)]
+    return list(found.values())
+
+
+def call(python: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """In `folder`, without what this process has on its paths."""
+    environment = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "200"}
+    environment |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*MAIN, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+        [str(python), *command],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+
+
+def write_rows(folder: Path) -> None:
+    rows = '{"uid": "a", "input_ids": [1, 2, 3]}\n{"uid": "a", "input_ids": [1, 2, 4]}\n'
+    (folder / "rows.jsonl").write_text(rows)
 
 
 def test_a_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
@@ -81,22 +144,134 @@ def test_a_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert packaged == {name for name in code if not name.endswith(".md") or "/static/" in name} | shipped
 
 
-def test_commands_run_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    written = call(installed, tmp_path, "recipes", "here")
+def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path], tmp_path: Path) -> None:
+    python = environment_with("")
+    written = call(python, tmp_path, *MAIN, "recipes", "here")
     assert (written.returncode, written.stderr) == (0, "")
     files = {str(path.relative_to(tmp_path / "here")) for path in (tmp_path / "here").rglob("*") if path.is_file()}
     assert files == tracked(*SHIPPED)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"uid": "a", "input_ids": [1, 2, 3]}\n{"uid": "a", "input_ids": [1, 2, 4]}\n')
-    inspected = call(installed, tmp_path, "inspect", "rows.jsonl")
-    assert inspected.returncode == 0, inspected.stderr
-    assert "0.333" in inspected.stdout
-    viewed = call(installed, tmp_path, "view", "rows.jsonl", "--html", "page.html")
-    assert viewed.returncode == 0, viewed.stderr
-    assert "<canvas" in (tmp_path / "page.html").read_text()
-    again = call(installed, tmp_path, "recipes", "here")
+    again = call(python, tmp_path, *MAIN, "recipes", "here")
     assert again.returncode == 2
     assert "recipes here: expected a new or empty folder" in again.stderr
+    write_rows(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    for command, expected in (
+        (("inspect", "rows.jsonl"), "0.333"),
+        (("plan", "rows.jsonl", "--max-tokens", "2"), "partitioned"),
+        (("inspect", "rows.jsonl", "--model", "config.json"), "trees are faster"),
+        (("view", "rows.jsonl", "--html", "page.html", "--max-tokens", "2"), "Page of"),
+    ):
+        done = call(python, tmp_path, *MAIN, *command)
+        assert done.returncode == 0 and expected in done.stdout, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert "<canvas" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "needed_by", "module", "extra"),
+    [
+        ((*MAIN, "bench"), "tree-rl: bench", "torch", "train"),
+        ((*MAIN, "precompile", "--cache", "a"), "tree-rl: precompile", "torch", "train"),
+        ((*MAIN, "doctor"), "tree-rl: doctor", "verl", "verl"),
+        (("-c", "import tree_rl.training"), "tree_rl.training", "torch", "train"),
+        (("-c", "import tree_rl.models.attention"), "tree_rl.models", "torch", "train"),
+        (("-c", "import tree_rl.verl_plugin"), "tree_rl.verl_plugin", "verl", "verl"),
+        (("-c", "import tree_rl.rollout.gateway.gateway"), "the gateway", "starlette", "gateway"),
+        (("-c", "import tree_rl.run_report.charts"), "the report", "matplotlib", "report"),
+        (("-c", f"{AGENTS}; build('mini_swe', {{}}, 'swe', {{}})"), "agent 'mini_swe'", "minisweagent", "agents"),
+    ],
+)
+def test_a_missing_extra_is_named_in_one_line(
+    command: tuple[str, ...],
+    needed_by: str,
+    module: str,
+    extra: str,
+    environment_with: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    done = call(environment_with(""), tmp_path, *command)
+    said = done.stderr.splitlines()[-1].removeprefix("tree_rl.extras.MissingExtraError: ")
+    assert done.returncode
+    assert said == f"{needed_by} needs {module}, which is not installed; pip install 'tree_rl[{extra}]'"
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        ("train", "import tree_rl.training, tree_rl.models, tree_rl.tree.partition.solver"),
+        ("verl", "import sys, verl; assert 'tree_rl.verl_plugin' in sys.modules; import verl.workers.engine"),
+        ("gateway", "import tree_rl.rollout.gateway.gateway, transformers"),
+        ("agents", "import tree_rl.rollout.agents.mini_swe, tree_rl.rollout.sandbox.swe_rex_sandbox"),
+        ("report", "import tree_rl.run_report.charts"),
+    ],
+)
+def test_an_extra_installs_what_its_part_imports(
+    extra: str, code: str, environment_with: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = call(environment_with(extra), tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_an_extra_brings_the_modules_that_messages_promise(unpacked: Path) -> None:
+    providers = packages_distributions()
+    bare = {package.name for package in packages_for(unpacked, "")}
+    for module, package in INSTALLED_BY.items():
+        assert module not in providers or not set(providers[module]) & bare, module
+        extra = re.fullmatch(r"tree_rl\[(.*)\]", package)
+        if extra and module in providers:
+            assert set(providers[module]) & {found.name for found in packages_for(unpacked, extra[1])}, module
+
+
+@pytest.mark.parametrize("name", ("tree_training_in_60_lines", "trl_style_trainer"))
+def test_examples_train_without_verl(name: str, environment_with: Callable[[str], Path], tmp_path: Path) -> None:
+    python = environment_with("train")
+    absent = (
+        "from importlib.util import find_spec; assert not any(map(find_spec, ('verl', 'ray', 'tensordict', 'hydra')))"
+    )
+    assert call(python, tmp_path, "-c", absent).returncode == 0
+    (example,) = python.parents[1].glob(f"lib/python*/site-packages/tree_rl/shipped/examples/{name}.py")
+    done = call(python, tmp_path, str(example))
+    assert done.returncode == 0, done.stderr[-2000:]
+    EXPECTED_OF[name](done.stdout.splitlines())
+
+
+def prints_equal_gradients(lines: list[str]) -> None:
+    whole, partitioned = lines
+    assert whole.startswith("whole: 26 tokens of rows as 12 unique ones in 1 forward(s)")
+    assert partitioned.startswith("partitions of 4 tokens: 26 tokens of rows as 12 unique ones in 4 forward(s)")
+    assert all(float(line.split()[-1]) < 1e-5 for line in (whole, partitioned))
+
+
+def learns(lines: list[str]) -> None:
+    for line in lines:
+        words = line.split()
+        assert float(words[words.index("reward") + 1]) < 0.9 < float(words[words.index("steps,") + 1])
+
+
+EXPECTED_OF = {"tree_training_in_60_lines": prints_equal_gradients, "trl_style_trainer": learns}
+
+
+def test_a_bare_installation_is_small(wheel: Path, tmp_path: Path) -> None:
+    """Installed by pip from its index, without a link to this environment."""
+    pip = [sys.executable, "-I", "-m", "pip", "--quiet"]
+    # Packages on PYTHONPATH would count as installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    probe = [*pip, "download", "--no-deps", "--retries", "0", "-d", tmp_path, "shellingham"]
+    if subprocess.run(probe, capture_output=True, check=False, timeout=120).returncode:
+        pytest.skip("pip reaches no index of packages")
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv/bin/python"
+    install = [*pip, "--python", python, "install", "-c", ROOT / "constraints/cpu.txt", wheel]
+    subprocess.run(install, check=True, cwd=tmp_path, env=environment)
+    write_rows(tmp_path)
+    command = str(python.with_name("tree-rl"))
+    inspected = call(python, tmp_path, command, "inspect", "rows.jsonl")
+    assert inspected.returncode == 0 and "0.333" in inspected.stdout, inspected.stderr
+    viewed = call(python, tmp_path, command, "view", "rows.jsonl", "--html", "page.html")
+    assert viewed.returncode == 0 and (tmp_path / "page.html").stat().st_size, viewed.stderr
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    assert not [module for module in INSTALLED_BY if (site / module).exists()]
+    size = sum(file.lstat().st_size for file in (tmp_path / "venv").rglob("*") if not file.is_symlink())
+    assert size < BARE_MIB * 2**20
 
 
 def test_messages_name_only_files_of_the_wheel() -> None:
@@ -123,7 +298,7 @@ def test_a_clean_environment_trains(wheel: Path, tmp_path: Path) -> None:
     constraints = str(ROOT / "constraints/cpu.txt")
     subprocess.run(
         # -I: a repository on PYTHONPATH would pass for the installed package.
-        [str(python), "-I", "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}[cpu,agents]"],
+        [str(python), "-I", "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}[verl,agents,report]"],
         check=True,
         cwd=tmp_path,
     )

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,6 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], ex
 
 
 def test_without_verl_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("tree_rl.extras.find_spec", lambda name: None if name == "verl" else find_spec(name))
     result = CliRunner().invoke(app, TINY)
-    assert result.exit_code == 2 and "verl is not installed; pip install" in result.output
+    assert result.exit_code == 2 and "--against verl needs verl, which is not installed" in result.output

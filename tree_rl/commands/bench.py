@@ -1,12 +1,12 @@
 """`tree-rl bench`: updates of trees against rows, timed. Imports torch, and verl for `--against verl`."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows
+from tree_rl.extras import require_extra
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.shown import shown
@@ -97,6 +97,8 @@ def bench_update(
 
     First both gradients must agree with those of the rows in higher precision.
     """
+    require_extra("train", "bench")
+    require_extra("report", "bench")
     # torch and transformers: some seconds that inspect and plan do not pay.
     from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
@@ -140,8 +142,7 @@ def bench_update(
 
 def _run_against_verl(options: "BenchOptions") -> None:
     """Import what needs verl, if it is there."""
-    if importlib.util.find_spec("verl") is None:
-        raise InputError('--against verl: verl is not installed; pip install "verl>=0.9.1,<0.10"')
+    require_extra("verl", "--against verl")
     from tree_rl.benchmark.against_verl.verl_updates import run_against_verl
 
     run_against_verl(options, say)

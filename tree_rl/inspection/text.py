@@ -1,10 +1,12 @@
 """Overlap of groups and run plans as plain text tables."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import GIB
+from tree_rl.extras import install_command
 from tree_rl.inspection.files.shown import escaped
 from tree_rl.inspection.report import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
@@ -53,6 +55,9 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
         lines += ["", format_table(RUNS, [_run_cells(group) for group in ordered[:at_most]])]
         chosen = [_choice_cells(group.name, group.choice) for group in ordered[:at_most] if group.choice is not None]
         lines += ["", format_table(CHOICES, chosen), CHOICES_SAY] if chosen else []
+    if not all(group.is_optimal for group in plan.partitioned) and find_spec("ortools") is None:
+        install = install_command("ortools")
+        lines += ["", f"OR-Tools is not installed. Training has it: a plan not proven may be better there; {install}"]
     if num_groups > at_most:
         lines.append(f"({num_groups - at_most} more groups; list them with --groups {num_groups})")
     blocks = plan.attention

@@ -1,5 +1,9 @@
 """How a Hugging Face model reads a tree: attention through transformers' registry, its head, and what is refused."""
 
+from tree_rl.extras import require_extra
+
+require_extra("train", __name__)
+
 from tree_rl.models.attention import attention_name, use_tree_attention
 from tree_rl.models.edge_head import use_edge_head
 from tree_rl.models.support import UnsupportedModelError, check_model

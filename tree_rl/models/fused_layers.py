@@ -16,12 +16,12 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from tree_kernels.triton_support import interpreted
+from tree_rl.extras import install_command
 from tree_rl.models.language_model import language_model
 from tree_rl.models.support import UnsupportedModelError
 
 PACKAGE = "liger_kernel"
 KEY = "model.use_liger"
-INSTALL = "pip install 'liger-kernel>=0.8.5,<0.9'"
 TESTED = frozenset(
     {
         *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"),
@@ -45,7 +45,7 @@ def has_liger() -> bool:
 def liger_unavailable_reason(device: torch.device) -> str | None:
     """Why Liger's layers cannot run on a device, or None if they can."""
     if not has_liger():
-        return f"liger-kernel is not installed; {INSTALL}"
+        return f"liger-kernel is not installed; {install_command(PACKAGE)}"
     if device.type != "cuda" and not interpreted():
         return f"Liger's kernels need a CUDA device, received {device}"
     return None

@@ -3,6 +3,10 @@
 import io
 from collections.abc import Sequence
 
+from tree_rl.extras import require_extra
+
+require_extra("report", "the report")
+
 import matplotlib
 
 matplotlib.use("Agg")

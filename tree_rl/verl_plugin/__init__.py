@@ -10,6 +10,10 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
+from tree_rl.extras import require_extra
+
+require_extra("verl", __name__)
+
 from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from tree_rl.extras import MissingExtraError
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.reading import reason
 from tree_rl.inspection.files.shown import escaped, shown_path
@@ -51,7 +52,7 @@ def one_line_errors() -> Iterator[None]:
     """Turn mistakes in what the user gave, and what the machine refuses, into one line and exit code 2."""
     try:
         yield
-    except InputError as error:
+    except (InputError, MissingExtraError) as error:
         fail(str(error))
     except OSError as error:
         where = "" if error.filename is None else f"{shown_path(error.filename)}: "

@@ -6,6 +6,8 @@ from importlib import import_module
 from inspect import get_annotations
 from typing import Any, get_args
 
+from tree_rl.extras import MissingExtraError
+
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
 AGENTS: Mapping[str, str] = {
     "react": "tree_rl.rollout.agents.react.ReActAgent",
@@ -30,8 +32,6 @@ ENVIRONMENTS: Mapping[str, str] = {
     "openenv": "tree_rl.rollout.environments.adapters.openenv.OpenEnvEnvironment",
     "verifiers": "tree_rl.rollout.environments.adapters.verifiers.VerifiersEnvironment",
 }
-INSTALLS: Mapping[str, str] = {"openenv": "tree_rl[environments]", "verifiers": "verifiers>=0.4,<0.5"}
-"""What installs the package of an adapter."""
 ARGUMENTS: Mapping[str, Any] = {
     "agent": "react",
     "options": {},
@@ -133,8 +133,7 @@ def _class_and_options(
     try:
         found = getattr(import_module(module), class_name)
     except ModuleNotFoundError as error:
-        package = INSTALLS.get((error.name or "").partition(".")[0], "tree_rl[agents]")
-        raise ImportError(f"{kind} {name!r} needs {error.name}: pip install '{package}'") from error
+        raise MissingExtraError(f"{kind} {name!r}", (error.name or "").partition(".")[0]) from error
     annotation = get_annotations(found.__init__).get("options")
     taken = [one for one in get_args(annotation) or (annotation,) if hasattr(one, "__dataclass_fields__")]
     key, given = f"{CONFIG_KEY}.{kind} {name}", set(options or {})

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from tree_rl.extras import require_extra
+
+require_extra("agents", "agent 'mini_swe'")
+
 import openai
 
 from tree_rl.rollout.agents.task_agent import AgentError

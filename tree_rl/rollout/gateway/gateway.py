@@ -8,6 +8,10 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tree_rl.extras import require_extra
+
+require_extra("gateway", "the gateway")
+
 import uvicorn
 
 from tree_rl.rollout.gateway.backend import Backend

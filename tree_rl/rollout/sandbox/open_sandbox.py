@@ -1,5 +1,6 @@
 """Which sandbox a task runs in: one of this machine, or SWE-ReX, imported only where it is asked for."""
 
+from tree_rl.extras import MissingExtraError, require_extra
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, Sandbox, SandboxError, SandboxOptions
 
@@ -21,9 +22,9 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
     if options.backend == "local":
         return LocalSandbox(options)
     try:
-        from tree_rl.rollout.sandbox.swe_rex_sandbox import SweRexSandbox
-    except ImportError as error:
-        raise SandboxError(
-            f"{KEY}.backend={options.backend} needs SWE-ReX ({error}); install it with pip install 'tree_rl[agents]'"
-        ) from error
+        require_extra("agents", f"{KEY}.backend={options.backend}")
+    except MissingExtraError as error:
+        raise SandboxError(str(error)) from error
+    from tree_rl.rollout.sandbox.swe_rex_sandbox import SweRexSandbox
+
     return SweRexSandbox(options, image=image, directory=directory)

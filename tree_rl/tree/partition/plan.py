@@ -4,8 +4,10 @@ Fewest partitions, then least relayed context, then the shallowest tree of parti
 (paper, section Redundancy-Free Tree Partitioning).
 """
 
+from importlib.util import find_spec
 from typing import Literal
 
+from tree_rl.extras import MissingExtraError
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition.heuristic import greedy_cuts, least_depth, lower_bounds
 from tree_rl.tree.partition.layout import PartitionPlan, lay_out_partitions
@@ -34,12 +36,12 @@ def plan_partitions(
         max_tokens: C, most unique tokens of a partition.
         time_limit_s: most seconds for the solver.
         solver: ``heuristic`` runs in linear time; ``cp_sat`` improves its plan until it is proven best or time is up,
-            and needs OR-Tools; ``auto`` asks the solver where the heuristic's plan is not at a bound and the forest
-            has few places to cut. Equal inputs give equal plans unless the clock stops the solver.
+            and needs OR-Tools; ``auto`` asks the solver where OR-Tools is installed, the heuristic's plan is not at a
+            bound and the forest has few places to cut. Equal inputs give equal plans unless the clock stops the solver.
 
     Raises:
         ValueError: a budget below 1, a negative time limit, an unknown solver.
-        ImportError: the solver is needed and OR-Tools is not installed.
+        MissingExtraError: ``cp_sat`` without OR-Tools.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens: expected at least 1 unique token, received {max_tokens}")
@@ -47,13 +49,16 @@ def plan_partitions(
         raise ValueError(f"time_limit_s: expected 0 seconds or more, received {time_limit_s}")
     if solver not in ("auto", "heuristic", "cp_sat"):
         raise ValueError(f"solver: expected auto, heuristic or cp_sat, received {solver!r}")
+    has_solver = find_spec("ortools") is not None
+    if solver == "cp_sat" and not has_solver:
+        raise MissingExtraError("solver='cp_sat'", "ortools")
     problem = reduce_forest(forest, max_tokens)
     cuts, is_certain = greedy_cuts(problem)
     bounds = (cuts.partitions, cuts.relayed_tokens) if is_certain else lower_bounds(problem)
     is_optimal = cuts.score == (*bounds, least_depth(problem, cuts.relayed_tokens))
     is_small = len(problem.length) <= MODEL_ITEMS and problem.num_pairs <= MODEL_PAIRS
     chosen: Cuts = cuts
-    if not is_optimal and (solver == "cp_sat" or (solver == "auto" and is_small)):
+    if not is_optimal and (solver == "cp_sat" or (solver == "auto" and is_small and has_solver)):
         from tree_rl.tree.partition.solver import improve_cuts
 
         chosen, is_optimal = improve_cuts(problem, cuts, bounds, time_limit_s=time_limit_s)

@@ -60,10 +60,9 @@ async def _start(client: Any, tokenizer: Any, options: GatewayOptions, server: s
 
 
 def _build(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
-    try:  # the clients' SDKs take seconds to import: only a worker that serves agents pays for them
-        from tree_rl.rollout.gateway.gateway import Gateway
-    except ModuleNotFoundError as error:
-        raise ImportError(f"the gateway needs {error.name}: pip install 'tree_rl[agents]'") from error
+    # The clients' SDKs take seconds to import: only a worker that serves agents pays for them.
+    from tree_rl.rollout.gateway.gateway import Gateway
+
     special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     backend = VerlBackend(client, end_token_ids=special, server=server)
     return Gateway(tokenizer=tokenizer, backend=backend, options=options)

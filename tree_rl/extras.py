@@ -1,0 +1,37 @@
+"""The extras of the package: which modules each installs, and the one line that names a missing one."""
+
+from importlib.util import find_spec
+
+INSTALLED_BY = {
+    **dict.fromkeys(("torch", "transformers", "ortools"), "tree_rl[train]"),
+    **dict.fromkeys(
+        ("verl", "ray", "tensordict", "transfer_queue", "hydra", "peft", "pandas", "wrapt"), "tree_rl[verl]"
+    ),
+    **dict.fromkeys(("starlette", "uvicorn", "openai", "anthropic"), "tree_rl[gateway]"),
+    **dict.fromkeys(("minisweagent", "litellm", "swerex"), "tree_rl[agents]"),
+    "matplotlib": "tree_rl[report]",
+    "liger_kernel": "tree_rl[gpu]",
+    "openenv": "tree_rl[environments]",
+    "verifiers": "verifiers>=0.4,<0.5",
+}
+"""Modules that the base installation lacks, and what pip installs them with."""
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A module is not installed; the message says who needs it and how to install it."""
+
+    def __init__(self, needed_by: str, module: str) -> None:
+        command = f"; {install_command(module)}" if module in INSTALLED_BY else ""
+        super().__init__(f"{needed_by} needs {module}, which is not installed{command}", name=module)
+
+
+def install_command(module: str) -> str:
+    """The command that installs a module of `INSTALLED_BY`."""
+    return f"pip install '{INSTALLED_BY[module]}'"
+
+
+def require_extra(extra: str, needed_by: str) -> None:
+    """Raise a `MissingExtraError` if a module of an extra is not installed; imports none of them."""
+    for module, package in INSTALLED_BY.items():
+        if package == f"tree_rl[{extra}]" and find_spec(module) is None:
+            raise MissingExtraError(needed_by, module)
