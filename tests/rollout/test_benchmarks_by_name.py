@@ -92,7 +92,7 @@ def test_a_published_row_asks_for_its_image_by_name(name: str) -> None:
     }
     check({"environment": name, "agent": "react", "sandbox": {"backend": "docker"}}, is_this_machine=True)
     assert ENVIRONMENTS[name].endswith(BENCHMARKS[name].__name__)
-    with pytest.raises(SandboxError, match=rf"needs the image {images[name]}; set agent_options\.sandbox\.backend=docker"):
+    with pytest.raises(SandboxError, match=rf"needs the image {images[name]}; set .*sandbox\.backend=docker"):
         asyncio.run(BENCHMARKS[name](HERE).reset({"row": json.dumps(row_of(name))}))
     with pytest.raises(ValueError, match=rf"extra_info\.row: {name} expects a published row"):
         asyncio.run(BENCHMARKS[name](HERE).reset({"index": 0}))
