@@ -22,7 +22,7 @@ from tree_rl.benchmark.results import Columns, write_csv
 from tree_rl.cost.balance import GroupPaths, lay_out_cell
 from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.inspection.chat_rows import RowsPer
-from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree.bins import least_loaded
 

@@ -18,7 +18,7 @@ from tree_rl.benchmark.results import Columns, write_csv
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.scale.report import ScaleSettings, Step
+from tree_rl.inspection.scale.predict_scale import ScaleSettings, Step
 
 TFLOPS = {"8b": 450, "32b": 500, "qwen3-30b-a3b": 290}
 """Rate of one H200 through verl's engine, without fused layers: measured for 8B (scale_steps.csv). For the others 0.9

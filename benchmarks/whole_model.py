@@ -53,7 +53,7 @@ from tree_rl.benchmark.provenance import PACKAGES, provenance  # noqa: E402
 from tree_rl.benchmark.results import Columns, Spread, read_csv, write_csv  # noqa: E402
 from tree_rl.commands.row_options import read_rows  # noqa: E402
 from tree_rl.inspection.chat_rows import RowsPer  # noqa: E402
-from tree_rl.inspection.report import rows_by_group  # noqa: E402
+from tree_rl.inspection.overlap_by_group import rows_by_group  # noqa: E402
 from tree_rl.inspection.row import Row  # noqa: E402
 from tree_rl.models.fused_layers import has_liger  # noqa: E402
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_causal_conv1d.triton_kernels.plan import window_lists
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
+from tree_kernels.tree_causal_conv1d.triton_kernels.window_lists import window_lists
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS
 from tree_rl.benchmark.batch import agent_batch
 from tree_rl.inspection.text import format_table
