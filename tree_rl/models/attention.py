@@ -187,7 +187,7 @@ def _refuse_own_masks(
     others = [name for name, value in given.items() if name not in UNRESTRICTING and value is not None]
     reason = None
     if not is_skipped:
-        reason = "a mask of its own beside the causal or sliding one"
+        reason = "a mask of its own besides the causal or sliding one"
     elif not is_causal:
         reason = "attention in both directions"
     elif query_1HND.shape[2] != key_1HND.shape[2]:

@@ -130,7 +130,7 @@ def _wrapper_reasons(model: PreTrainedModel) -> list[str]:
     if generator is None:
         return ["verl loads it without a head for tokens"]
     if language_model(generator) is generator.base_model:
-        return ["it has no language model of its own beside its other inputs"]
+        return ["it has no separate language model besides its other parts"]
     rule = find_logits_rule(generator)
     return [f"rows of text do not run on its language model alone: {rule}"] if isinstance(rule, str) else []
 
