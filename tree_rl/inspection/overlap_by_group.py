@@ -45,7 +45,7 @@ def report_groups(rows: list[Row]) -> list[GroupReport]:
     for name, members in rows_by_group(row.group for row in rows).items():
         chosen = [rows[index] for index in members]
         forest = forest_of(chosen)
-        sampled = _sampled(chosen, forest)
+        sampled = sampled_tokens(chosen, forest)
         report = GroupReport(
             name=name,
             trees=forest.num_trees,
@@ -66,7 +66,7 @@ def total_of(reports: list[GroupReport]) -> GroupReport:
     )
 
 
-def _sampled(rows: list[Row], forest: Forest) -> Jagged | None:
+def sampled_tokens(rows: list[Row], forest: Forest) -> Jagged | None:
     """[B, L_b], tokens that the model sampled; None if any row has no mask."""
     masks = [row.trained for row in rows if row.trained is not None]
     if len(masks) < len(rows):
