@@ -47,7 +47,7 @@ def read_chat_rows(
         systems: system text of each conversation, or None.
         groups: group of each conversation.
         tokenizer: tokenizer and chat template of the model.
-        rows_per: one row per conversation, or one per assistant turn.
+        rows_per: what becomes a row.
 
     Raises:
         RowFileError: a cell that is not a list of messages, a message that the template refuses or that is not Unicode

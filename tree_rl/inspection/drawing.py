@@ -25,7 +25,7 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
         rows: rows of all groups.
         name: the group; None takes the one with the most tokens.
         picture: text or SVG.
-        tokenizer: labels the segments of a text drawing; None draws only their lengths.
+        tokenizer: decodes the segments of a text drawing; None draws only their lengths.
 
     Raises:
         RowFileError: no such group.

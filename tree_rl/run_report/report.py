@@ -68,13 +68,7 @@ def compare_rows(run: RunLog, other: RunLog) -> list[tuple[str, str]]:
 
 
 def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = (), more: str = "") -> str:
-    """The page of one or two runs, the second dashed.
-
-    Args:
-        runs: one or two runs.
-        rows: further (name, value) rows at the end of the table.
-        more: HTML below the charts.
-    """
+    """The page of one or two runs, the second dashed; `rows` extend the table, `more` is HTML below the charts."""
     # matplotlib takes a second to import; `--watch` does not need it.
     from tree_rl.run_report.charts import draw_section, draw_times
 

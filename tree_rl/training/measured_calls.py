@@ -65,14 +65,7 @@ class MeasuredCalls:
         return self.fitted or self._start
 
     def note(self, rows: Rows, batches: Sequence[MicroBatch], start: Stamp, end: Stamp) -> None:
-        """Keep an update until `take_last` reads its time.
-
-        Args:
-            rows: rows of the call.
-            batches: its micro-batches.
-            start: time of its first op.
-            end: end of its last op, which the device may not have reached yet.
-        """
+        """Keep an update until `take_last` reads its time; the device may not have reached `end` yet."""
         if self.fit is None:
             return
         work = work_of(rows, batches)

@@ -24,11 +24,7 @@ def view_data(
 ) -> dict[str, Any]:
     """Data of the page: groups sorted by POR, highest first, and the measures that it can colour by.
 
-    Args:
-        rows: rows of all groups, at least one.
-        roles: reads roles and text.
-        source: name of the rows' file, for the title.
-        max_tokens: token budget of a forward; None plans no partitions.
+    `source` becomes the title; `max_tokens` is the token budget of a forward, None plans no partitions.
     """
     members = rows_by_group(recorded.group for recorded in rows)
     groups = [group_data([rows[index] for index in chosen], roles, max_tokens) for chosen in members.values()]

@@ -42,13 +42,7 @@ def call_pair(file: ColumnFile) -> tuple[str, str] | None:
 def read_calls(
     file: ColumnFile, pair: tuple[str, str], groups: list[str], tokenizer: ChatTokenizer
 ) -> tuple[list[Row], int]:
-    """One row per answer, and the number of records without one, which are skipped.
-
-    Args:
-        file: the file.
-        pair: result of `call_pair`.
-        groups: group of each record.
-        tokenizer: tokenizer and chat template of the model.
+    """One row per answer, and the number of records without one, which are skipped; `pair` is from `call_pair`.
 
     Raises:
         RowFileError: messages or an answer that cannot be read, or no answered call.

@@ -24,13 +24,7 @@ class PathStack:
     """
 
     def __init__(self, longest: int, device: torch.device, *, on_host: bool = False) -> None:
-        """Allocate nothing yet.
-
-        Args:
-            longest: tokens of the longest past.
-            device: device of the model.
-            on_host: keep the buffers in pinned host memory.
-        """
+        """Allocate nothing yet; `longest` is the length of the longest past, `on_host` uses pinned host memory."""
         self._longest = longest
         self._device = device
         self._on_host = on_host

@@ -31,14 +31,7 @@ class EdgeShare:
     def of(
         cls, source_E: np.ndarray, num_tokens: int, ranks: SequenceParallel, device: torch.device | str
     ) -> "EdgeShare":
-        """Assign each edge to the rank that holds its source token.
-
-        Args:
-            source_E: int [E], source token of each edge in the forward.
-            num_tokens: tokens of the forward, before padding.
-            ranks: ranks that share these tokens.
-            device: device of the model.
-        """
+        """Assign each edge (int [E], its source token) to the rank that holds it; `num_tokens` is without padding."""
         own_tokens = ranks.own_tokens(num_tokens)
         owner_E = source_E // own_tokens
         count = np.bincount(owner_E, minlength=ranks.size)

@@ -78,15 +78,7 @@ class EdgeReadout(Readout):
         device: torch.device,
         ranks: SequenceParallel | None = None,
     ) -> None:
-        """Assign each edge to the partition of its source token.
-
-        Args:
-            plan: the partitions.
-            edges: wanted edges of the forest.
-            names: `log_probs`, and any other output of edges.
-            device: device of the model.
-            ranks: ranks that share the tokens of each partition; None: this rank computes all edges.
-        """
+        """Assign each wanted edge to the partition of its source token; `ranks` share the tokens of each partition."""
         source_E = edges.source_R[edges.row_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]

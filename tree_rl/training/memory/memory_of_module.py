@@ -21,13 +21,9 @@ from tree_rl.models.tiled_mlp import tileable_layers
 def read_memory_model(
     module: nn.Module, shape: ModelShape | None = None, *, dtype: torch.dtype, device: torch.device
 ) -> MemoryModel | None:
-    """The memory model of a module's forward and backward; None if its config lacks the sizes.
+    """The memory model of a transformers model's forward and backward.
 
-    Args:
-        module: a transformers model, possibly prepared and wrapped.
-        shape: its sizes; None reads them from its config.
-        dtype: dtype of the forward.
-        device: device of the forward.
+    `shape` None reads the sizes from its config; the result is None if they are missing there.
     """
     shape = _shape_of(module) if shape is None else shape
     if shape is None:

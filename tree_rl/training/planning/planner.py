@@ -185,7 +185,7 @@ def plan_micro_batches(
         config: the tree options.
         budget: most tokens of a micro-batch.
         cost: cost model for `mode: auto`; None runs every group as a tree.
-        plans: partition plans of earlier calls.
+        plans: cache of partition plans.
         chooser: chooses how a forest beyond the budget runs; None: in partitions within the budget.
 
     Returns:

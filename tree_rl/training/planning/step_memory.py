@@ -58,10 +58,7 @@ class StepMemory:
     def smaller_budget(self, batches: Sequence[MicroBatch], working_scale: float, tokens: int) -> int:
         """Tokens of a whole forest that needs half the predicted bytes of the failed call, or of its budget if less.
 
-        Args:
-            batches: micro-batches of the call that failed.
-            working_scale: correction with which it was planned.
-            tokens: budget with which it was planned.
+        The call was planned with the correction `working_scale` and the budget `tokens`.
         """
         model = self.model.scaled(working_scale)
         needed = min(predicted_peak(batches, model).device, model.bytes_of(tokens))

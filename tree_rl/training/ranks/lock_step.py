@@ -52,7 +52,7 @@ def agree_on_ops(
         ops: this rank's ops, "F" and "B".
         is_refused: True if this rank refused its rows.
         may_repeat: True if this rank can run the call again without losing anything.
-        num_ranks: size of the group.
+        num_ranks: size of `group`.
         group: the ranks that run in lock-step.
         shared: this rank's plan under sequence parallelism.
         payload: anything else to send to all ranks; it is pickled.
