@@ -82,7 +82,7 @@ class OffloadedInputs:
 
 
 class _ForwardInputs:
-    """Layer inputs of one forward. Only saved tensors refer to it, so it is freed with the forward's graph."""
+    """Layer inputs of one forward. After it only saved tensors refer to this object, so it is freed with the graph."""
 
     def __init__(self, run: OffloadedInputs) -> None:
         self._run = run
