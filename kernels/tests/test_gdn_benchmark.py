@@ -54,10 +54,3 @@ def test_a_recurrence_along_the_wrong_paths_does_not_pass_the_gate() -> None:
     tree, rows, wrong = run("-c", WRONG_TREE, str(BENCHMARK.parent)).splitlines()
     assert (tree, rows) == ("True", "True")
     assert wrong.startswith("refused: tree chunked: expected errors of at most 2e-06")
-
-
-def test_the_plans_of_every_forest_are_timed() -> None:
-    command = [sys.executable, str(BENCHMARK.with_name("recurrence_plans.py")), "--repeats", "1", "--device", "cpu"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(lines) == 2 + 12
-    assert all(float(line.split()[-1]) >= float(line.split()[-2]) > 0 for line in lines[2:])
