@@ -24,12 +24,12 @@ from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows, read_csv
 from tree_rl.cost.memory.choice import Chooser, quick_plan
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import run_partitioned
 from tree_rl.training.result import MicroBatchResult
@@ -53,10 +53,10 @@ class Plan:
     """Name as given on the command line."""
     capacity_tokens: int | None
     """C; None runs the forest whole."""
-    measures: MemoryMeasures
+    saving: MemorySaving
     """What saves memory."""
     budget_tokens: int | None = None
-    """Budget by which capacity and measures are chosen; None: they are given."""
+    """Budget by which capacity and the ways to save memory are chosen; None: they are given."""
     predicted_bytes: float | None = None
     """Peak beside weights and gradients that the choice predicts."""
 
@@ -69,7 +69,7 @@ class Plan:
         """
         capacity: int | None = None
         budget: int | None = None
-        measures: dict[str, Any] = {}
+        saving: dict[str, Any] = {}
         for word in name.split("+"):
             kind, _, number = word.partition(":")
             if kind == "partitioned":
@@ -77,14 +77,14 @@ class Plan:
             elif kind == "budget":
                 budget = int(number)
             elif kind == "offloaded":
-                measures["offloaded_layers"] = int(number or layers)
+                saving["offloaded_layers"] = int(number or layers)
             elif kind == "tiled":
-                measures["tile_tokens"] = int(number)
+                saving["tile_tokens"] = int(number)
             elif kind == "relays_on_host":
-                measures["relays_on_host"] = True
+                saving["relays_on_host"] = True
             elif kind != "whole":
                 raise ValueError(f"--plans {name}: expected whole, partitioned:TOKENS, offloaded, tiled:TOKENS, ...")
-        return cls(name=name, capacity_tokens=capacity, measures=MemoryMeasures(**measures), budget_tokens=budget)
+        return cls(name=name, capacity_tokens=capacity, saving=MemorySaving(**saving), budget_tokens=budget)
 
     def chosen(self, model: Any, tree: "Tree") -> "Plan":
         """This plan; with a budget, what a step of the model would choose for the tree."""
@@ -100,7 +100,7 @@ class Plan:
             self,
             name=f"{self.name} ({choice.name})",
             capacity_tokens=None if choice.plan is None else choice.plan.capacity_tokens,
-            measures=choice.measures,
+            saving=choice.saving,
             predicted_bytes=choice.peak.device,
         )
 
@@ -176,7 +176,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         flat_tokens=forest.num_flat,
         unique_tokens=forest.num_unique,
         plan=cut,
-        measures=plan.measures,
+        saving=plan.saving,
     )
     call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
     results: list[MicroBatchResult] = []
@@ -218,7 +218,7 @@ def pin(plan: Plan, tree: Tree, size: ModelSize, dtype: torch.dtype, device: tor
     """Seconds to take the plan's host memory beforehand: a training run pays them once."""
     cut = None if plan.capacity_tokens is None else quick_plan(tree.forest, plan.capacity_tokens)
     tokens = tree.forest.num_unique if cut is None else cut.peak_live_tokens
-    wanted = plan.measures.offloaded_layers * tokens * size.shape.hidden * dtype.itemsize
+    wanted = plan.saving.offloaded_layers * tokens * size.shape.hidden * dtype.itemsize
     started = time.perf_counter()
     host_slab(device).reserve(None, wanted)
     return time.perf_counter() - started

@@ -11,7 +11,7 @@ from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batch
 from tree_rl.cost import ModelShape
 from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.cost.balance.paths import GroupPaths
-from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest
 from tree_rl.tree.bins import least_loaded

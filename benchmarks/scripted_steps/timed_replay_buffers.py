@@ -6,7 +6,7 @@ from typing import Any
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from scripted_steps.scripted_agent_loop import stamp
-from tree_rl.verl_plugin.trainer.mixin import POLL_SECONDS
+from tree_rl.verl_plugin.trainer.tree_trainer import POLL_SECONDS
 
 
 class TimedReplayBuffer(ReplayBuffer):

@@ -12,10 +12,10 @@ import torch
 from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention.fa4 import plan as fa4_plan_module
+from tree_kernels.tree_attention.fa4 import fa4_plan as fa4_plan_module
 from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree
+from tree_kernels.tree_attention.fa4.fa4_plan import Fa4Plan, rows_worth_copying
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
-from tree_kernels.tree_attention.fa4.plan import Fa4Plan, rows_worth_copying
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 

@@ -7,8 +7,8 @@ import torch
 from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
+from tree_kernels.tree_attention.fa4.fa4_plan import rows_worth_copying
 from tree_kernels.tree_attention.fa4.head_sections import SECTION
-from tree_kernels.tree_attention.fa4.plan import rows_worth_copying
 
 pytestmark = pytest.mark.gpu
 

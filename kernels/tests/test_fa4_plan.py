@@ -6,7 +6,7 @@ from tree_shapes import SHAPES, subtree_end_of
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists
-from tree_kernels.tree_attention.fa4.plan import (
+from tree_kernels.tree_attention.fa4.fa4_plan import (
     BACKWARD_BLOCKS,
     FORWARD_BLOCKS,
     SHORTEST,

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
+from tree_kernels.tree_layout import TreeLayout
 
 
 def path_of(parent: list[int], token: int) -> frozenset[int]:

@@ -13,7 +13,7 @@ from delta_rows import fork
 from tree_shapes import subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import AT_128, KIBI, launches_for
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd, launch, sizes
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS, SIZE = 1, 16

@@ -21,7 +21,7 @@ from triton.runtime.errors import InterpreterError
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import DevicePlan, device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import DevicePlan, device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, launches_for
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="checks what is interpreted")

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of, segments_of
 from tree_kernels.tree_gated_delta_rule.tiles import START, TilePlan, plan_tiles
+from tree_kernels.tree_layout import TreeLayout
 
 FORESTS = {
     "size": st.integers(0, 90),

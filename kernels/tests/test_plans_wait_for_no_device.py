@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tree_kernels.host_copy import ALIGNMENT, to_device_together
-from tree_kernels.layout import TreeLayout
-from tree_kernels.tree_causal_conv1d.triton_kernels.plan import window_lists
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
+from tree_kernels.tree_causal_conv1d.triton_kernels.window_lists import window_lists
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
+from tree_kernels.tree_layout import TreeLayout
 
 SUBTREE_END = np.array([7, 7, 4, 4, 7, 6, 7, 9, 9], dtype=np.int32)
 

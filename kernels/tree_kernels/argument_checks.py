@@ -3,7 +3,7 @@
 import torch
 
 from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_layout import TreeLayout
 
 
 def check_one_device(op: str, layout: TreeLayout, **tensors: torch.Tensor | None) -> None:

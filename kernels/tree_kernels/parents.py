@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_kernels.layout import TreeLayout, kept
+from tree_kernels.tree_layout import TreeLayout, kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

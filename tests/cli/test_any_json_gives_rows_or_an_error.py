@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tree_rl.cost import ModelShape
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.report import report_groups, total_of
+from tree_rl.inspection.overlap_by_group import report_groups, total_of
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run

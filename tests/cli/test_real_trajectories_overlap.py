@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tree_rl.cli import app
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import QWEN2_5_7B
-from tree_rl.inspection.report import report_groups, total_of
+from tree_rl.inspection.overlap_by_group import report_groups, total_of
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.tree.report.branching import BranchCause

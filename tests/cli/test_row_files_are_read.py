@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tree_rl.cli import app
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.report import forest_of, report_groups
+from tree_rl.inspection.overlap_by_group import forest_of, report_groups
 from tree_rl.inspection.row_file import read_row_file
 
 PROMPT = [5, 6, 7, 8]

@@ -52,9 +52,9 @@ def test_a_deep_trunk_runs_whole_with_its_layer_inputs_on_the_host(fused: bool) 
     assert [choice.peak.device for choice in chosen] == sorted((c.peak.device for c in chosen), reverse=True)
     assert all(choice.peak.device <= whole for choice in chosen)
     assert all(choice.plan is None for choice, tokens in zip(chosen, budgets, strict=True) if tokens >= 33_000)
-    assert all(choice.measures.offloaded_layers for choice in chosen if choice is not chosen[0])
+    assert all(choice.saving.offloaded_layers for choice in chosen if choice is not chosen[0])
     # The fewest layers that suffice.
-    layers = [choice.measures.offloaded_layers for choice in chosen[:2]]
+    layers = [choice.saving.offloaded_layers for choice in chosen[:2]]
     assert layers[0] == 0 < layers[1] < SHAPE_8B.layers
 
 
@@ -63,7 +63,7 @@ def test_a_wide_shallow_tree_keeps_running_in_partitions() -> None:
     chooser = Chooser(model=MODEL_8B, offload=False)
     chosen = choose(chooser, forest, 33_000)
     assert chosen.plan is not None
-    assert chosen.measures.offloaded_layers == 0
+    assert chosen.saving.offloaded_layers == 0
     assert chosen.peak.device <= MODEL_8B.bytes_of(33_000)
     assert chosen.plan.num_partitions <= 2 * math.ceil(forest.num_unique / 33_000)
 
@@ -80,7 +80,7 @@ def test_a_short_host_is_named_and_not_filled() -> None:
 def test_offload_decides_what_lies_on_the_host(offload: bool, hosts: set[object]) -> None:
     forest = forest_of(4_000, 64, 2_000)
     choices = [choose(Chooser(model=MODEL_8B, offload=offload), forest, tokens) for tokens in (33_000, 8_192)]
-    assert {choice.measures.relays_on_host if offload else choice.peak.host for choice in choices} == hosts
+    assert {choice.saving.relays_on_host if offload else choice.peak.host for choice in choices} == hosts
 
 
 @settings(max_examples=15)

@@ -9,8 +9,8 @@ import pytest
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.cost.memory.choice import Chooser
-from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import GIB, TRITON_CHUNK_TENSORS, MemoryModel
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.tree.forest import Forest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -21,9 +21,9 @@ BUDGETS = [row for row in ALL if row["plan"].startswith("budget:")]
 ROWS = [row for row in ALL if row not in BUDGETS]
 
 
-def measures_of(plan: str, layers: int) -> MemoryMeasures:
+def measures_of(plan: str, layers: int) -> MemorySaving:
     words = dict(word.partition(":")[::2] for word in plan.split("+"))
-    return MemoryMeasures(
+    return MemorySaving(
         offloaded_layers=int(words["offloaded"] or layers) if "offloaded" in words else 0,
         tile_tokens=int(words["tiled"]) if "tiled" in words else None,
     )

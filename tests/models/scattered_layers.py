@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hybrid_models import HYBRIDS, build
 from recurrent_models import RECURRENT
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import use_tree_attention
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.relay import LayerRelay, LayerTensors

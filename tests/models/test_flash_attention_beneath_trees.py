@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import use_tree_attention
 from tree_rl.models.attention import skip_mask
 

@@ -12,10 +12,10 @@ from dictated_answers import Scene, user
 from gateway_harness import CHATML, SHELL, Agent, build_tokenizer, rows, run_session, serving, tool_result
 
 from tree_rl.rollout.gateway.backend import BackendError, Generation
+from tree_rl.rollout.gateway.dialects.dialect import Reading
 from tree_rl.rollout.gateway.dialects.engine_parsers import EngineDialect
 from tree_rl.rollout.gateway.dialects.families import DIALECTS
 from tree_rl.rollout.gateway.dialects.hermes import Hermes
-from tree_rl.rollout.gateway.dialects.reading import Reading
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 

@@ -1,4 +1,4 @@
-"""Tiny checkpointed models of every kind, rows of hostile shapes, and steps that take given measures to save memory."""
+"""Tiny checkpointed models of every kind, rows of hostile shapes, and steps that take given ways to save memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
@@ -73,21 +73,21 @@ def hostile_rows() -> list[list[int]]:
     return [*branches, deep, deep[:30], deep, *comb]
 
 
-def measured_step(model: Any, options: TreeOptions, measures: MemoryMeasures) -> TreeStep:
-    """A step whose forests all take the given measures."""
+def measured_step(model: Any, options: TreeOptions, saving: MemorySaving) -> TreeStep:
+    """A step whose forests all save memory in the given way."""
     step = TreeStep(model, options)
     plan_of = step.planner.plan
 
     def plan(*asked: Any, **flags: Any) -> StepPlan:
         plan = plan_of(*asked, **flags)
-        return replace(plan, batches=tuple(replace(batch, measures=measures) for batch in plan.batches))
+        return replace(plan, batches=tuple(replace(batch, saving=saving) for batch in plan.batches))
 
     step.planner.plan = plan  # type: ignore[method-assign]
     return step
 
 
 def gradients(
-    model: Any, measures: MemoryMeasures, *, max_tokens: int | None = None, rows: list[list[int]] | None = None
+    model: Any, saving: MemorySaving, *, max_tokens: int | None = None, rows: list[list[int]] | None = None
 ) -> dict[str, torch.Tensor]:
     """Of one step on the hostile rows: what every trained parameter gets."""
     ids = hostile_rows() if rows is None else rows
@@ -101,6 +101,6 @@ def gradients(
         return (weight_F[mine].to(values_f) * values_f + 0.1 * values_f.square()).sum(), {}
 
     model.zero_grad()
-    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), saving)
     step.run(Rows.of(ids), loss, outputs=(output,), is_separable=True)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.relay import LayerRelay
 
 HEADS, HEAD_SIZE, LAYERS = 2, 4, 2

@@ -7,12 +7,12 @@ import torch
 from measured_models import HIDDEN, KINDS, LAYERS, build, gradients, hostile_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training.memory import host_slab, offloaded_inputs
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.tree.forest import Forest
 
-STAY = MemoryMeasures()
+STAY = MemorySaving()
 
 
 class Recorded(offloaded_inputs._Copy):
@@ -43,7 +43,7 @@ def test_no_bit_of_a_gradient_changes(kind: str, max_tokens: int | None, copies:
     for layers in (1, LAYERS):
         copies.left.clear()
         copies.returned.clear()
-        leave = gradients(model, MemoryMeasures(offloaded_layers=layers), max_tokens=max_tokens)
+        leave = gradients(model, MemorySaving(offloaded_layers=layers), max_tokens=max_tokens)
         assert stay.keys() == leave.keys()
         for name, gradient in stay.items():
             assert torch.equal(gradient, leave[name]), name
@@ -57,13 +57,13 @@ def test_no_bit_of_a_gradient_changes(kind: str, max_tokens: int | None, copies:
 def test_host_memory_is_exact_and_kept() -> None:
     model, slab = build("dense"), host_slab.host_slab(torch.device("cpu"))
     slab.release()
-    gradients(model, MemoryMeasures(offloaded_layers=3))
+    gradients(model, MemorySaving(offloaded_layers=3))
     unique = Forest.from_rows(hostile_rows()).num_unique
     assert slab.num_bytes == 3 * unique * HIDDEN * 4
     kept = slab._bytes.data_ptr()
-    gradients(model, MemoryMeasures(offloaded_layers=2), max_tokens=20)
+    gradients(model, MemorySaving(offloaded_layers=2), max_tokens=20)
     assert slab._bytes.data_ptr() == kept
-    gradients(model, MemoryMeasures(offloaded_layers=LAYERS))
+    gradients(model, MemorySaving(offloaded_layers=LAYERS))
     assert slab.num_bytes == LAYERS * unique * HIDDEN * 4
 
 
@@ -114,7 +114,7 @@ def test_a_forward_between_others_stays() -> None:
 
 def test_without_checkpoints_it_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="enable_gradient_checkpointing=true"):
-        gradients(build("dense", checkpointing=False), MemoryMeasures(offloaded_layers=1))
+        gradients(build("dense", checkpointing=False), MemorySaving(offloaded_layers=1))
     reentrant = build("dense")
     reentrant.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     with pytest.raises(ValueError, match="non-reentrant"):

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.models.tiled_mlp import tileable_layers, tiled
 from tree_rl.tree.forest import Forest
 
@@ -32,12 +32,12 @@ def assert_close(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_have_the_gradient_of_the_whole(kind: str) -> None:
     model = build(kind)
-    whole = gradients(model, MemoryMeasures())
+    whole = gradients(model, MemorySaving())
     for tile_tokens in (1, 3, 64, UNIQUE, UNIQUE + 1):
-        assert_close(gradients(model, MemoryMeasures(tile_tokens=tile_tokens)), whole)
-    both = MemoryMeasures(tile_tokens=3, offloaded_layers=2)
+        assert_close(gradients(model, MemorySaving(tile_tokens=tile_tokens)), whole)
+    both = MemorySaving(tile_tokens=3, offloaded_layers=2)
     assert_close(gradients(model, both, max_tokens=20), whole)
-    assert_close(gradients(build(kind, checkpointing=False), MemoryMeasures(tile_tokens=3)), whole)
+    assert_close(gradients(build(kind, checkpointing=False), MemorySaving(tile_tokens=3)), whole)
 
 
 def test_layers_with_experts_are_left_alone() -> None:
@@ -53,7 +53,7 @@ def test_recomputing_a_layer_stops_in_front_of_its_tiles() -> None:
         layer.mlp.up_proj.register_forward_hook(lambda module, args, out: passed.append(args[0].shape[1]))
     for tile_tokens in (None, 7):
         passed.clear()
-        gradients(model, MemoryMeasures(tile_tokens=tile_tokens))
+        gradients(model, MemorySaving(tile_tokens=tile_tokens))
         assert sum(passed) == 2 * len(model.model.layers) * UNIQUE
     assert max(passed) == 7
 

@@ -1,4 +1,4 @@
-"""Bytes alive on a chain of partitions grow with its depth, not with the square of it; measures take their share."""
+"""Bytes alive on a chain of partitions grow with its depth, not with the square of it; so do ways to save memory."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import torch
 from live_bytes import LiveBytes, peak_bytes
 from measured_models import HIDDEN, LAYERS, VOCAB, build, gradients
 
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 
@@ -21,8 +21,8 @@ def chain(depth: int) -> list[list[int]]:
 
 def test_a_chain_of_partitions_needs_memory_in_proportion_to_its_depth() -> None:
     model = build("dense")
-    gradients(model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(2))
-    runs = (partial(gradients, model, MemoryMeasures(), max_tokens=TOKENS, rows=chain(d)) for d in (8, 20))
+    gradients(model, MemorySaving(), max_tokens=TOKENS, rows=chain(2))
+    runs = (partial(gradients, model, MemorySaving(), max_tokens=TOKENS, rows=chain(d)) for d in (8, 20))
     shallow, deep = map(peak_bytes, runs)
     print(f"peak KiB: {shallow / 1024:.0f}, 2.5 times as deep {deep / 1024:.0f}")
     # Copies of the past, one for each partition, made it three times as much.

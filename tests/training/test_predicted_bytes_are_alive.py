@@ -11,21 +11,21 @@ from larger_models import BF16, CPU, F32, build, rows_of
 from live_bytes import peak_bytes
 from measured_models import measured_step
 
-from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training import Rows, TreeOptions
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import MicroBatch, predicted_peak
 
-KEEP_ALL = MemoryMeasures()
+KEEP_ALL = MemorySaving()
 
 
-def measure(model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | None) -> tuple[int, list[MicroBatch]]:
+def measure(model: Any, shape: str, saving: MemorySaving, max_tokens: int | None) -> tuple[int, list[MicroBatch]]:
     """One update, gradients of an earlier one being there."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), measures)
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), saving)
     rows = Rows.of(rows_of(shape))
 
     batches: list[MicroBatch] = []
@@ -37,13 +37,13 @@ def measure(model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | 
     return peak_bytes(update, host_slab(CPU)), batches
 
 
-def assert_predicted(model: Any, shape: str, measures: MemoryMeasures, max_tokens: int | None) -> None:
-    alive, batches = measure(model, shape, measures, max_tokens)
+def assert_predicted(model: Any, shape: str, saving: MemorySaving, max_tokens: int | None) -> None:
+    alive, batches = measure(model, shape, saving, max_tokens)
     memory = read_memory_model(model, dtype=model.dtype, device=CPU)
     assert isinstance(memory, MemoryModel)
     predicted = predicted_peak(batches, memory)
     assert predicted.device == pytest.approx(alive, rel=0.1), predicted.device / alive
-    host = host_slab(CPU).num_bytes if measures.offloaded_layers else 0
+    host = host_slab(CPU).num_bytes if saving.offloaded_layers else 0
     assert predicted.host == pytest.approx(host, rel=0.1)
 
 
@@ -70,13 +70,13 @@ def test_of_partitions(checkpointing: bool, shape: str, max_tokens: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "measures"),
+    ("max_tokens", "saving"),
     [
-        (None, MemoryMeasures(offloaded_layers=3)),
-        (200, MemoryMeasures(offloaded_layers=4)),
-        (None, MemoryMeasures(tile_tokens=64)),
-        (200, MemoryMeasures(offloaded_layers=4, tile_tokens=64)),
+        (None, MemorySaving(offloaded_layers=3)),
+        (200, MemorySaving(offloaded_layers=4)),
+        (None, MemorySaving(tile_tokens=64)),
+        (200, MemorySaving(offloaded_layers=4, tile_tokens=64)),
     ],
 )
-def test_of_inputs_on_the_host_and_tiles(max_tokens: int | None, measures: MemoryMeasures) -> None:
-    assert_predicted(build("dense", checkpointing=True, dtype=F32), "trunk", measures, max_tokens)
+def test_of_inputs_on_the_host_and_tiles(max_tokens: int | None, saving: MemorySaving) -> None:
+    assert_predicted(build("dense", checkpointing=True, dtype=F32), "trunk", saving, max_tokens)

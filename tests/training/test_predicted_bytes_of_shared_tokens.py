@@ -13,7 +13,7 @@ from live_bytes import peak_bytes
 from sharing_ranks import join, spawn
 
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
-from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import predicted_peak
 
 CASES: dict[str, tuple[bool, torch.dtype, str, int | None]] = {

@@ -8,13 +8,13 @@ import pytest
 from live_bytes import LiveBytes
 from measured_models import KINDS, build, gradients, hostile_rows
 
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 
 WAYS = {
-    "whole": (None, MemoryMeasures()),
-    "offloaded and tiled": (None, MemoryMeasures(offloaded_layers=3, tile_tokens=16)),
-    "partitions": (24, MemoryMeasures()),
-    "partitions, relays on the host": (24, MemoryMeasures(relays_on_host=True)),
+    "whole": (None, MemorySaving()),
+    "offloaded and tiled": (None, MemorySaving(offloaded_layers=3, tile_tokens=16)),
+    "partitions": (24, MemorySaving()),
+    "partitions, relays on the host": (24, MemorySaving(relays_on_host=True)),
 }
 
 
@@ -30,11 +30,11 @@ def _collector_waits() -> Iterator[None]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_collector_finds_no_tensor(kind: str, way: str) -> None:
-    max_tokens, measures = WAYS[way]
+    max_tokens, saving = WAYS[way]
     model = build(kind)
     gc.collect()
     with LiveBytes() as counted:
-        gradients(model, measures, max_tokens=max_tokens, rows=hostile_rows())
+        gradients(model, saving, max_tokens=max_tokens, rows=hostile_rows())
     left = counted.alive
     gc.collect()
     assert left - counted.alive == 0

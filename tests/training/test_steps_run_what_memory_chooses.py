@@ -17,7 +17,7 @@ from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.memory.memory_of_module import read_memory_model
 
 CPU = torch.device("cpu")
 SHARES = (0.95, 0.8, 0.6, 0.5, 0.3, 0.1)

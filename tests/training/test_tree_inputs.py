@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4.leaf_rows import leaf_rows
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.tree.forest import Forest
 

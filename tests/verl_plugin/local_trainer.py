@@ -32,8 +32,8 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import queue_rows
+from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 

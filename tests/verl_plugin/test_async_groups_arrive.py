@@ -9,8 +9,8 @@ from local_trainer import LocalQueue, make_trainer, put_rows
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import queue_rows
+from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
 
 # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
 BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1]]

@@ -17,8 +17,8 @@ from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.engine import engine
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.sft import sft_trainer
-from tree_rl.verl_plugin.trainer import mixin as trainer_mixin
 from tree_rl.verl_plugin.trainer import trainers as trainer
+from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
 from tree_rl.verl_plugin.trainer import workers
 
 CALLED = """

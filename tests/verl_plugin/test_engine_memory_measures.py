@@ -14,7 +14,7 @@ from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients
 from rank_engines import join, share_of, spawn, update
 
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.planning.planner import Planner, StepPlan
 from tree_rl.verl_plugin.options import TreeConfig
@@ -24,13 +24,13 @@ MODELS: dict[str, dict[str, Any]] = {"dense": {}, "lora": {"lora_rank": 2, "targ
 
 
 @contextmanager
-def taking(measures: MemoryMeasures) -> Iterator[None]:
-    """Every forest of this process takes these measures."""
+def taking(saving: MemorySaving) -> Iterator[None]:
+    """Every forest of this process takes these saving."""
     plan_of = Planner.plan
 
     def plan(*asked: Any, **flags: Any) -> StepPlan:
         plan = plan_of(*asked, **flags)
-        return replace(plan, batches=tuple(replace(batch, measures=measures) for batch in plan.batches))
+        return replace(plan, batches=tuple(replace(batch, saving=saving) for batch in plan.batches))
 
     Planner.plan = plan  # type: ignore[method-assign]
     try:
@@ -40,7 +40,7 @@ def taking(measures: MemoryMeasures) -> Iterator[None]:
 
 
 def measured_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """Each deal without measures, with each of them and with all."""
+    """Each deal without a way to save memory, with each and with all."""
     join(rank, world, port)
     offloaded_bytes = {}
     for name, settings in MODELS.items():
@@ -51,26 +51,26 @@ def measured_main(rank: int, world: int, model: str, out: str, port: int) -> Non
         for deal, budget in CASES if name == "dense" else CASES[1::2]:
             engine.tree_config = engine.step.options = TreeConfig(mode="tree", max_tokens=budget, self_check=False)
 
-            def gradients(measures: MemoryMeasures, deal: str = deal, engine: Any = engine) -> dict[str, torch.Tensor]:
-                with taking(measures):
+            def gradients(saving: MemorySaving, deal: str = deal, engine: Any = engine) -> dict[str, torch.Tensor]:
+                with taking(saving):
                     got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))["gradients"]
                 return got
 
-            plain = gradients(MemoryMeasures())
+            plain = gradients(MemorySaving())
             host_slab(torch.device("cpu")).release()
-            offloaded = gradients(MemoryMeasures(offloaded_layers=2))
+            offloaded = gradients(MemorySaving(offloaded_layers=2))
             offloaded_bytes[f"{name} {deal} {budget}"] = host_slab(torch.device("cpu")).num_bytes
             for parameter, gradient in plain.items():
                 assert torch.equal(gradient, offloaded[parameter]), (name, deal, budget, parameter)
-            assert_equal_gradients(plain, gradients(MemoryMeasures(tile_tokens=4)))
-            assert_equal_gradients(plain, gradients(MemoryMeasures(tile_tokens=1, offloaded_layers=1)))
+            assert_equal_gradients(plain, gradients(MemorySaving(tile_tokens=4)))
+            assert_equal_gradients(plain, gradients(MemorySaving(tile_tokens=1, offloaded_layers=1)))
     Path(f"{out}/bytes_{rank}.json").write_text(json.dumps(offloaded_bytes))
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def host_bytes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
-    out = tmp_path_factory.mktemp("measures")
+    out = tmp_path_factory.mktemp("saving")
     save_model(out / "model", tiny_qwen3())
     spawn(measured_main, 2, out)
     return [json.loads((out / f"bytes_{rank}.json").read_text()) for rank in range(2)]

@@ -9,7 +9,7 @@ from session_batches import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-import tree_rl.verl_plugin.trainer.mixin as trainer_module
+import tree_rl.verl_plugin.trainer.tree_trainer as trainer_module
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS, TREE_LOO, resolve_estimator
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights

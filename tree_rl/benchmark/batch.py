@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged, Overlap, measure_forest
 

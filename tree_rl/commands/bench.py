@@ -9,12 +9,12 @@ from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_ro
 from tree_rl.extras import require_extra
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 from tree_rl.inspection.files.writing import require_writable_folder
 
 if TYPE_CHECKING:
-    from tree_rl.benchmark.options import BenchOptions
+    from tree_rl.benchmark.bench_options import BenchOptions
 
 
 class BenchOption:
@@ -102,8 +102,8 @@ def bench_update(
     # torch and transformers: some seconds that inspect and plan do not pay.
     from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
+    from tree_rl.benchmark.bench_options import BenchOptions, ModelChoice, Workload
     from tree_rl.benchmark.gradient_gate import GateError
-    from tree_rl.benchmark.options import BenchOptions, ModelChoice, Workload
 
     with one_line_errors():
         options = BenchOptions(
@@ -129,7 +129,7 @@ def bench_update(
             commit=commit,
         )
         if against not in ("packed", "verl"):
-            raise InputError(f"--against {shown(against)}: expected packed or verl")
+            raise InputError(f"--against {quoted(against)}: expected packed or verl")
         if out is not None:
             require_writable_folder(out, "--out")
         try:

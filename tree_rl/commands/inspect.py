@@ -23,13 +23,13 @@ from tree_rl.commands.row_options import (
 from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
-from tree_rl.inspection.report import GroupReport, report_groups, total_of
+from tree_rl.inspection.overlap_by_group import GroupReport, report_groups, total_of
 from tree_rl.inspection.row import any_trains
-from tree_rl.inspection.scale.options import MOST_GPUS
+from tree_rl.inspection.scale.scale_option import MOST_GPUS
 from tree_rl.inspection.text import format_report
 from tree_rl.inspection.verdict.as_json import inspected
 from tree_rl.inspection.verdict.grouping import regroup
@@ -112,7 +112,7 @@ def inspect_file(
             picture = draw_group(recording.rows, draw_group_named, draw[0], tokenizer)
             _write(picture, draw[1], quiet=as_json)
         if not as_json:
-            assumed = "Qwen2.5-7B; --model names another" if model is None else shown_path(model)
+            assumed = "Qwen2.5-7B; --model names another" if model is None else quoted_path(model)
             say("\n" + format_verdict(verdict, assumed))
 
 
@@ -139,4 +139,4 @@ def _write(picture: str, target: Path, *, quiet: bool) -> None:
         return
     write_whole(target, (picture + "\n").encode("utf-8"))
     if not quiet:
-        say(f"Drawing written to {shown_path(target)}")
+        say(f"Drawing written to {quoted_path(target)}")

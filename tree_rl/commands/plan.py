@@ -12,8 +12,8 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.run_plan import plan_run
-from tree_rl.inspection.scale.options import ScaleOption
-from tree_rl.inspection.scale.report import ScaleSettings, format_scale, predict_scale
+from tree_rl.inspection.scale.predict_scale import ScaleSettings, format_scale, predict_scale
+from tree_rl.inspection.scale.scale_option import ScaleOption
 from tree_rl.inspection.text import format_run_plan
 from tree_rl.inspection.verdict.as_json import planned, scaled
 

@@ -8,7 +8,7 @@ import typer
 
 import tree_rl
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 
 FOLDERS = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
@@ -21,7 +21,7 @@ def write_recipes(folder: Folder = Path("tree_rl_recipes")) -> None:
     """Write recipes with their tasks, examples, constraints files and cluster scripts to FOLDER."""
     with one_line_errors():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"recipes {shown_path(folder)}: expected a new or empty folder, found one with files")
+            raise InputError(f"recipes {quoted_path(folder)}: expected a new or empty folder, found one with files")
         source = _source()
         for name in FOLDERS:
             target = folder / name
@@ -32,9 +32,9 @@ def write_recipes(folder: Folder = Path("tree_rl_recipes")) -> None:
                 else:
                     shutil.copy(source / name, target)
             except OSError as error:
-                raise InputError(f"recipes {shown_path(folder)}: {error.strerror}: {error.filename}") from error
-        say(f"Written to {shown_path(folder)}. A run on a CPU, in minutes:")
-        say(f"  cd {shown_path(folder)} && bash recipes/grpo/run_qwen3_fsdp2.sh trainer.total_training_steps=2")
+                raise InputError(f"recipes {quoted_path(folder)}: {error.strerror}: {error.filename}") from error
+        say(f"Written to {quoted_path(folder)}. A run on a CPU, in minutes:")
+        say(f"  cd {quoted_path(folder)} && bash recipes/grpo/run_qwen3_fsdp2.sh trainer.total_training_steps=2")
 
 
 def _source() -> Path:

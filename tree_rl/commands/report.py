@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_run
-from tree_rl.inspection.files.shown import shown_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 from tree_rl.run_report.report import build_report, compare_rows, summary_rows
@@ -38,7 +38,7 @@ def report_run(run: Run, against: Against = None, out: Out = Path("report.html")
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
             say(f"{name:<{width}}  {value}")
-        say(f"\nPage written to {shown_path(out)}")
+        say(f"\nPage written to {quoted_path(out)}")
 
 
 def watch_run(run: Path) -> None:
@@ -55,8 +55,8 @@ def watch_run(run: Path) -> None:
 def latest_steps(run: Path) -> RenderableType:
     """The table of a run, or a word that there is no step yet. A path that does not exist raises InputError."""
     if not run.exists():
-        raise InputError(f"{shown_path(run)}: no such file or folder")
+        raise InputError(f"{quoted_path(run)}: no such file or folder")
     try:
         return run_table(read_run(run))
     except InputError:
-        return Text(f"{shown_path(run)}: no step yet")
+        return Text(f"{quoted_path(run)}: no step yet")

@@ -12,7 +12,7 @@ from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_recording
-from tree_rl.inspection.scale.options import MOST_GPUS
+from tree_rl.inspection.scale.scale_option import MOST_GPUS
 
 WORDS = """
 Words: *rows* are the sequences that a trainer receives. A *group* is the rows of one prompt; only they share prefixes.

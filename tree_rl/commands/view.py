@@ -8,7 +8,7 @@ import typer
 
 from tree_rl.commands.row_options import GroupBy, Model, RowsOption, Tokenizer, read_rows
 from tree_rl.inspection.chat_rows import RowsPer
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
 
@@ -38,11 +38,11 @@ def view_file(
 
     with one_line_errors():
         rows = read_recorded_rows(file, lambda path: read_rows(path, tokenizer, rows_per, group_by, model))
-        source = shown_path(Path(*file.parts[-2:]))
+        source = quoted_path(Path(*file.parts[-2:]))
         page = write_page(view_data(rows, RoleReader(tokenizer), source=source, max_tokens=max_tokens))
         if html is not None:
             write_whole(html, page)
-            say(f"Page of {len(page) / 2**20:.1f} MiB written to {shown_path(html)}")
+            say(f"Page of {len(page) / 2**20:.1f} MiB written to {quoted_path(html)}")
             return
         with PageServer(page, port) as server:
             say(f"{server.address} shows {len(rows):,} rows; Ctrl-C ends")

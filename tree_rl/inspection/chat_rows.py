@@ -11,7 +11,7 @@ import numpy as np
 
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import escaped, shown
+from tree_rl.inspection.files.quoting import escaped, quoted
 from tree_rl.inspection.messages.conversation import Chat, read_chat
 from tree_rl.inspection.messages.roles import ASSISTANT, USER
 from tree_rl.inspection.messages.template_form import REFUSALS
@@ -62,7 +62,7 @@ def read_chat_rows(
         chat = read_chat(cell, tools[number], tokenizer.form, where, system=systems[number])
         if chat is None:
             raise RowFileError(
-                f"{where}: expected a list of messages with a role each, received {shown(cell)}; correct or drop it"
+                f"{where}: expected a list of messages with a role each, received {quoted(cell)}; correct or drop it"
             )
         for name, last, first_trained in _cuts(chat, f"row {number}", rows_per):
             try:

@@ -19,8 +19,8 @@ from tokenizers import Encoding, Tokenizer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
-from tree_rl.inspection.files.reading import read_bytes, read_text
-from tree_rl.inspection.files.shown import escaped, shown, shown_path
+from tree_rl.inspection.files.open_file import read_bytes, read_text
+from tree_rl.inspection.files.quoting import escaped, quoted, quoted_path
 from tree_rl.inspection.messages.blocks import text_of
 from tree_rl.inspection.messages.template_form import TemplateForm, TurnEdges
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
@@ -62,7 +62,7 @@ class ChatTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._name = f"--tokenizer {shown_path(folder)}"
+        self._name = f"--tokenizer {quoted_path(folder)}"
         folder = folder_of(folder, "--tokenizer", "tokenizer.json", "tokenizer_config.json")
         vocabulary = folder / "tokenizer.json"
         if not os.path.isfile(vocabulary):
@@ -138,10 +138,10 @@ def _text(token: Any) -> str:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    config = parse_json(read_bytes(file), shown_path(file))
+    config = parse_json(read_bytes(file), quoted_path(file))
     if isinstance(config, dict):
         return config
-    raise InputError(f"{shown_path(file)}: expected an object, received {shown(config)}; save the tokenizer again")
+    raise InputError(f"{quoted_path(file)}: expected an object, received {quoted(config)}; save the tokenizer again")
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import shown, shown_names
-from tree_rl.inspection.report import forest_of, rows_by_group
+from tree_rl.inspection.files.quoting import quoted, quoted_names
+from tree_rl.inspection.overlap_by_group import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import draw_svg, draw_text
 
@@ -34,12 +34,12 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
     """
     groups = rows_by_group(row.group for row in rows)
     if name is not None and name not in groups:
-        known = shown_names(groups)
-        raise RowFileError(f"--draw-group {shown(name)}: no such group; the file has {len(groups)}: {known}")
+        known = quoted_names(groups)
+        raise RowFileError(f"--draw-group {quoted(name)}: no such group; the file has {len(groups)}: {known}")
     tokens = {group: sum(len(rows[index].token_ids) for index in members) for group, members in groups.items()}
     chosen = max(groups, key=tokens.__getitem__) if name is None else name
     forest = forest_of([rows[index] for index in groups[chosen]])
     if picture is Picture.SVG:
-        return draw_svg(forest, title=f"Group {shown(chosen)}")
+        return draw_svg(forest, title=f"Group {quoted(chosen)}")
     decode = None if tokenizer is None else ChatTokenizer(tokenizer).decode
-    return f"Group {shown(chosen)}: " + draw_text(forest, decode=decode)
+    return f"Group {quoted(chosen)}: " + draw_text(forest, decode=decode)

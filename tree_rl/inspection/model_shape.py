@@ -8,8 +8,8 @@ from tree_rl.cost.cost_model import ModelShape
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
-from tree_rl.inspection.files.reading import read_bytes
-from tree_rl.inspection.files.shown import shown, shown_path
+from tree_rl.inspection.files.open_file import read_bytes
+from tree_rl.inspection.files.quoting import quoted, quoted_path
 
 QWEN2_5_7B = ModelShape(hidden=3584, layers=28, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
 """What the FLOP bound assumes when no model is named."""
@@ -51,7 +51,7 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
     path = folder_of(path, "--model", "config.json")
     file = path / "config.json" if os.path.isdir(path) else path
     try:
-        config = _object(parse_json(read_bytes(file), shown_path(file)), "an object")
+        config = _object(parse_json(read_bytes(file), quoted_path(file)), "an object")
         # A model with a vision tower keeps the decoder's sizes apart.
         if config.get("text_config") is not None:
             config = _object(config["text_config"], "text_config: an object")
@@ -65,7 +65,7 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
         return ModelShape.from_config(config), config
     except ValueError as error:
         raise InputError(
-            f"--model {shown_path(path)}: expected a config.json or its folder: {error}; correct it or name another"
+            f"--model {quoted_path(path)}: expected a config.json or its folder: {error}; correct it or name another"
         ) from error
 
 
@@ -76,4 +76,4 @@ def _object(value: Any, expected: str) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> str:
-    return f"{type(value).__name__} {shown(value)}"
+    return f"{type(value).__name__} {quoted(value)}"

@@ -9,7 +9,7 @@ from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS, RowsPer, read_chat_
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
-from tree_rl.inspection.files.shown import shown, shown_names, shown_path
+from tree_rl.inspection.files.quoting import quoted, quoted_names, quoted_path
 from tree_rl.inspection.formats.call_log import CALL_COLUMNS, call_pair, read_calls
 from tree_rl.inspection.formats.text_rows import PAIRS, SEGMENTS, TEXT_COLUMNS, read_text_rows, text_pair
 from tree_rl.inspection.messages.conversation import CONVERSATIONS
@@ -58,8 +58,8 @@ def _read_file(
     wanted = {*TOKEN_COLUMNS, *CONVERSATIONS, TOOLS, SYSTEM_TEXT, *STEPS, *TEXT_COLUMNS, *CALL_COLUMNS, *GROUPS}
     file = read_columns(path, wanted if group_by is None else {*wanted, group_by})
     if group_by is not None and group_by not in file.columns:
-        names = shown_names(file.names)
-        raise RowFileError(f"{shown_path(path)}: --group-by {shown(group_by)}: no such column; the file has {names}")
+        names = quoted_names(file.names)
+        raise RowFileError(f"{quoted_path(path)}: --group-by {quoted(group_by)}: no such column; the file has {names}")
     named = group_by or next((name for name in GROUPS if name in file.columns), None)
     values = None if named is None else file.values(named)
     groups = [path.stem] * file.num_rows if values is None else [str(value) for value in values]
@@ -74,7 +74,7 @@ def _read_file(
         if values is not None:
             _check_groups(values, str(named))
     except RowFileError as error:
-        raise RowFileError(f"{shown_path(path)}: {error}") from error
+        raise RowFileError(f"{quoted_path(path)}: {error}") from error
     labels = {} if named else file.labels()
     column = next((file.values(name) for name in STEPS if name in file.columns), None)
     steps = [None if column is None else column[row.record or 0] for row in rows]
@@ -109,7 +109,7 @@ def _content_of(file: ColumnFile) -> _Content:
         raise RowFileError(
             f"expected a column input_ids, or prompt_ids and response_ids, or prompts and responses, or chat "
             f"messages ({', '.join(CONVERSATIONS)}), or texts or calls ({', '.join(map(' and '.join, PAIRS))}); "
-            f"received {shown_names(file.names)}"
+            f"received {quoted_names(file.names)}"
         )
     return _Content(conversation=column)
 
@@ -148,13 +148,13 @@ def data_files(path: Path) -> list[Path]:
         found = sorted(file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file))
         if not found:
             raise RowFileError(
-                f"{shown_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
+                f"{quoted_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
             )
         return found
     if not path.exists() and any(sign in str(path) for sign in "*?"):
         found = sorted(Path(file) for file in glob(str(path), recursive=True))
         if not found:
-            raise RowFileError(f"{shown_path(path)}: expected files that match, found none")
+            raise RowFileError(f"{quoted_path(path)}: expected files that match, found none")
         return found
     return [path]
 
@@ -168,8 +168,8 @@ def _check_groups(values: list[Any], column: str) -> None:
     """Refuse rows without a group: taken as one group they would share prefixes that training does not share."""
     for number, value in enumerate(values):
         if value is None or isinstance(value, list | dict) or value != value:
-            received = "nothing" if value is None else shown(value)
+            received = "nothing" if value is None else quoted(value)
             raise RowFileError(
-                f"row {number}, column {shown(column)}: expected the row's group, a text or a number, received "
+                f"row {number}, column {quoted(column)}: expected the row's group, a text or a number, received "
                 f"{received}; fill it in, or name another column with --group-by"
             )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tree_rl.cost.memory.choice import Chooser, MemoryChoice
-from tree_rl.inspection.report import forest_of, rows_by_group
+from tree_rl.inspection.overlap_by_group import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks

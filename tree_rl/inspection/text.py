@@ -7,8 +7,8 @@ from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import GIB
 from tree_rl.extras import install_command
-from tree_rl.inspection.files.shown import escaped
-from tree_rl.inspection.report import GroupReport
+from tree_rl.inspection.files.quoting import escaped
+from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.tree.attention_blocks import BLOCK
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention import tree_attention
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.language_model import language_model
 from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import sequence_parallel, tiled_mlp
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.relay import LayerRelay

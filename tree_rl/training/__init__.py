@@ -6,9 +6,9 @@ require_extra("train", __name__)
 
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.options import TreeOptions
 from tree_rl.training.result import StepResult
 from tree_rl.training.rows import Rows
 from tree_rl.training.step import TreeStep
+from tree_rl.training.tree_options import TreeOptions
 
 __all__ = ["EdgeOutputs", "Rows", "StepContext", "StepResult", "TreeOptions", "TreeStep"]

@@ -16,7 +16,7 @@ from tree_rl.models.sequence_parallel import Exchanges, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
-from tree_rl.training.memory.reading import read_memory_model
+from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.rows import Rows
 

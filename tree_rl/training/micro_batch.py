@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tree_rl.cost.memory.choice import MemoryChoice
-from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 
@@ -33,7 +33,7 @@ class MicroBatch:
     """Tokens that run: the forest's, or all of the rows' when they run flat."""
     plan: PartitionPlan | None = None
     """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
-    measures: MemoryMeasures = field(default_factory=MemoryMeasures)
+    saving: MemorySaving = field(default_factory=MemorySaving)
     """What its forest does to need less GPU memory."""
     choice: MemoryChoice | None = None
     """What was chosen for a forest beyond the budget, with its predicted peak; None within it, or without a model of
@@ -59,9 +59,9 @@ def live_tokens(batches: Sequence[MicroBatch]) -> int:
 def predicted_peak(batches: Sequence[MicroBatch], model: MemoryModel) -> Peak:
     """Largest predicted peaks of micro-batches, on the device and on the host; 0 without any."""
     peaks = [
-        model.whole(batch.unique_tokens, measures=batch.measures)
+        model.whole(batch.unique_tokens, saving=batch.saving)
         if batch.plan is None
-        else PartitionedPeak(model, batch.plan).under(batch.measures)
+        else PartitionedPeak(model, batch.plan).under(batch.saving)
         for batch in batches
     ]
     return Peak(

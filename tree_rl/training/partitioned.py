@@ -239,9 +239,9 @@ def run_partitioned(
         batch.plan,
         readout,
         routing=routing,
-        offload=batch.measures.relays_on_host,
+        offload=batch.saving.relays_on_host,
         inputs=offloaded_inputs(context, batch) if call.trains else None,
-        tile_tokens=batch.measures.tile_tokens,
+        tile_tokens=batch.saving.tile_tokens,
         ranks=context.ranks,
     )
     loss = None if call.loss is None else weigh(call.loss, batch)
@@ -271,7 +271,7 @@ def offloaded_inputs(context: StepContext, batch: MicroBatch) -> OffloadedInputs
     if ranks is not None:
         # Each forward is padded for itself.
         live_tokens = ranks.own_tokens(live_tokens) + batch.num_partitions
-    return OffloadedInputs(context.module, layers=batch.measures.offloaded_layers, live_tokens=live_tokens)
+    return OffloadedInputs(context.module, layers=batch.saving.offloaded_layers, live_tokens=live_tokens)
 
 
 def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout:

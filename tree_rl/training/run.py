@@ -152,7 +152,7 @@ def run_whole(
     assert forest is not None
     routing = None if routers is None else routers.open(call, batch, context.device)
     trace = None if routing is None else routing.open()
-    offloads = call.trains and batch.measures.offloaded_layers > 0
+    offloads = call.trains and batch.saving.offloaded_layers > 0
     with context.autocast(), offloaded_inputs(context, batch).of_forward() if offloads else nullcontext():
         inputs = TreeInputs.of_plan(
             forest.input_ids,
@@ -160,7 +160,7 @@ def run_whole(
             forest.subtree_end,
             context.device,
             router_trace=trace,
-            tile_tokens=batch.measures.tile_tokens,
+            tile_tokens=batch.saving.tile_tokens,
             ranks=ranks,
         )
         if VALUES in call.outputs:

@@ -13,7 +13,6 @@ from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS, Wanted
 from tree_rl.training.loss.rows_loss import Loss
-from tree_rl.training.options import AUTO, TreeOptions
 from tree_rl.training.planning.knowledge import Knowledge
 from tree_rl.training.planning.planner import Planner, StepPlan
 from tree_rl.training.repeat import Repeat
@@ -22,6 +21,7 @@ from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.rows import Rows
 from tree_rl.training.run import Runner
 from tree_rl.training.self_check import SelfCheck
+from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.tree.forest import RowError
 
 

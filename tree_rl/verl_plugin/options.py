@@ -6,7 +6,7 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
-from tree_rl.training.options import AUTO, TreeOptions
+from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.viewer.recorded_rows import RecordedRow
 from tree_rl.viewer.roles import ROLES, RoleReader
 from tree_rl.viewer.tree_data import MEASURES, group_data

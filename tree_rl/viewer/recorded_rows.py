@@ -14,7 +14,7 @@ import numpy as np
 
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
-from tree_rl.inspection.files.shown import shown, shown_path
+from tree_rl.inspection.files.quoting import quoted, quoted_path
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import data_files
 from tree_rl.inspection.token_rows import ATTENTION, PROMPT_AND_RESPONSE
@@ -80,7 +80,7 @@ def _read_file(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
             cells = {name: column[int(number[1])] for name, column in columns.items()} if number else {}
             recorded.append(_recorded(row if dump is None else _of_step(row, dump), cells, file))
     except RowFileError as error:
-        raise RowFileError(f"{shown_path(path)}: {error}") from error
+        raise RowFileError(f"{quoted_path(path)}: {error}") from error
     return recorded
 
 
@@ -111,7 +111,7 @@ def _numbers(cell: Any, name: str, row: Row) -> np.ndarray:
         return np.atleast_1d(np.asarray(cell, dtype=np.float64)).ravel()
     except (TypeError, ValueError) as error:
         raise RowFileError(
-            f"{row.name}, column {name}: expected a number or a list of them, received {shown(cell)}; correct or drop "
+            f"{row.name}, column {name}: expected a number or a list of them, received {quoted(cell)}; correct or drop "
             "the column"
         ) from error
 

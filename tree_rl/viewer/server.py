@@ -3,7 +3,7 @@
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import reason
+from tree_rl.inspection.files.open_file import reason
 
 ADDRESS = "127.0.0.1"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.inspection.report import report_groups
+from tree_rl.inspection.overlap_by_group import report_groups
 from tree_rl.tree import Forest, Jagged
 from tree_rl.tree.partition import plan_partitions
 from tree_rl.tree.report.branching import classify_branches

@@ -10,15 +10,15 @@ import torch
 
 from tree_kernels.argument_checks import check_heads, check_one_device
 from tree_kernels.implementation import UnsupportedImplementation, check_implementation
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
 from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree, fa4_unavailable_reason
-from tree_kernels.tree_attention.fa4.plan import rows_worth_copying
+from tree_kernels.tree_attention.fa4.fa4_plan import rows_worth_copying
 from tree_kernels.tree_attention.portable.blocked import blocked_attention, explicit_blocked_attention
 from tree_kernels.tree_attention.portable.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.tree_attention.triton_kernels.sizes import measured_on, triton_unavailable_reason
+from tree_kernels.tree_layout import TreeLayout
 
 OP = "tree_attention"
 IMPLEMENTATIONS = ("reference", "sdpa", "flex", "triton", "fa4")

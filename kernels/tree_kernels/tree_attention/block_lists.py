@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from tree_kernels.layout import TreeLayout, kept
+from tree_kernels.tree_layout import TreeLayout, kept
 
 FOREVER = torch.iinfo(torch.int32).max
 KEY_PADDING = 128

@@ -6,8 +6,8 @@ Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, G query h
 import torch
 
 from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.tree_layout import TreeLayout
 
 
 def visible_mask(layout: TreeLayout, *, window: int | None = None) -> torch.Tensor:

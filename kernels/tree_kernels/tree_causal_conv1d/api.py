@@ -10,12 +10,12 @@ from torch.nn import functional
 from tree_kernels.argument_checks import check_one_device, check_tokens
 from tree_kernels.host_copy import to_device
 from tree_kernels.implementation import check_implementation, implementation_to_run
-from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_causal_conv1d.portable.shifted import shifted_conv1d
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
 from tree_kernels.tree_causal_conv1d.triton_kernels.sizes import PROVEN_TAPS
 from tree_kernels.tree_causal_conv1d.windows import host_windows_of, windows_of
+from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.triton_support import triton_unavailable_reason
 
 OP = "tree_causal_conv1d"

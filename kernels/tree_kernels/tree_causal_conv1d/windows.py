@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.parents import parents_of
+from tree_kernels.tree_layout import TreeLayout, kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

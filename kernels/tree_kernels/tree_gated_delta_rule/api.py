@@ -8,11 +8,11 @@ import torch
 
 from tree_kernels.argument_checks import check_heads, check_one_device, check_tokens, initial_state_or_zeros
 from tree_kernels.implementation import check_implementation, implementation_to_run
-from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
 from tree_kernels.tree_gated_delta_rule.reference import reference_delta_rule
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import PROVEN_SIZES, triton_unavailable_reason
+from tree_kernels.tree_layout import TreeLayout
 
 OP = "tree_gated_delta_rule"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")

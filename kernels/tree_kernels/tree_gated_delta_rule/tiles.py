@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.parents import LayoutSegments, segments_of
+from tree_kernels.tree_layout import TreeLayout, kept
 
 START = -1
 """Entry of tiles at the roots of the forest: the initial state."""

@@ -8,8 +8,8 @@ import torch
 
 from tree_kernels.argument_checks import check_heads, check_one_device, check_tokens, initial_state_or_zeros
 from tree_kernels.implementation import check_implementation
-from tree_kernels.layout import TreeLayout
 from tree_kernels.parents import parents_of
+from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
 from tree_kernels.tree_state_space.reference import reference_state_space
 

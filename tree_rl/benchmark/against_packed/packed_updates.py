@@ -20,14 +20,14 @@ from tree_rl.benchmark.against_packed.random_model import (
 )
 from tree_rl.benchmark.against_packed.update import PACKED, Planner, packed_planner, tree_planner, update
 from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.bench_options import MAX_TOKENS, BenchOptions
 from tree_rl.benchmark.comparison import TREE, Comparison, format_comparisons, format_phases, time_in_turns
 from tree_rl.benchmark.figure import draw_deviation, draw_speed_up
-from tree_rl.benchmark.options import MAX_TOKENS, BenchOptions
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, collect_rows, print_setting
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 
 LEARNING_RATE = 1e-6
 """Learning rate of timed updates."""
@@ -124,7 +124,7 @@ def _check_packed_attention(options: BenchOptions) -> None:
     """Before a model is built, which would fail on it without naming the option."""
     asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
     if asked not in choices:
-        raise InputError(f"--packed-attention {shown(asked)}: expected one of {', '.join(choices)}")
+        raise InputError(f"--packed-attention {quoted(asked)}: expected one of {', '.join(choices)}")
     head_size = options.model.size.shape.head_dim
     if asked != "auto" and (
         reason := packed_attention.unavailable_reason(asked, options.device, options.dtype, head_size)

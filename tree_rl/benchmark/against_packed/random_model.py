@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qw
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention

@@ -1,6 +1,6 @@
 """Which rank trains which rows of a mini-batch: groups stay whole, or split along their trees where that is faster."""
 
-from tree_rl.cost.balance.layout import MOST_TRIALS, CellLayout, lay_out_cell
+from tree_rl.cost.balance.cell_layout import MOST_TRIALS, CellLayout, lay_out_cell
 from tree_rl.cost.balance.paths import GroupPaths
 
 __all__ = ["MOST_TRIALS", "CellLayout", "GroupPaths", "lay_out_cell"]

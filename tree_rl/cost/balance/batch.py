@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.cost.balance.layout import MOST_TRIALS, lay_out_cell
+from tree_rl.cost.balance.cell_layout import MOST_TRIALS, lay_out_cell
 from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.cost.cost_model import CostModel
 from tree_rl.tree.forest import Forest

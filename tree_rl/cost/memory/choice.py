@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
@@ -54,7 +54,7 @@ class MemoryChoice:
 
     plan: PartitionPlan | None
     """Its partitions; None runs it in one forward."""
-    measures: MemoryMeasures
+    saving: MemorySaving
     """What it does to need less memory."""
     peak: Peak
     """Predicted."""
@@ -71,17 +71,17 @@ class MemoryChoice:
     @property
     def kind(self) -> tuple[bool, bool, bool, bool]:
         """Whether it cuts, offloads, tiles, and puts relays on the host."""
-        measures = self.measures
-        return self.plan is not None, measures.offloaded_layers > 0, bool(measures.tile_tokens), measures.relays_on_host
+        saving = self.saving
+        return self.plan is not None, saving.offloaded_layers > 0, bool(saving.tile_tokens), saving.relays_on_host
 
     @property
     def name(self) -> str:
         """In words."""
-        measures, layers = self.measures, self.measures.offloaded_layers
+        saving, layers = self.saving, self.saving.offloaded_layers
         parts = ["whole" if self.plan is None else f"{self.plan.num_partitions} partitions"]
         parts += [f"{layers} layers offloaded"] if layers else []
-        parts += [f"MLP in tiles of {measures.tile_tokens} tokens"] if measures.tile_tokens else []
-        parts += ["relays on the host"] if measures.relays_on_host else []
+        parts += [f"MLP in tiles of {saving.tile_tokens} tokens"] if saving.tile_tokens else []
+        parts += ["relays on the host"] if saving.relays_on_host else []
         return ", ".join(parts)
 
 
@@ -144,10 +144,10 @@ class Chooser:
         choices = []
         for tile in self._tiles(tokens):
             for layers in range(self.model.shape.layers + 1 if self._moves_inputs else 1):
-                measures = MemoryMeasures(offloaded_layers=layers, tile_tokens=tile)
-                peak = self.model.whole(tokens, round(head_share * tokens), measures)
-                more = self._measure_seconds(tokens, seconds, measures)
-                choices.append(MemoryChoice(plan=None, measures=measures, peak=peak, seconds=seconds + more))
+                saving = MemorySaving(offloaded_layers=layers, tile_tokens=tile)
+                peak = self.model.whole(tokens, round(head_share * tokens), saving)
+                more = self._saving_seconds(tokens, seconds, saving)
+                choices.append(MemoryChoice(plan=None, saving=saving, peak=peak, seconds=seconds + more))
         return choices
 
     def _at_capacity(self, forest: Forest, capacity: int, head_share: float) -> list[MemoryChoice]:
@@ -155,22 +155,22 @@ class Chooser:
         tokens, seconds = forest.num_unique, self._seconds(forest)
         peaks = PartitionedPeak(self.model, plan, head_share=head_share)
         choices = []
-        for measures in self._partition_measures(plan.capacity_tokens):
-            peak = peaks.under(measures)
-            more = self._measure_seconds(tokens, seconds, measures)
+        for saving in self._partition_savings(plan.capacity_tokens):
+            peak = peaks.under(saving)
+            more = self._saving_seconds(tokens, seconds, saving)
             more += (plan.num_partitions - 1) * self._partition_seconds
-            if measures.relays_on_host:
+            if saving.relays_on_host:
                 more += RELAY_TRIPS * self.model.relayed * plan.relayed_tokens / HOST_BYTES_PER_SECOND
-            choices.append(MemoryChoice(plan=plan, measures=measures, peak=peak, seconds=seconds + more))
+            choices.append(MemoryChoice(plan=plan, saving=saving, peak=peak, seconds=seconds + more))
         return choices
 
-    def _partition_measures(self, capacity: int) -> Iterator[MemoryMeasures]:
+    def _partition_savings(self, capacity: int) -> Iterator[MemorySaving]:
         layers = (0, self.model.shape.layers) if self._moves_inputs else (0,)
         relays = (True,) if self.offload is True else (False, True) if self._uses_host else (False,)
         for tile in self._tiles(capacity):
             for offloaded in layers:
                 for on_host in relays:
-                    yield MemoryMeasures(offloaded_layers=offloaded, tile_tokens=tile, relays_on_host=on_host)
+                    yield MemorySaving(offloaded_layers=offloaded, tile_tokens=tile, relays_on_host=on_host)
 
     def _tiles(self, tokens: int) -> list[int | None]:
         return [
@@ -194,15 +194,15 @@ class Chooser:
     def _partition_seconds(self) -> float:
         return PARTITION_TOKENS * self.model.shape.cost.per_token / OPERATIONS_PER_SECOND
 
-    def _measure_seconds(self, tokens: int, seconds: float, measures: MemoryMeasures) -> float:
+    def _saving_seconds(self, tokens: int, seconds: float, saving: MemorySaving) -> float:
         """What offloading and tiles cost: copies that take longer than a layer's forward, and sums of gradients."""
         shape = self.model.shape
         copying = self.model.boundary * tokens / HOST_BYTES_PER_SECOND
         computing = seconds / (3 * shape.layers)
-        more = 2 * measures.offloaded_layers * max(copying - computing, 0.0)
-        if measures.tile_tokens is not None:
+        more = 2 * saving.offloaded_layers * max(copying - computing, 0.0)
+        if saving.tile_tokens is not None:
             added = WEIGHT_SUM_BYTES * 3 * shape.hidden * shape.intermediate * shape.layers
-            more += -(-tokens // measures.tile_tokens) * added / DEVICE_BYTES_PER_SECOND
+            more += -(-tokens // saving.tile_tokens) * added / DEVICE_BYTES_PER_SECOND
         return more
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tree_rl.cost.cost_model import ModelShape
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 
 FLOAT32 = 4
 GIB = 2**30
@@ -21,7 +21,7 @@ IN_FLIGHT = 2
 """Offloaded layers whose inputs are on the device at a time: the one that runs and the one that is on its way."""
 INDEX_BYTES = 40
 """Bytes of indices per token: id, position and depth, the end of its subtree, and where the loss reads it."""
-KEEP_ALL = MemoryMeasures()
+KEEP_ALL = MemorySaving()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,27 +108,27 @@ class MemoryModel:
         """Ids and positions, and the rotary embedding, which every layer reads again."""
         return INDEX_BYTES + 2 * self.value_bytes * self.shape.head_dim / self.sequence_ranks
 
-    def whole(self, tokens: int, head_tokens: int | None = None, measures: MemoryMeasures = KEEP_ALL) -> Peak:
+    def whole(self, tokens: int, head_tokens: int | None = None, saving: MemorySaving = KEEP_ALL) -> Peak:
         """Peak of a forest that runs in one forward: the last layer's backward, or the head's.
 
         Args:
             tokens: n. How long its paths are does not matter: attention keeps nothing that grows with visible pairs.
             head_tokens: R; None: all.
-            measures: what it does to need less.
+            saving: what it does to need less.
         """
-        waiting = self.waiting(tokens, measures)
-        working = max(self.head(tokens, head_tokens), self.layer_backward(tokens, tile_tokens=measures.tile_tokens))
+        waiting = self.waiting(tokens, saving)
+        working = max(self.head(tokens, head_tokens), self.layer_backward(tokens, tile_tokens=saving.tile_tokens))
         return Peak(device=waiting.device + self.inputs * tokens + working, host=waiting.host)
 
-    def waiting(self, tokens: int, measures: MemoryMeasures, *, in_flight: int = IN_FLIGHT) -> Peak:
+    def waiting(self, tokens: int, saving: MemorySaving, *, in_flight: int = IN_FLIGHT) -> Peak:
         """Where what waits for the backward of all layers lies.
 
         Args:
             tokens: n.
-            measures: what the forest does to need less.
+            saving: what the forest does to need less.
             in_flight: offloaded layers whose inputs are on the device; 0 of a partition that does not run.
         """
-        away = min(measures.offloaded_layers, self.shape.layers) if self.checkpointing else 0
+        away = min(saving.offloaded_layers, self.shape.layers) if self.checkpointing else 0
         on_device = self.graph - max(away - in_flight, 0) * self.boundary
         own = tokens / self.sequence_ranks
         return Peak(device=on_device * own, host=away * self.boundary * own)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.cost.memory.measures import MemoryMeasures
 from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 
@@ -53,7 +53,7 @@ class _Alive:
 
 
 class PartitionedPeak:
-    """Peaks of one plan under any measures."""
+    """Peaks of one plan however memory is saved."""
 
     def __init__(self, model: MemoryModel, plan: PartitionPlan, *, head_share: float = 1.0) -> None:
         """Measure the partitions.
@@ -67,41 +67,41 @@ class PartitionedPeak:
         self._sizes = [PartitionSize.of(partition, head_share) for partition in plan.partitions]
         self._longest_past = max((size.past for size in self._sizes), default=0)
 
-    def under(self, measures: MemoryMeasures) -> Peak:
+    def under(self, saving: MemorySaving) -> Peak:
         """Walk the ops."""
         stack, sums = self._model.relayed * self._longest_past, self._model.relayed_gradients * self._longest_past
-        sums_on_device = 0.0 if measures.relays_on_host else sums
-        alive = [self._alive(size, measures) for size in self._sizes]
+        sums_on_device = 0.0 if saving.relays_on_host else sums
+        alive = [self._alive(size, saving) for size in self._sizes]
         device = host = most_device = most_host = 0.0
         reported: set[int] = set()
         for kind, number in self._plan.ops:
             own, size, parent = alive[number], self._sizes[number], self._plan.partitions[number].parent
             if kind == "forward":
-                most_device = max(most_device, device + self._forward(size, measures))
+                most_device = max(most_device, device + self._forward(size, saving))
                 device, host = device + own.waiting.device, host + own.waiting.host
                 most_host = max(most_host, host)
                 continue
             device -= own.waiting.device + (own.reported if number in reported else 0.0)
             host -= own.waiting.host
-            backward = device + self._backward(size, measures)
+            backward = device + self._backward(size, saving)
             if sums_on_device and size.past:
                 # Made by the first backward with a past, layer by layer: while inputs of layers are freed.
-                first_layer = device + sums_on_device + self._backward(size, measures, has_graph=False)
+                first_layer = device + sums_on_device + self._backward(size, saving, has_graph=False)
                 backward, device, sums_on_device = max(backward, first_layer), device + sums_on_device, 0.0
             most_device = max(most_device, backward)
             if parent >= 0 and parent not in reported:
                 reported.add(parent)
                 device += alive[parent].reported
-        if measures.relays_on_host:
+        if saving.relays_on_host:
             return Peak(device=most_device, host=most_host + stack + sums)
         return Peak(device=most_device + stack, host=most_host)
 
-    def _alive(self, size: PartitionSize, measures: MemoryMeasures) -> _Alive:
+    def _alive(self, size: PartitionSize, saving: MemorySaving) -> _Alive:
         model = self._model
-        graph = model.waiting(size.tokens, measures, in_flight=0)
+        graph = model.waiting(size.tokens, saving, in_flight=0)
         head = model.head_waits(size.tokens, size.head_tokens) + model.inputs * size.tokens
         own = model.relayed * size.relayed if size.cuts > 1 else 0.0
-        on_host = own if measures.relays_on_host else 0.0
+        on_host = own if saving.relays_on_host else 0.0
         # Without checkpoints attention saves the past side by side with the partition's own keys and values.
         saved_past = 0.0 if model.checkpointing else model.relayed * size.past
         return _Alive(
@@ -109,22 +109,22 @@ class PartitionedPeak:
             reported=model.relayed_gradients * size.relayed if size.cuts > 1 else 0.0,
         )
 
-    def _forward(self, size: PartitionSize, measures: MemoryMeasures) -> float:
+    def _forward(self, size: PartitionSize, saving: MemorySaving) -> float:
         """Layers keep keys and values of all tokens until the forward's end, where children will read some."""
         model = self._model
         captured = model.relayed if size.cuts else 0.0
-        kept = model.waiting(size.tokens, measures).device + (model.inputs + captured) * size.tokens
-        past = model.keys_and_values * size.past * (2 if measures.relays_on_host else 1)
-        return kept + model.layer_forward(size.tokens, tile_tokens=measures.tile_tokens) + past
+        kept = model.waiting(size.tokens, saving).device + (model.inputs + captured) * size.tokens
+        past = model.keys_and_values * size.past * (2 if saving.relays_on_host else 1)
+        return kept + model.layer_forward(size.tokens, tile_tokens=saving.tile_tokens) + past
 
-    def _backward(self, size: PartitionSize, measures: MemoryMeasures, *, has_graph: bool = True) -> float:
+    def _backward(self, size: PartitionSize, saving: MemorySaving, *, has_graph: bool = True) -> float:
         """At its start: in the head, or in the last layer; at its end without what waited for it."""
         model = self._model
-        graph = model.waiting(size.tokens, measures).device if has_graph else model.layer_input(size.tokens)
+        graph = model.waiting(size.tokens, saving).device if has_graph else model.layer_input(size.tokens)
         # Gradients of relayed keys and values, and where they are spread over all tokens: of all layers at once.
         entering = model.relayed * (size.relayed + size.tokens) if size.cuts else 0.0
-        layer = model.layer_backward(size.tokens, size.past, tile_tokens=measures.tile_tokens)
-        if measures.relays_on_host:
+        layer = model.layer_backward(size.tokens, size.past, tile_tokens=saving.tile_tokens)
+        if saving.relays_on_host:
             layer += model.keys_and_values * size.past
         head = model.head(size.tokens, size.head_tokens)
         return graph + model.inputs * size.tokens + entering + max(layer, head)

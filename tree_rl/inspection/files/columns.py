@@ -9,8 +9,8 @@ from typing import Any
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.json_text import parse_json
 from tree_rl.inspection.files.npz import group_of_session, read_npz
-from tree_rl.inspection.files.reading import open_regular, read_bytes
-from tree_rl.inspection.files.shown import escaped, shown_path
+from tree_rl.inspection.files.open_file import open_regular, read_bytes
+from tree_rl.inspection.files.quoting import escaped, quoted_path
 from tree_rl.inspection.messages.json_cells import without_padding
 
 RECORDS = ("simulations", "rows", "data", "results")
@@ -65,11 +65,11 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
         open_regular(path).close()
         ending = escaped(path.suffix, 20) or "no ending"
         raise RowFileError(
-            f"{shown_path(path)}: expected {', '.join(readers)}, received {ending}; rename or convert it"
+            f"{quoted_path(path)}: expected {', '.join(readers)}, received {ending}; rename or convert it"
         )
     found = readers[path.suffix](path, wanted)
     if not found.num_rows or not found.names:
-        raise RowFileError(f"{shown_path(path)}: expected at least one row, received none")
+        raise RowFileError(f"{quoted_path(path)}: expected at least one row, received none")
     return found
 
 
@@ -103,18 +103,18 @@ def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
 
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
     lines = enumerate(read_bytes(path).split(b"\n"), start=1)
-    records = [parse_json(line, f"{shown_path(path)}, line {number}") for number, line in lines if line.strip()]
+    records = [parse_json(line, f"{quoted_path(path)}, line {number}") for number, line in lines if line.strip()]
     return _columns_of(records, path, wanted)
 
 
 def _read_json(path: Path, wanted: Collection[str]) -> ColumnFile:
     data = read_bytes(path)
-    records = parse_json(data, shown_path(path)) if data.strip() else []
+    records = parse_json(data, quoted_path(path)) if data.strip() else []
     if isinstance(records, dict):
         records = _records_in(records, wanted)
     if not isinstance(records, list):
         raise RowFileError(
-            f"{shown_path(path)}: expected a list of objects, received {type(records).__name__}; put it in brackets "
+            f"{quoted_path(path)}: expected a list of objects, received {type(records).__name__}; put it in brackets "
             "(one object a line: name it *.jsonl)"
         )
     return _columns_of(records, path, wanted)
@@ -131,7 +131,7 @@ def _columns_of(records: list[Any], path: Path, wanted: Collection[str]) -> Colu
     for number, record in enumerate(records):
         if not isinstance(record, dict):
             raise RowFileError(
-                f"{shown_path(path)}: row {number}: expected an object, received {type(record).__name__}; a row is an "
+                f"{quoted_path(path)}: row {number}: expected an object, received {type(record).__name__}; a row is an "
                 "object with a field per column"
             )
     names = dict.fromkeys(name for record in records for name in record)

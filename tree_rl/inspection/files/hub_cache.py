@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -35,6 +35,6 @@ def folder_of(named: Path, option: str, *wanted: str) -> Path:
     if isinstance(found, str):
         return Path(found).parent
     raise InputError(
-        f"{option} {shown(identity)}: no such folder, and the local Hugging Face cache has no {wanted[0]} of this id; "
-        f"download it: hf download {shown(identity)} {' '.join(wanted)}"
+        f"{option} {quoted(identity)}: no such folder, and the local Hugging Face cache has no {wanted[0]} of this id; "
+        f"download it: hf download {quoted(identity)} {' '.join(wanted)}"
     )

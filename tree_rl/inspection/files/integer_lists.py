@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
 
 INT64 = np.iinfo(np.int64)
@@ -31,7 +31,7 @@ class _Kind:
 
     def error(self, row: int, at: int, received: Any) -> RowFileError:
         """The error for entry `at` of a row."""
-        what = "null" if received is None else shown(received)
+        what = "null" if received is None else quoted(received)
         remedy = FLOAT_REMEDY if isinstance(received, float) and received.is_integer() else self.remedy
         return RowFileError(f"{self.where(row)}, received {what} at {at}; {remedy}")
 
@@ -52,7 +52,7 @@ def token_id_lists(column: Any, name: str) -> Jagged:
         RowFileError: a row that is absent, text or nested; an entry that is absent, a fraction, true or false, or
             beyond int64. Names row and column.
     """
-    kind = _Kind(column=shown(name), expected="integers", remedy="store token ids as int64", allow_bool=False)
+    kind = _Kind(column=quoted(name), expected="integers", remedy="store token ids as int64", allow_bool=False)
     return _read(column, kind)
 
 
@@ -63,7 +63,7 @@ def mark_lists(column: Any, name: str) -> Jagged:
         RowFileError: as `token_id_lists`, and an entry other than 0 and 1.
     """
     kind = _Kind(
-        column=shown(name), expected="0 and 1", remedy="write 1 for trained tokens, 0 for others", allow_bool=True
+        column=quoted(name), expected="0 and 1", remedy="write 1 for trained tokens, 0 for others", allow_bool=True
     )
     marks = _read(column, kind)
     wrong = (marks.values != 0) & (marks.values != 1)
@@ -89,7 +89,7 @@ def _read(column: Any, kind: _Kind) -> Jagged:
 
 def _from_list(value: Any, row: int, kind: _Kind) -> np.ndarray:
     if not isinstance(value, list):
-        received = "nothing" if value is None else shown(value)
+        received = "nothing" if value is None else quoted(value)
         remedy = "text: use --tokenizer and a column of messages" if isinstance(value, str) else kind.remedy
         raise RowFileError(f"{kind.where(row)}, received {received}; {remedy}")
     allowed = {int, bool} if kind.allow_bool else {int}

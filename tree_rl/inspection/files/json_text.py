@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import decode_utf8
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.open_file import decode_utf8
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.rollout.gateway.protocols.plain_json import MAX_DEPTH, JsonError, check_depth
 
 
@@ -40,7 +40,7 @@ def _every_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise InputError(f"expected every key of an object once, received {shown(twice)} twice; drop one")
+        raise InputError(f"expected every key of an object once, received {quoted(twice)} twice; drop one")
     return record
 
 

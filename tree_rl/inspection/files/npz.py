@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.reading import open_regular
-from tree_rl.inspection.files.shown import escaped, shown_names, shown_path
+from tree_rl.inspection.files.open_file import open_regular
+from tree_rl.inspection.files.quoting import escaped, quoted_names, quoted_path
 
 COLUMNS = ("prompt_ids", "response_ids", "response_mask")
 FIRST = re.compile(r"traj(\d+)_prompt_ids")
@@ -40,14 +40,14 @@ def read_npz(path: Path) -> dict[str, list[Any]]:
             numbers = sorted(int(found[1]) for found in map(FIRST.fullmatch, file.files) if found)
             if not numbers:
                 raise RowFileError(
-                    f"{shown_path(path)}: expected arrays traj0_prompt_ids and so on, as uni-agent writes them; "
-                    f"received {shown_names(file.files)}"
+                    f"{quoted_path(path)}: expected arrays traj0_prompt_ids and so on, as uni-agent writes them; "
+                    f"received {quoted_names(file.files)}"
                 )
             return {name: [file[f"traj{number}_{name}"].tolist() for number in numbers] for name in COLUMNS}
     except RowFileError:
         raise
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise RowFileError(
-            f"{shown_path(path)}: expected a trajectory.npz of uni-agent: {escaped(str(error), 120)}; write or copy it "
-            "again"
+            f"{quoted_path(path)}: expected a trajectory.npz of uni-agent: {escaped(str(error), 120)}; write or copy "
+            "it again"
         ) from error

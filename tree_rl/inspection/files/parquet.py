@@ -11,8 +11,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import kind_of_bytes, open_regular
-from tree_rl.inspection.files.shown import escaped, shown, shown_path
+from tree_rl.inspection.files.open_file import kind_of_bytes, open_regular
+from tree_rl.inspection.files.quoting import escaped, quoted, quoted_path
 
 MAGIC = b"PAR1"
 
@@ -30,12 +30,14 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyar
     with open_regular(path) as stream, damage(path):
         first = stream.read(64)
         if not first.startswith(MAGIC):
-            raise InputError(f"{shown_path(path)}: not a parquet file: {_instead(first)}")
+            raise InputError(f"{quoted_path(path)}: not a parquet file: {_instead(first)}")
         file = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
         known = list(file.schema_arrow.names)
         if len(set(known)) < len(known):
             twice = next(name for index, name in enumerate(known) if name in known[:index])
-            raise InputError(f"{shown_path(path)}: expected every column once, received {shown(twice)} twice; drop one")
+            raise InputError(
+                f"{quoted_path(path)}: expected every column once, received {quoted(twice)} twice; drop one"
+            )
         table = file.read(columns=known if names is None else [name for name in known if name in names])
         table.validate(full=True)
         return table, known
@@ -86,7 +88,7 @@ def damage(path: Path) -> Iterator[None]:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
         raise InputError(
-            f"{shown_path(path)}: expected a whole parquet file, but it is cut off or damaged: "
+            f"{quoted_path(path)}: expected a whole parquet file, but it is cut off or damaged: "
             f"{escaped(str(error).strip(), 120)}; write or copy it again"
         ) from error
 
@@ -97,4 +99,4 @@ def _instead(first: bytes) -> str:
     if first.lstrip()[:1] in (b"{", b"["):
         return "it holds JSON; name it *.json (a list) or *.jsonl (one object a line)"
     known = kind_of_bytes(first)
-    return f"it is {known}" if known else f"it begins with {shown(first[:8])}; write it with pandas or pyarrow"
+    return f"it is {known}" if known else f"it begins with {quoted(first[:8])}; write it with pandas or pyarrow"

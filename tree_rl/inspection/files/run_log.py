@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import read_bytes
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.open_file import read_bytes
+from tree_rl.inspection.files.quoting import quoted_path
 
 MARKS = ("timing_s/step", "train/loss")
 """Metrics that a trainer's step has, of reinforcement learning or SFT."""
@@ -59,14 +59,14 @@ def read_run(path: Path) -> RunLog:
     if not path.is_dir():
         log = read_log(path)
         if log is None:
-            raise InputError(f"{shown_path(path)}: {EXPECTED}, found no step")
+            raise InputError(f"{quoted_path(path)}: {EXPECTED}, found no step")
         return log
     files = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
     read = [
         (file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := read_log(file)) is not None
     ]
     if not read:
-        raise InputError(f"{shown_path(path)}: {EXPECTED}, found none in {len(files)} files")
+        raise InputError(f"{quoted_path(path)}: {EXPECTED}, found none in {len(files)} files")
     # A run's console log repeats its file logger; an SFT run beside it is older.
     return max(read, key=lambda one: (one[0], one[1]))[2]
 
@@ -90,7 +90,7 @@ def read_log(path: Path) -> RunLog | None:
     if not steps:
         return None
     chosen = tuple(found[step] for step in steps)
-    return RunLog(name=shown_path(path), steps=tuple(steps), metrics=chosen, restarts=restarts)
+    return RunLog(name=quoted_path(path), steps=tuple(steps), metrics=chosen, restarts=restarts)
 
 
 def read_steps(path: Path) -> list[tuple[int, Mapping[str, float]]]:

@@ -11,8 +11,8 @@ import typer
 
 from tree_rl.extras import MissingExtraError
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import reason
-from tree_rl.inspection.files.shown import escaped, shown_path
+from tree_rl.inspection.files.open_file import reason
+from tree_rl.inspection.files.quoting import escaped, quoted_path
 
 INPUT_ERROR = 2
 """Exit code when what the user gave cannot be used."""
@@ -55,7 +55,7 @@ def one_line_errors() -> Iterator[None]:
     except (InputError, MissingExtraError) as error:
         fail(str(error))
     except OSError as error:
-        where = "" if error.filename is None else f"{shown_path(error.filename)}: "
+        where = "" if error.filename is None else f"{quoted_path(error.filename)}: "
         fail(f"{where}the system refuses: {reason(error)}; give access or make room")
     except MemoryError as error:
         fail(f"expected to fit into memory: {str(error) or 'no memory left'}; take fewer rows")

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.reading import kind_of_file, reason
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.open_file import kind_of_file, reason
+from tree_rl.inspection.files.quoting import quoted_path
 
 REMEDY = "name another place, or make room and give write permission"
 
@@ -31,10 +31,10 @@ def write_whole(path: Path, content: bytes) -> None:
                 _write_all(_open_stream(path), content)
             else:
                 received = f"received {kind_of_file(mode)}; {REMEDY}"
-                raise InputError(f"{shown_path(path)}: expected a file to write, {received}")
+                raise InputError(f"{quoted_path(path)}: expected a file to write, {received}")
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"{shown_path(path)}: expected a file that can be written: {reason(error)}; {REMEDY}"
+            f"{quoted_path(path)}: expected a file that can be written: {reason(error)}; {REMEDY}"
         ) from error
 
 
@@ -52,7 +52,7 @@ def require_writable_folder(path: Path, option: str) -> None:
             _remove(made)
     except OSError as error:
         raise InputError(
-            f"{option} {shown_path(path)}: expected a folder that can be written: {reason(error)}; {REMEDY}"
+            f"{option} {quoted_path(path)}: expected a folder that can be written: {reason(error)}; {REMEDY}"
         ) from error
 
 

@@ -10,7 +10,7 @@ from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS, read_call_rows
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.messages.conversation import holds_messages, read_chat
 from tree_rl.inspection.messages.json_cells import decoded, decoded_list, is_nothing
 from tree_rl.inspection.messages.roles import ASSISTANT, role_named
@@ -72,7 +72,7 @@ def read_calls(
             chat = read_chat(request, tools, tokenizer.form, where, system=system)
             if chat is None:
                 raise RowFileError(
-                    f"{where}: expected chat messages with a role each, received {shown(request)}; correct or drop it"
+                    f"{where}: expected chat messages with a role each, received {quoted(request)}; correct or drop it"
                 )
             rows += read_call_rows(chat, answers, number, groups[number], tokenizer=tokenizer)
     if not rows:
@@ -98,7 +98,7 @@ def _answers(response: Any, tokenizer: ChatTokenizer, where: str) -> list[dict[s
             chats = [read_chat([{"role": ASSISTANT, **_filled(one)}], None, tokenizer.form, where) for one in messages]
             return [chat.messages[-1] for chat in chats if chat is not None]
     raise RowFileError(
-        f"{where}: expected choices with a message each, or a message, received {shown(response)}; join the chunks of "
+        f"{where}: expected choices with a message each, or a message, received {quoted(response)}; join the chunks of "
         "streamed answers, or drop the row"
     )
 

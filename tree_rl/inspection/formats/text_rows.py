@@ -11,7 +11,7 @@ import numpy as np
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, Columns
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.row import Row
 
 PAIRS = (("input", "output"), ("prompt", "completion"))
@@ -50,7 +50,7 @@ def read_text_rows(
     for number, (prompt, answer, parts) in enumerate(zip(prompts, answers, segments, strict=True)):
         if not (isinstance(prompt, str) and isinstance(answer, str)):
             raise RowFileError(
-                f"row {number}: expected text in the columns {' and '.join(pair)}, received {shown((prompt, answer))}"
+                f"row {number}: expected text in the columns {' and '.join(pair)}, received {quoted((prompt, answer))}"
             )
         pieces = [(prompt, False), (answer, True)] if parts is None else _segments(parts, number)
         ids = [tokenizer.encode(text).ids for text, _ in pieces]
@@ -76,6 +76,6 @@ def _segments(parts: Any, number: int) -> list[tuple[str, bool]]:
         if all(isinstance(text, str) for text, _ in found):
             return [(str(text), is_sampled) for text, is_sampled in found]
     raise RowFileError(
-        f"row {number}, column {SEGMENTS}: expected a list of objects with a role and a text, received {shown(parts)}; "
-        "drop the column or correct it"
+        f"row {number}, column {SEGMENTS}: expected a list of objects with a role and a text, received {quoted(parts)}"
+        "; drop the column or correct it"
     )

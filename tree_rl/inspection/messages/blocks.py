@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.messages.json_cells import decoded
 from tree_rl.inspection.messages.roles import TOOL
 from tree_rl.rollout.gateway.protocols.messages import unseen
@@ -82,8 +82,8 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
     kind = _kind(part)
     if kind is None:
         raise RowFileError(
-            f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {shown(part)}; "
-            "correct it or write it as text"
+            f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {quoted(part)}"
+            "; correct it or write it as text"
         )
     # Gemini's parts name their kind by their field, and OpenAI's calls hold it there, too.
     held = part.get(kind)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.messages.json_cells import decoded, decoded_list, is_nothing
 from tree_rl.rollout.gateway.protocols.plain_json import decode_json
 
@@ -55,7 +55,7 @@ def _arguments(held: Any) -> Any:
 
 def _no_calls(received: Any, where: str) -> RowFileError:
     return RowFileError(
-        f"{where}: expected tool calls with a name each, or JSON text of them, received {shown(received)}; correct it"
+        f"{where}: expected tool calls with a name each, or JSON text of them, received {quoted(received)}; correct it"
     )
 
 
@@ -79,7 +79,7 @@ def read_tools(value: Any, where: str) -> list[Any] | None:
     items = decoded_list(whole)
     if items is None or not all(isinstance(item, dict) for item in items):
         raise RowFileError(
-            f"{where}: expected function schemas, a list of objects or JSON text of it, received {shown(value)}; "
+            f"{where}: expected function schemas, a list of objects or JSON text of it, received {quoted(value)}; "
             "correct or drop it"
         )
     return [tool for item in items for tool in _tools(item, where)] or None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.messages.blocks import read_blocks
 from tree_rl.inspection.messages.calls import TOOL_WRAPPERS, read_calls, read_tools
 from tree_rl.inspection.messages.json_cells import decoded, is_nothing
@@ -126,7 +126,7 @@ def _read(item: dict[str, Any], form: TemplateForm, where: str) -> list[dict[str
     role = role_named(spelled, form.source)
     if role is None:
         raise RowFileError(
-            f"{where}: expected the role {EXPECTED}, or one of the chat template, received {shown(spelled)}; rename it"
+            f"{where}: expected the role {EXPECTED}, or one of the chat template, received {quoted(spelled)}; rename it"
         )
     calls = [] if role == TOOL else [*_calls_beside(item, where)]
     if role == CALLS:

@@ -9,8 +9,8 @@ from tree_rl.cost.cost_fit import LEAST_EQUATIONS, CostFit
 from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.json_text import parse_json
-from tree_rl.inspection.files.reading import read_bytes
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.open_file import read_bytes
+from tree_rl.inspection.files.quoting import quoted_path
 
 STATE_FILES = "tree_engine_world_size_*_rank_0.json"
 """Written by the engine beside verl's own files; every rank has learnt the same."""
@@ -27,10 +27,10 @@ def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, int]:
         InputError: no such file, not what an engine writes, or too few measured updates.
     """
     files = sorted([*folder.glob(STATE_FILES), *folder.glob(f"actor/{STATE_FILES}")])
-    named = f"--checkpoint {shown_path(folder)}"
+    named = f"--checkpoint {quoted_path(folder)}"
     if not files:
         raise InputError(f"{named}: expected global_step_N or its folder actor, with {STATE_FILES}; found none")
-    state = parse_json(read_bytes(files[0]), shown_path(files[0]))
+    state = parse_json(read_bytes(files[0]), quoted_path(files[0]))
     fit = CostFit(shape.cost)
     try:
         fit.restore(state["costs"])

@@ -10,9 +10,9 @@ from typing import Any
 
 from tree_rl import __version__
 from tree_rl.cost.cost_model import ModelShape
-from tree_rl.inspection.report import GroupReport
+from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
-from tree_rl.inspection.scale.report import Scaled
+from tree_rl.inspection.scale.predict_scale import Scaled
 from tree_rl.inspection.verdict.judgement import Verdict
 from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
 

@@ -13,9 +13,9 @@ from tree_rl.cost.cluster.step import StepModel, StepTime
 from tree_rl.cost.memory.budget import GRANULARITY, room_beside, rounded_tokens
 from tree_rl.cost.memory.choice import ByteBudget, Chooser
 from tree_rl.inspection.model_shape import read_model_config
-from tree_rl.inspection.report import forest_of, report_groups, rows_by_group, total_of
+from tree_rl.inspection.overlap_by_group import forest_of, report_groups, rows_by_group, total_of
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.scale.report import ScaleSettings, Step
+from tree_rl.inspection.scale.predict_scale import ScaleSettings, Step
 from tree_rl.inspection.verdict.update_share import UpdateShare
 
 LEAST_SHARE = 1e-6
@@ -47,7 +47,7 @@ class MemoryPrediction:
     whole: Least
     """The tree with the most tokens, in one forward."""
     partitioned: Least
-    """That tree with all measures that need no host memory."""
+    """That tree with all ways to save memory that need no host memory."""
     max_tokens: int | None
     """Most unique tokens of a forward that fill 80 % of the GPU; None where not even the shortest forward fits."""
     largest_runs: str | None

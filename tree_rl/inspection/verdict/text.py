@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tree_rl.cost.memory.budget import MEMORY_FRACTION
 from tree_rl.cost.memory.model import GIB
-from tree_rl.inspection.files.shown import escaped
+from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.text import format_table
 from tree_rl.inspection.verdict.judgement import REACHED, Verdict
 from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction

@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import median
 
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_log
-from tree_rl.inspection.files.shown import shown_path
 
 ASSUMED = 0.6
 """Share of a step where nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
@@ -48,7 +48,7 @@ def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
 
 def _measured(path: Path) -> UpdateShare:
     """The median over the steps of a console log, or of the jsonl of verl's logger `file`."""
-    named, run = f"--timing {shown_path(path)}", read_log(path)
+    named, run = f"--timing {quoted_path(path)}", read_log(path)
     if run is not None and run.has(TREES):
         raise InputError(f"{named}: expected a run without trees, this one ran trees; name the log of a stock run")
     steps = [] if run is None else [step for step in run.metrics if step.get(STEP, 0.0) > 0 and UPDATE in step]
@@ -60,4 +60,4 @@ def _measured(path: Path) -> UpdateShare:
         )
     # The timers of passes that run at once may overlap.
     share = min(median(shares), 1.0)
-    return UpdateShare(share=share, source=f"median of {len(shares)} steps in {shown_path(path)}")
+    return UpdateShare(share=share, source=f"median of {len(shares)} steps in {quoted_path(path)}")

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_gated_delta_rule import tree_gated_delta_rule
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
 from tree_rl.models.recurrent.own_heads import (
     Heads,

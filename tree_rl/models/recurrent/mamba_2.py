@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
+from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.tree_state_space import tree_state_space
 from tree_rl.models.recurrent.layers import MAMBA_2, replace_forward_during_trees
 from tree_rl.models.recurrent.own_heads import (

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.recurrent.layers import SHORT_CONVOLUTION, replace_forward_during_trees
 from tree_rl.models.recurrent.own_heads import Heads, channels_of_tokens, own_channels, tokens_of_heads
 from tree_rl.models.relay import CONTEXT, LayerRelay

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from tree_rl.training.context import StepContext
 from tree_rl.training.measured_calls import MeasuredCalls
-from tree_rl.training.options import TreeOptions
 from tree_rl.training.planning.budget import AutoBudget
 from tree_rl.training.planning.step_memory import StepMemory
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.row_memory import RowMemory
+from tree_rl.training.tree_options import TreeOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -13,11 +13,10 @@ import torch
 
 from tree_rl.cost.cost_model import CostModel
 from tree_rl.cost.memory.choice import Chooser
-from tree_rl.cost.memory.measures import MemoryMeasures
+from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.measured_calls import MeasuredCall
 from tree_rl.training.micro_batch import MicroBatch
-from tree_rl.training.options import TreeOptions
 from tree_rl.training.partitioned import ops_of_partitions
 from tree_rl.training.planning.budget import NO_LIMIT, Budget
 from tree_rl.training.planning.knowledge import Knowledge
@@ -25,6 +24,7 @@ from tree_rl.training.planning.plan_memory import PlanMemory
 from tree_rl.training.planning.shared_plan import shared_plan
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, Agreement, SharedPlan, agree_on_ops
 from tree_rl.training.rows import Rows
+from tree_rl.training.tree_options import TreeOptions
 from tree_rl.tree.bins import best_fit
 from tree_rl.tree.forest import Forest, RowError
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
@@ -264,7 +264,7 @@ def _large_batch(
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
         flat_tokens=part.num_flat,
         unique_tokens=part.num_unique,
-        measures=MemoryMeasures(relays_on_host=config.offload is True) if choice is None else choice.measures,
+        saving=MemorySaving(relays_on_host=config.offload is True) if choice is None else choice.saving,
         choice=choice,
     )
 

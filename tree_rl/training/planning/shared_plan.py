@@ -19,7 +19,7 @@ def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[Mi
     for array in (rows.token_ids_F, rows.offsets, rows.wanted_F):
         digest.update(array.tobytes())
     for batch in batches:
-        digest.update(repr((batch.rows, batch.measures)).encode())
+        digest.update(repr((batch.rows, batch.saving)).encode())
         if batch.plan is not None:
             digest.update(batch.plan.partition_of_token.tobytes())
     return SharedPlan(ranks=tuple(torch.distributed.get_process_group_ranks(ranks.group)), digest=digest.digest())

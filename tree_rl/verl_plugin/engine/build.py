@@ -22,8 +22,8 @@ from tree_rl.models.fused_layers import check_liger, why_not_liger
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.models.value_head import prepare_value_config
-from tree_rl.training.memory.reading import read_memory_model
-from tree_rl.training.options import AUTO, TreeOptions
+from tree_rl.training.memory.memory_of_module import read_memory_model
+from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
     PrecisionType,

@@ -12,9 +12,9 @@ import pyarrow.parquet
 from omegaconf import DictConfig, ListConfig
 
 from tree_rl.inspection.files import InputError, RowFileError
+from tree_rl.inspection.files.open_file import reason
 from tree_rl.inspection.files.parquet import read_parquet
-from tree_rl.inspection.files.reading import reason
-from tree_rl.inspection.files.shown import escaped, shown, shown_names, shown_path
+from tree_rl.inspection.files.quoting import escaped, quoted, quoted_names, quoted_path
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
 from tree_rl.verl_plugin.sft.decoded_messages import decode_messages
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
@@ -35,8 +35,8 @@ def readable_files(data: DictConfig) -> Iterator[None]:
             names = read_parquet(path, ())[1]
             if data.messages_key not in names:
                 raise InputError(
-                    f"data.{key}: {shown_path(path)}: expected a column {shown(data.messages_key)} "
-                    f"(data.messages_key), received {shown_names(names)}; for token ids set data.custom_cls"
+                    f"data.{key}: {quoted_path(path)}: expected a column {quoted(data.messages_key)} "
+                    f"(data.messages_key), received {quoted_names(names)}; for token ids set data.custom_cls"
                 )
     try:
         yield
@@ -82,7 +82,7 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
     if group_key is not None:
         table = getattr(dataset, "dataframe", None)
         if table is None or group_key not in table.columns:
-            known = "no columns" if table is None else shown_names(list(map(str, table.columns)))
+            known = "no columns" if table is None else quoted_names(list(map(str, table.columns)))
             raise InputError(
                 f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}; name one, or "
                 "set it to null"
@@ -109,13 +109,13 @@ def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], 
     paths = _paths(getattr(dataset, "parquet_files", data.get(key)))
     is_drawn = getattr(dataset, "shuffle", False) and getattr(dataset, "max_samples", -1) > 0
     if data.custom_cls.get("path") is not None or is_drawn:
-        names = ", ".join(shown_path(Path(path)) for path in paths)
+        names = ", ".join(quoted_path(Path(path)) for path in paths)
         return lambda row: f"row {row} of the data set of {names}"
     ends = np.cumsum([pyarrow.parquet.read_metadata(path).num_rows for path in paths])
 
     def place(row: int) -> str:
         file = int(np.searchsorted(ends, row, side="right"))
-        return f"{shown_path(Path(paths[file]))}: row {row - (ends[file - 1] if file else 0)}"
+        return f"{quoted_path(Path(paths[file]))}: row {row - (ends[file - 1] if file else 0)}"
 
     return place
 

@@ -7,7 +7,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.messages.conversation import read_chat
 from tree_rl.inspection.messages.json_cells import without_padding
 from tree_rl.inspection.messages.roles import ASSISTANT
@@ -34,10 +34,10 @@ def decode_messages(dataset: Any, data: DictConfig, *, key: str, place: Callable
     chats = []
     offered = dataset.tools or [None] * len(dataset.messages)
     for row, (cell, tools) in enumerate(zip(dataset.messages, offered, strict=True)):
-        where = f"data.{key}: {place(row)}, column {shown(data.messages_key)}"
+        where = f"data.{key}: {place(row)}, column {quoted(data.messages_key)}"
         chat = read_chat(without_padding(cell), without_padding(tools), form, where)
         if chat is None:
-            raise RowFileError(f"{where}: expected a list of messages with a role each, received {shown(cell)}")
+            raise RowFileError(f"{where}: expected a list of messages with a role each, received {quoted(cell)}")
         chats.append(chat)
     if chats and not any(message["role"] == ASSISTANT for chat in chats for message in chat.messages):
         raise RowFileError(f"data.{key}: expected a message of the assistant, received none; nothing would train")

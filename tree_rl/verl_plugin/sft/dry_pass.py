@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader, Dataset
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.shown import escaped
+from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.messages.template_form import REFUSALS as TEMPLATE_REFUSALS
 from tree_rl.verl_plugin.sft.checked_data import places_of_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset

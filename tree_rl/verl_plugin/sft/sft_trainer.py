@@ -20,7 +20,7 @@ from verl.single_controller.base.decorator import make_nd_compute_dataproto_disp
 from verl.workers.config import TrainingWorkerConfig
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import escaped
+from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.files.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.compat import (
     SFTTrainer,

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
 from tree_rl.inspection.files.parquet import damage, read_parquet
-from tree_rl.inspection.files.shown import shown_names, shown_path
+from tree_rl.inspection.files.quoting import quoted_names, quoted_path
 from tree_rl.tree import Jagged
 
 IDS, MASK = "input_ids", "loss_mask"
@@ -60,10 +60,10 @@ class TokenRowsDataset(Dataset):
                 break
             tables.append(self._read_file(path, left))
         if not self.rows:
-            names = ", ".join(map(shown_path, paths)) or "no file"
+            names = ", ".join(map(quoted_path, paths)) or "no file"
             raise RowFileError(f"{names}: expected at least one row, received none; name a file with rows")
         if not any(mask.any() for _, mask in self.rows):
-            names = ", ".join(map(shown_path, paths))
+            names = ", ".join(map(quoted_path, paths))
             raise RowFileError(f"{names}: expected a row with a {MASK} of 1, received zeros alone; nothing would train")
         self.dataframe = pd.concat(tables, ignore_index=True)
         """The other columns, one of which may name the conversation."""
@@ -77,7 +77,7 @@ class TokenRowsDataset(Dataset):
         for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
             if ids.min() < 0 or ids.max() >= vocab_size:
                 at = int(np.argmax((ids < 0) | (ids >= vocab_size)))
-                raise RowFileError(f"{shown_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
+                raise RowFileError(f"{quoted_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
 
     def _read_file(self, path: Path, limit: int | None) -> pd.DataFrame:
         """Append the rows of a file, at most `limit`; returns its other columns."""
@@ -85,7 +85,8 @@ class TokenRowsDataset(Dataset):
         missing = [name for name in (IDS, MASK) if name not in names]
         if missing:
             raise RowFileError(
-                f"{shown_path(path)}: expected columns {IDS} and {MASK}, missing {missing}; it has {shown_names(names)}"
+                f"{quoted_path(path)}: expected columns {IDS} and {MASK}, missing {missing}; "
+                f"it has {quoted_names(names)}"
             )
         table = table.slice(0, limit)
         try:
@@ -97,7 +98,7 @@ class TokenRowsDataset(Dataset):
                 for number, row in enumerate(zip(ids, marks.with_values(marks.values.astype(np.int64)), strict=True))
             ]
         except RowFileError as error:
-            raise RowFileError(f"{shown_path(path)}: {error}") from error
+            raise RowFileError(f"{quoted_path(path)}: {error}") from error
         self.row_places += [(path, number) for number in range(table.num_rows)]
         with damage(path):
             return table.drop_columns([IDS, MASK]).to_pandas()

@@ -3,7 +3,7 @@
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from tree_rl.verl_plugin.compat import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
-from tree_rl.verl_plugin.trainer.mixin import TreeTrainerMixin
+from tree_rl.verl_plugin.trainer.tree_trainer import TreeTrainerMixin
 from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_attention.fa4.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_worth_copying
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths
-from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_worth_copying
 from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.triton_support import HOPPER
 
 PACKAGE = "flash-attn-4"

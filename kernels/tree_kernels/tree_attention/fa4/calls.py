@@ -12,9 +12,9 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tree_kernels.tree_attention.fa4.fa4_plan import SHORTEST, Fa4Plan, HeadBlockLists
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
 from tree_kernels.tree_attention.fa4.masks import sees_ancestors, sees_near_ancestors
-from tree_kernels.tree_attention.fa4.plan import SHORTEST, Fa4Plan, HeadBlockLists
 from tree_kernels.tree_attention.fa4.scheduler import heads_in_sections
 
 

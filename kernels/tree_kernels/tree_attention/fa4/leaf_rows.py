@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout, depths_on_host
+from tree_kernels.tree_layout import TreeLayout, depths_on_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

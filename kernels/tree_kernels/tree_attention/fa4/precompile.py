@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.fa4.autograd import DTYPES, package_reason, version_reason
+from tree_kernels.tree_attention.fa4.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
-from tree_kernels.tree_attention.fa4.plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan
+from tree_kernels.tree_layout import TreeLayout
 
 TOKENS = 300
 """Any length serves: kernels do not depend on it."""

@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.portable.query_blocks import QueryBlock, query_blocks
 from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.tree_layout import TreeLayout
 
 BLOCK_TOKENS = {"cpu": 128}
 DEFAULT_BLOCK_TOKENS = 512

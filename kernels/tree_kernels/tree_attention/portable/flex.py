@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, flex_attention
 
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import FOREVER, block_relations, key_depths, key_ends, listed
 from tree_kernels.tree_attention.score_rule import ScoreRule
+from tree_kernels.tree_layout import TreeLayout, kept
 
 BLOCK = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import key_depths, key_ends
+from tree_kernels.tree_layout import TreeLayout, kept
 
 MAX_RUNS = 8
 

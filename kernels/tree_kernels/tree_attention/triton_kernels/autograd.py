@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.tree_attention.triton_kernels.launch import (
     BackwardInputs,
@@ -19,6 +18,7 @@ from tree_kernels.tree_attention.triton_kernels.launch import (
     row_term,
 )
 from tree_kernels.tree_attention.triton_kernels.sizes import Tiles, tiles_for
+from tree_kernels.tree_layout import TreeLayout
 
 
 def triton_attention(

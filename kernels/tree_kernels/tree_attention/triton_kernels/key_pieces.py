@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.block_lists import BlockLists
+from tree_kernels.tree_layout import TreeLayout
 
 PIECES_PER_PROGRAM = 4
 """A piece is at most this fraction of an even share: what the last program to finish can be late by."""

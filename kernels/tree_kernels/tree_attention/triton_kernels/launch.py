@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
 from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.tree_attention.triton_kernels.forward_kernel import forward_kernel
@@ -18,6 +17,7 @@ from tree_kernels.tree_attention.triton_kernels.key_gradient_kernels import key_
 from tree_kernels.tree_attention.triton_kernels.key_pieces import key_pieces
 from tree_kernels.tree_attention.triton_kernels.query_gradient_kernels import query_gradient_kernel, row_term_kernel
 from tree_kernels.tree_attention.triton_kernels.sizes import Tile, padded_size
+from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.triton_support import launch_device
 
 LOG2_E = 1 / math.log(2)

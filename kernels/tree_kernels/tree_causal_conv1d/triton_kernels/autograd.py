@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_causal_conv1d.triton_kernels.convolution_kernels import (
     forward_kernel,
     input_gradients_kernel,
     sum_gradients_kernel,
 )
-from tree_kernels.tree_causal_conv1d.triton_kernels.plan import WindowLists, window_lists
 from tree_kernels.tree_causal_conv1d.triton_kernels.sizes import CHANNELS, TOKENS, WARPS
+from tree_kernels.tree_causal_conv1d.triton_kernels.window_lists import WindowLists, window_lists
+from tree_kernels.tree_layout import TreeLayout
 
 
 def triton_conv1d(

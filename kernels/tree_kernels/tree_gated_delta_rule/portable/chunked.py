@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from tree_kernels.accumulation import accumulation_dtype
 from tree_kernels.host_copy import to_device
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
+from tree_kernels.tree_layout import TreeLayout, kept
 
 TILE_TOKENS = 64
 

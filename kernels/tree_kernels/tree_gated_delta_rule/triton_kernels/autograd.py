@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from tree_kernels.layout import TreeLayout
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import gradients, outputs, prepare, products, walk
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
     TILE_TOKENS,
@@ -18,6 +17,7 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
     processors_of,
     shared_memory_of,
 )
+from tree_kernels.tree_layout import TreeLayout
 
 
 def triton_delta_rule(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tree_kernels.tree_gated_delta_rule.triton_kernels.plan import DevicePlan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import DevicePlan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, Launches
 
 

@@ -12,7 +12,6 @@ Legend: N unique tokens, T tiles, Q tokens of a tile, H heads.
 import torch
 
 from tree_kernels.accumulation import accumulation_dtype
-from tree_kernels.layout import TreeLayout
 from tree_kernels.tree_gated_delta_rule.portable.chunked import (
     TILE_TOKENS,
     path_decays,
@@ -21,6 +20,7 @@ from tree_kernels.tree_gated_delta_rule.portable.chunked import (
     tiled,
     untiled,
 )
+from tree_kernels.tree_layout import TreeLayout
 
 
 def chunked_state_space(

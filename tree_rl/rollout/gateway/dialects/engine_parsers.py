@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tree_rl.rollout.gateway.dialects.reading import Dialect, Reading, Tools, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Dialect, Reading, Tools, WrittenCall
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ downloads; this one reads text.
 import re
 from dataclasses import dataclass, replace
 
-from tree_rl.rollout.gateway.dialects.json_text import read_json, read_object, skip_space
-from tree_rl.rollout.gateway.dialects.reading import (
+from tree_rl.rollout.gateway.dialects.dialect import (
     CallFault,
     Dialect,
     Reading,
@@ -17,6 +16,7 @@ from tree_rl.rollout.gateway.dialects.reading import (
     UnreadableCallError,
     WrittenCall,
 )
+from tree_rl.rollout.gateway.dialects.json_text import read_json, read_object, skip_space
 from tree_rl.rollout.gateway.dialects.reasoning import with_reasoning
 
 _MESSAGE = "<|message|>"

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from tree_rl.rollout.gateway.dialects.dialect import Tools, WrittenCall
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named
-from tree_rl.rollout.gateway.dialects.reading import Tools, WrittenCall
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
+from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space, unwrapped
-from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, CallsInText, ThinkingDialect
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 

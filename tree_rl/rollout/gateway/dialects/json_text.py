@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.reading import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
 from tree_rl.rollout.gateway.dialects.typed_text import parameters_of
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 

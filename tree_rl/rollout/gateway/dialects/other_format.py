@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tree_rl.rollout.gateway.dialects.reading import Dialect, Reading, Tools
+from tree_rl.rollout.gateway.dialects.dialect import Dialect, Reading, Tools
 from tree_rl.rollout.gateway.dialects.typed_text import name_of
 
 

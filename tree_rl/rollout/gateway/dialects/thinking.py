@@ -5,8 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tree_rl.rollout.gateway.dialects.json_text import skip_space
-from tree_rl.rollout.gateway.dialects.reading import (
+from tree_rl.rollout.gateway.dialects.dialect import (
     CallFault,
     Dialect,
     Reading,
@@ -14,6 +13,7 @@ from tree_rl.rollout.gateway.dialects.reading import (
     UnreadableCallError,
     WrittenCall,
 )
+from tree_rl.rollout.gateway.dialects.json_text import skip_space
 from tree_rl.rollout.gateway.dialects.reasoning import (
     THINK_END,
     THINK_START,

@@ -6,7 +6,7 @@ The text `5` is a string for a parameter of type string, and a number for one of
 from collections.abc import Mapping
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.reading import Tools
+from tree_rl.rollout.gateway.dialects.dialect import Tools
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tree_rl.rollout.gateway.dialects.dialect import Dialect
 from tree_rl.rollout.gateway.dialects.other_format import OtherFormat
-from tree_rl.rollout.gateway.dialects.reading import Dialect
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tree_rl.rollout.gateway.dialects.reading import CallFault
+from tree_rl.rollout.gateway.dialects.dialect import CallFault
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 

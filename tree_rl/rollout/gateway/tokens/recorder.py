@@ -7,7 +7,7 @@ from functools import cache, partial
 
 from tree_rl.rollout.gateway.backend import Answer
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
-from tree_rl.rollout.gateway.dialects.reading import CallFault
+from tree_rl.rollout.gateway.dialects.dialect import CallFault
 from tree_rl.rollout.gateway.long_work import READ, SPELL, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest

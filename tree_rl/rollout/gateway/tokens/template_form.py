@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.reading import Dialect
+from tree_rl.rollout.gateway.dialects.dialect import Dialect
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.tool_results import answered_calls

@@ -3,8 +3,8 @@
 `read_message` is the only reader of turns.
 """
 
+from tree_rl.rollout.gateway.dialects.dialect import CallFault, Dialect, Tools
 from tree_rl.rollout.gateway.dialects.hermes import Hermes
-from tree_rl.rollout.gateway.dialects.reading import CallFault, Dialect, Tools
 from tree_rl.rollout.gateway.options import Reasoning
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 

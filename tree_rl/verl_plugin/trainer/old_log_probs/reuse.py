@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tree_rl.training.options import AUTO
+from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.engine.router_replay import RECORDED, replay_mode
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, as_tree_config

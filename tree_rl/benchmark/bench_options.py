@@ -10,7 +10,7 @@ from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import shown
+from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.row import Row
 from tree_rl.models.fused_layers import has_liger, liger_unavailable_reason
 
@@ -97,7 +97,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         choices = ("auto", *IMPLEMENTATIONS)
         if self.tree_attention not in choices:
-            raise InputError(f"--tree-attention {shown(self.tree_attention)}: expected one of {', '.join(choices)}")
+            raise InputError(f"--tree-attention {quoted(self.tree_attention)}: expected one of {', '.join(choices)}")
         reason = liger_unavailable_reason(self.device)
         if self.model.liger and reason is not None:
             raise InputError(f"--liger: {reason}; leave it out")

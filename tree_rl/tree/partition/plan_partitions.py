@@ -10,7 +10,7 @@ from typing import Literal
 from tree_rl.extras import MissingExtraError
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition.heuristic import greedy_cuts, least_depth, lower_bounds
-from tree_rl.tree.partition.layout import PartitionPlan, lay_out_partitions
+from tree_rl.tree.partition.partitions import PartitionPlan, lay_out_partitions
 from tree_rl.tree.partition.problem import Cuts, reduce_forest
 
 MODEL_ITEMS = 400

@@ -14,7 +14,7 @@ from tree_rl.cost.cluster.step import DeviceMemory, Measured, StepModel, StepTim
 from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
-from tree_rl.inspection.report import rows_by_group
+from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
 from tree_rl.inspection.text import format_table

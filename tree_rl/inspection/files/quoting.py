@@ -27,7 +27,7 @@ def escaped(text: str, length: int | None = None) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """The beginning of a value, whatever its size and depth."""
     if isinstance(value, str):
         return escaped(value, VALUE_LENGTH)
@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
     return escaped(_SHORT.repr(value), VALUE_LENGTH)
 
 
-def shown_path(path: Path | str) -> str:
+def quoted_path(path: Path | str) -> str:
     """A path; of a very long one both ends."""
     text = str(path)
     if len(text) > PATH_LENGTH:
@@ -46,9 +46,9 @@ def shown_path(path: Path | str) -> str:
     return escaped(text)
 
 
-def shown_names(names: Collection[str]) -> str:
+def quoted_names(names: Collection[str]) -> str:
     """The first of some names, separated by commas, and how many follow."""
     more = len(names) - MOST_NAMES
-    return ", ".join(shown(name) for name, _ in zip(names, range(MOST_NAMES), strict=False)) + (
+    return ", ".join(quoted(name) for name, _ in zip(names, range(MOST_NAMES), strict=False)) + (
         f" and {more:,} more" if more > 0 else ""
     )

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_gated_delta_rule.chains import NONE, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
+from tree_kernels.tree_layout import TreeLayout, kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.files.shown import shown_path
+from tree_rl.inspection.files.quoting import quoted_path
 
 SIGNATURES = (
     (b"PAR1", "a parquet file; name it *.parquet"),
@@ -31,13 +31,13 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise InputError(f"{shown_path(path)}: no such file; check the path") from error
+        raise InputError(f"{quoted_path(path)}: no such file; check the path") from error
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise InputError(f"{shown_path(path)}: expected a file, received {kind_of_file(mode)}; name a regular file")
+        raise InputError(f"{quoted_path(path)}: expected a file, received {kind_of_file(mode)}; name a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -52,7 +52,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """A file of UTF-8. Raises `InputError` as `read_bytes` does, or where the text is no UTF-8."""
-    return decode_utf8(read_bytes(path), shown_path(path))
+    return decode_utf8(read_bytes(path), quoted_path(path))
 
 
 def decode_utf8(data: bytes, where: str) -> str:
@@ -91,4 +91,4 @@ def reason(error: OSError | ValueError) -> str:
 
 def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
     expected = "expected a file that can be read"
-    return InputError(f"{shown_path(path)}: {expected}: {reason(error)}; check the path and its permissions")
+    return InputError(f"{quoted_path(path)}: {expected}: {reason(error)}; check the path and its permissions")

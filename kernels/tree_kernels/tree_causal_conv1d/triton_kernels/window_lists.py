@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from tree_kernels.host_copy import to_device_together
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_causal_conv1d.windows import host_windows_of, readers
+from tree_kernels.tree_layout import TreeLayout, kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch.nn.functional import pad
 
-from tree_kernels.layout import TreeLayout, kept
 from tree_kernels.tree_attention.block_lists import BlockLists, block_lists, key_depths, key_ends
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, leaf_rows
+from tree_kernels.tree_layout import TreeLayout, kept
 
 SHORTEST = 193
 """Tokens below which inputs are padded: FA4 compiles other kernels for a single block of queries or keys."""

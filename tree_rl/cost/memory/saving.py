@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryMeasures:
+class MemorySaving:
     """Chosen per micro-batch by the memory model; the default keeps everything on the device."""
 
     offloaded_layers: int = 0
