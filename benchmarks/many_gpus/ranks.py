@@ -56,7 +56,6 @@ def build_engine(
     path: Path,
     *,
     attention: str,
-    forward_prefetch: bool = False,
     sharing: int = 1,
     liger: bool = False,
     max_tokens: int | None = None,
@@ -69,7 +68,6 @@ def build_engine(
         liger=liger,
         mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
         use_torch_compile=False,
-        forward_prefetch=forward_prefetch,
         ulysses_sequence_parallel_size=sharing,
     )
 
