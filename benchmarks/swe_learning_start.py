@@ -18,12 +18,7 @@ from transformers import AutoModelForCausalLM
 
 @torch.no_grad()
 def mean_share(model: torch.nn.Module, rows: pd.DataFrame) -> float:
-    """Mean over the sessions of the probability that the model samples the demonstration.
-
-    Args:
-        model: causal language model.
-        rows: columns input_ids, loss_mask and conversation.
-    """
+    """Mean over the sessions of the probability that the model samples the demonstration."""
     device = next(model.parameters()).device
     losses: dict[str, float] = {}
     for row in rows.itertuples():
@@ -36,15 +31,7 @@ def mean_share(model: torch.nn.Module, rows: pd.DataFrame) -> float:
 
 
 def nearest(names: Sequence[str], share_of: Callable[[str], float], wanted: float) -> tuple[str, dict[str, float]]:
-    """The name whose share is nearest to the wanted one, of shares that grow: few are looked at.
-
-    Args:
-        names: checkpoints, in the order of training.
-        share_of: looks at one.
-        wanted: share.
-
-    Returns:
-        The name, and the shares that were looked at.
+    """The name whose share is nearest to the wanted one, of shares that grow, and those that were looked at.
 
     Raises:
         ValueError: no names.

@@ -1,19 +1,15 @@
 """Every plan of the deep-trunk benchmark runs on a CPU and finds the same loss and gradients."""
 
 import argparse
-import sys
 from pathlib import Path
 
+import deep_trunks
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import deep_trunks
-
 from tree_rl.benchmark.results import read_csv
 
+ROOT = Path(__file__).parents[2]
 GIVEN = ["whole", "offloaded:1+tiled:16", "partitioned:60+offloaded+relays_on_host", "budget:400", "budget:100"]
 
 

@@ -5,14 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import cluster_check
 import collectives
+import numpy as np
+import pytest
 from many_gpus import shares, verdicts
 
 from tree_rl.benchmark.batch import Batch, agent_batch
@@ -20,6 +16,7 @@ from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.results import read_csv
 from tree_rl.cost.balance.batch import paths_of_groups
 
+ROOT = Path(__file__).parents[2]
 SHAPE = MODEL_SIZES["tiny"].shape
 
 

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import whole_step
 from scripted_steps.session_scripts import SHARES, Script, script_with_overlap, session_calls
 from scripted_steps.step_parts import PARTS, UPDATE, amdahl, step_rows, summary

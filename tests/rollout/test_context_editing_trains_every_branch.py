@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
 
 import edited_contexts
 import httpx
