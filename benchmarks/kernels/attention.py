@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from forest_shapes import SHAPES
 from kernel_runs import (
     GateError,
+    Timer,
     device_and_dtype,
     parser,
     passes,
@@ -29,7 +30,6 @@ from kernel_runs import (
     require_exact,
     spread_columns,
     time_cells,
-    timer_of,
 )
 
 from tree_kernels import TreeLayout, tree_attention
@@ -38,7 +38,6 @@ from tree_rl.benchmark.against_packed import packed_attention
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, Spread, collect_rows
-from tree_rl.benchmark.timing import Timer
 from tree_rl.inspection.text import format_table
 from tree_rl.tree import Forest, measure_forest
 
@@ -286,7 +285,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3, help="groups of each contender, in turns")
     args = options.parse_args()
     device, dtype = device_and_dtype(args)
-    timer = timer_of(args)
+    timer = Timer(device, group_seconds=args.group_seconds)
     run = partial(
         measure,
         names=args.contenders or DEFAULT[device.type],

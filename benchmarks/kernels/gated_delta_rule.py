@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from forest_shapes import SHAPES
 from kernel_runs import (
     GateError,
+    Timer,
     device_and_dtype,
     parser,
     passes,
@@ -29,14 +30,12 @@ from kernel_runs import (
     require_exact,
     spread_columns,
     time_cells,
-    timer_of,
 )
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule
 from tree_kernels.tree_gated_delta_rule.api import IMPLEMENTATIONS, unavailable_reason
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Columns, collect_rows
-from tree_rl.benchmark.timing import Timer
 from tree_rl.inspection.text import format_table
 from tree_rl.tree import Forest
 
@@ -255,7 +254,14 @@ def main() -> None:
     about |= {"heads": args.heads, "dtype": str(dtype).removeprefix("torch.")}
     if args.force_fla:
         _force_fla()
-    run = partial(measure, names=names, heads=HEADS[args.heads], timer=timer_of(args), dtype=dtype, device=device)
+    run = partial(
+        measure,
+        names=names,
+        heads=HEADS[args.heads],
+        timer=Timer(device, group_seconds=args.group_seconds),
+        dtype=dtype,
+        device=device,
+    )
     measured = (row for shape in args.shapes for tokens in args.tokens for row in run(shape, tokens))
     print(summarise(collect_rows(printed_reasons(measured), about, args.out)))
 

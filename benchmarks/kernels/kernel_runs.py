@@ -1,6 +1,8 @@
-"""What the benchmarks of kernels share: the command line, the gate before every time, and times as columns."""
+"""What the benchmarks of kernels share: the command line, the gate before every time, times and their columns."""
 
 import argparse
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,49 @@ from typing import Any
 import torch
 
 from tree_rl.benchmark.results import Columns, Spread
-from tree_rl.benchmark.timing import Timer
+
+GROUPS = 3
+FLUSH_BYTES = 256 * 2**20
+"""More than any L2 cache."""
+
+
+class Timer:
+    """Times calls on one device in groups of repeats with a cold L2 cache; a group lasts about `group_seconds`."""
+
+    def __init__(self, device: torch.device, *, group_seconds: float) -> None:
+        self._group_seconds, self._is_cuda = group_seconds, device.type == "cuda"
+        self._buffer = torch.empty(FLUSH_BYTES if self._is_cuda else 0, dtype=torch.int8, device=device)
+
+    def milliseconds(self, run: Callable[[], object]) -> Spread:
+        """Median, smallest and largest of the groups' medians; the first two calls are not counted."""
+        repeats = self._repeats(run)
+        return Spread.of([self._median(run, repeats) for _ in range(GROUPS)])
+
+    def one_group(self, run: Callable[[], object]) -> float:
+        """Median milliseconds of one group; the first two calls are not counted."""
+        return self._median(run, self._repeats(run))
+
+    def _repeats(self, run: Callable[[], object]) -> int:
+        run()
+        expected = max(self._median(run, 1), 1e-3)
+        return max(1, min(50, round(self._group_seconds * 1e3 / expected)))
+
+    def _median(self, run: Callable[[], object], repeats: int) -> float:
+        if self._is_cuda:
+            marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+            for start, end in marks:
+                self._buffer.zero_()
+                start.record()
+                run()
+                end.record()
+            torch.cuda.synchronize(self._buffer.device)
+            return statistics.median(start.elapsed_time(end) for start, end in marks)
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - began) * 1e3)
+        return statistics.median(times)
 
 
 class GateError(RuntimeError):
@@ -82,8 +126,3 @@ def printed_reasons(rows: Iterable[Columns]) -> Iterator[Columns]:
         if "not_run" in row:
             print(f"{row['contender']} on {row['shape']}: not run, {row['not_run']}", flush=True)
         yield row
-
-
-def timer_of(args: argparse.Namespace) -> Timer:
-    """Times calls as the command line asks."""
-    return Timer(torch.device(args.device), group_seconds=args.group_seconds)

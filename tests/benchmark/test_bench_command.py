@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from tree_rl.benchmark.against_packed.kernel_classes import class_of, time_by_class
+from tree_rl.benchmark.against_packed.profiled_update import class_of, time_by_class
 from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.batch import recorded_batches
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
