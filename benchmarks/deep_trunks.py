@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from tree_rl.benchmark.against_packed.random_model import build_model
+from tree_rl.benchmark.against_packed.update import clipped_loss
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows, read_csv
@@ -37,7 +38,6 @@ from tree_rl.training.run import run_whole
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
-CLIP = 0.2
 WARM_SHARE = 64
 """Kernels are compiled on a tree this many times smaller."""
 MOST_RISE, MOST_ERROR, LEAST_RATE, MOST_TIME = 0.02, 0.10, 0.9, 1.05
@@ -141,14 +141,11 @@ class Tree:
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
         """PPO's clipped objective, averaged over trained tokens."""
         log_probs_f = outputs[LOG_PROBS].float()
-        offsets = self.rows.offsets
-        flat_f = torch.from_numpy(self.rows.flat_positions(members)).to(log_probs_f.device)
-        wanted_F = torch.from_numpy(self.rows.wanted_F).to(log_probs_f.device)
-        lengths_B = torch.from_numpy(np.diff(offsets)[list(members)]).to(log_probs_f.device)
-        advantage_f = self.advantage_B[list(members)].repeat_interleave(lengths_B)
-        ratio_f = (log_probs_f - self.old_F[flat_f]).exp()
-        gain_f = torch.minimum(ratio_f * advantage_f, ratio_f.clamp(1 - CLIP, 1 + CLIP) * advantage_f)
-        return -(gain_f * wanted_F[flat_f]).sum() / int(self.rows.wanted_F.sum()), {}
+        flat_f = self.rows.flat_positions(members)
+        lengths_B = torch.from_numpy(np.diff(self.rows.offsets)[list(members)]).to(log_probs_f.device)
+        wanted_f = torch.from_numpy(self.rows.wanted_F[flat_f]).to(log_probs_f.device)
+        advantage_f = self.advantage_B[list(members)].repeat_interleave(lengths_B) * wanted_f
+        return clipped_loss(log_probs_f, self.old_F[flat_f], advantage_f, int(self.rows.wanted_F.sum())), {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
