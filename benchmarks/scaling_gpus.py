@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from many_gpus.ranks import (
     DEVICE,
+    about,
     build_engine,
-    full_name,
     join_ranks,
+    parser,
     saved_model,
     size_of,
     synchronized,
@@ -53,7 +54,6 @@ from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
-from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import read_csv, write_csv
 from tree_rl.inspection.row_file import read_row_file
 
@@ -107,25 +107,9 @@ def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[l
 def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
     """All shapes and arms of one model on this number of GPUs; a CSV row after each."""
     size = size_of(model, args.layers)
-    path = saved_model(model, size, args.scratch)
-    engine = build_engine(
-        path,
-        attention=args.attention,
-        sharing=args.sp,
-        liger=args.liger,
-    )
+    engine = build_engine(args, saved_model(model, size, args.scratch))
     updates = Updates(Side(engine=engine, max_tokens=args.max_tokens))
-    about = {
-        "model": full_name(model),
-        "layers": size.shape.layers,
-        "layer_kernels": "liger" if args.liger else "transformers",
-        "gpus": world,
-        "sharing": args.sp,
-        "mini_batches": args.mini_batches,
-        "max_tokens": args.max_tokens,
-        "attention": engine.attention_implementation,
-        **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
-    }
+    setting = about(args, model, size, engine) | {"mini_batches": args.mini_batches, "max_tokens": args.max_tokens}
     place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape, "mini_batches": args.mini_batches}
     for shape, tokens in itertools.product(args.shapes, args.tokens):
         if shape == GRPO:
@@ -137,7 +121,7 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
             if rank == 0:
                 row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
                 print(f"{model} {world} GPUs", row, flush=True)
-                write_csv(args.out, [*read_csv(args.out), row | about])
+                write_csv(args.out, [*read_csv(args.out), row | setting])
 
 
 def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]:
@@ -163,31 +147,23 @@ def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]
 
 def main() -> None:
     """Measure as one rank of torchrun, or report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="print the ratios of a CSV file and stop")
-    parser.add_argument("--model", nargs="+", choices=tuple(MODEL_SIZES), default=["0.6b"])
-    parser.add_argument("--layers", type=int, default=4, help="of models wider than 0.6b")
-    parser.add_argument("--shapes", nargs="+", choices=(RECORDED, GRPO), default=[RECORDED, GRPO])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[EQUAL, BALANCED])
-    parser.add_argument("--data", type=Path, help="recorded rows, as for tree-rl bench")
-    parser.add_argument("--tokenizer", type=Path, help="for recorded messages")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[65_536], help="unique tokens per GPU and step")
-    parser.add_argument("--row-tokens", type=int, default=8_192, help="of synthetic rows")
-    parser.add_argument("--max-tokens", type=int, default=98_304, help="unique tokens of one forward")
-    parser.add_argument("--sp", type=int, default=1, help="GPUs that share the tokens of a rank")
-    parser.add_argument("--mini-batches", type=int, default=1, help="optimizer steps of a step")
-    parser.add_argument("--liger", action="store_true", help="Liger's fused layers")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--attention", default="auto")
-    parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
-    parser.add_argument("--commit", default=None)
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/scaling.csv"))
-    args = parser.parse_args()
+    options = parser(__doc__, "docs/benchmarks/scaling.csv")
+    options.add_argument("--model", nargs="+", choices=tuple(MODEL_SIZES), default=["0.6b"])
+    options.add_argument("--shapes", nargs="+", choices=(RECORDED, GRPO), default=[RECORDED, GRPO])
+    options.add_argument("--arms", nargs="+", choices=ARMS, default=[EQUAL, BALANCED])
+    options.add_argument("--data", type=Path, help="recorded rows, as for tree-rl bench")
+    options.add_argument("--tokenizer", type=Path, help="for recorded messages")
+    options.add_argument("--tokens", type=int, nargs="+", default=[65_536], help="unique tokens per GPU and step")
+    options.add_argument("--row-tokens", type=int, default=8_192, help="of synthetic rows")
+    options.add_argument("--max-tokens", type=int, default=98_304, help="unique tokens of one forward")
+    options.add_argument("--mini-batches", type=int, default=1, help="optimizer steps of a step")
+    options.add_argument("--steps", type=int, default=5)
+    args = options.parse_args()
     if args.report is not None:
         print(scaling_report(read_csv(args.report)))
         return
     if RECORDED in args.shapes and args.data is None:
-        parser.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")
+        options.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")
     rank, world = join_ranks()
     for model in args.model:
         measure(args, model, rank, world)

@@ -1,4 +1,4 @@
-"""Fused head and log-probs: ours, torch's own ways and public kernels on one flat problem, each behind a gate.
+"""Fused head and log-probs: ours, plain torch and a public kernel on one flat problem, each behind a gate.
 
 Every contender is first held against float64 on the leading `--gate-rows` rows. FLOPs counted are those of four
 products of 2 R V C, one forward and three backward (recomputed logits, both gradients), whatever a contender computes.
@@ -14,7 +14,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kernel_runs import Timer
@@ -50,24 +49,6 @@ def ours(impl: str, chunk_rows: int, *, entropy: bool) -> LogProbs:
     return run
 
 
-def compiled(chunk_rows: int) -> LogProbs:
-    """torch.compile of the plain formula, a checkpointed chunk of rows at a time."""
-
-    @torch.compile
-    def piece(
-        hidden_rC: torch.Tensor, weight_VC: torch.Tensor, target_r: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_p_rV = (hidden_rC @ weight_VC.T).float().log_softmax(-1)
-        return log_p_rV.gather(1, target_r[:, None])[:, 0], -(log_p_rV.exp() * log_p_rV).sum(-1)
-
-    def run(hidden_RC: torch.Tensor, weight_VC: torch.Tensor, target_R: torch.Tensor) -> Outcome:
-        chunks = zip(hidden_RC.split(chunk_rows), target_R.split(chunk_rows), strict=True)
-        pairs = [checkpoint(piece, hidden, weight_VC, target, use_reentrant=False) for hidden, target in chunks]
-        return torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
-
-    return run
-
-
 def liger(*, float32_sums: bool) -> LogProbs:
     """liger-kernel's fused linear cross-entropy, one loss per row."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
@@ -89,8 +70,6 @@ def contenders(chunk_sizes: list[int], baselines: list[str]) -> Iterator[tuple[s
     yield "triton_without_entropy", middle, ours("triton", middle, entropy=False)
     if "chunked" in baselines:
         yield "chunked", middle, ours("chunked", middle, entropy=True)
-    if "compile" in baselines:
-        yield "torch_compile", middle, compiled(middle)
     if "liger" in baselines:
         yield "liger", 0, liger(float32_sums=False)
         yield "liger_float32_sums", 0, liger(float32_sums=True)
@@ -249,7 +228,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="+", default=list(MODELS))
     parser.add_argument("--chunk-rows", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--baselines", nargs="*", default=["chunked", "compile", "liger"])
+    parser.add_argument("--baselines", nargs="*", default=["chunked", "liger"])
     parser.add_argument("--gate-rows", type=int, default=2048)
     parser.add_argument("--group-seconds", type=float, default=0.5, help="length of a group of repeats")
     parser.add_argument("--out", type=Path, help="CSV to write")
