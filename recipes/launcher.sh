@@ -50,7 +50,7 @@ critic_args() {
     )
 }
 
-# Starts verl's main_ppo with the config $2 of the recipe $1; what follows are overrides.
+# Runs verl's main_ppo, by tree_rl.train, with the config $2 of the recipe $1; what follows are overrides.
 run_main_ppo() {
     local recipe=$1 config=$2 given
     shift 2
@@ -82,5 +82,5 @@ run_main_ppo() {
     if [[ -n ${REWARD_FILE:-} ]]; then
         given+=(reward.custom_reward_function.path="$(realpath "$REWARD_FILE")")
     fi
-    "$PYTHON" -m verl.trainer.main_ppo --config-path "$RECIPES/$recipe" --config-name "$config" "${given[@]}" "$@"
+    "$PYTHON" -m tree_rl.train --config-path "$RECIPES/$recipe" --config-name "$config" "${given[@]}" "$@"
 }

@@ -33,10 +33,10 @@ def phases(settings: Settings) -> list[Phase]:
     """List the quickstart's processes, in order."""
     output, start = settings.output, settings.output / "start"
     warm = output / "sft" / f"global_step_{settings.sft_steps}" / "huggingface"
-    hydra = ["--config-path", str(RECIPE), "--config-name"]
+    config = ["--config-path", str(RECIPE), "--config-name"]
     prepare = ["quickstart.prepare", start, "--seed", settings.seed, "--demonstrations", settings.demonstrations]
     sft = [
-        *("tree_rl.verl_plugin.sft", *hydra, "sft"),
+        *("tree_rl.sft", *config, "sft"),
         f"data.train_files={start / 'demonstrations.parquet'}",
         f"model.path={start / 'model'}",
         f"trainer.default_local_dir={output / 'sft'}",
@@ -44,7 +44,7 @@ def phases(settings: Settings) -> list[Phase]:
         f"trainer.seed={settings.seed}",
     ]
     grpo = [
-        *("verl.trainer.main_ppo", *hydra, "grpo"),
+        *("tree_rl.train", *config, "grpo"),
         f"data.train_files={start / 'tasks.parquet'}",
         f"data.val_files={start / 'tasks.parquet'}",
         f"data.seed={settings.seed}",

@@ -25,7 +25,7 @@ fi
 need_model tiny_model.py
 need_toy_data sft.parquet
 
-"$PYTHON" -m torch.distributed.run "${WHERE[@]}" --nproc-per-node="$NGPUS" -m tree_rl.verl_plugin.sft \
+"$PYTHON" -m torch.distributed.run "${WHERE[@]}" --nproc-per-node="$NGPUS" -m tree_rl.sft \
     --config-path "$RECIPES/sft" --config-name tree_sft \
     data.train_files="$(realpath "$TRAIN_FILE")" \
     data.group_key="$GROUP_KEY" \

@@ -28,7 +28,7 @@ def starts_a_python_program(words: Sequence[str]) -> bool:
     if words[0] not in ("python", "torchrun"):
         return False
     if words[1] == "-m":
-        return words[2].startswith("tree_rl.") and words[2] != "tree_rl.verl_plugin.sft"
+        return words[2].startswith("tree_rl.") and words[2] not in ("tree_rl.train", "tree_rl.sft")
     return any((ROOT / word).exists() for word in words[1:] if "/" in word)
 
 

@@ -5,16 +5,14 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import verl.trainer.main_ppo as main_ppo
 from flag_checks import environment
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from shell_blocks import ROOT, Command
 
 from tree_rl.rollout.agents import harnesses
-from tree_rl.verl_plugin.launch.compose import read_command_line
-from tree_rl.verl_plugin.launch.early_check import checked
-from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+from tree_rl.verl_plugin.launch.command_line import read_job
+from tree_rl.verl_plugin.launch.train import PROGRAM, checked
 
 STAND_IN = """#!/bin/bash
 # Stands for python in a recipe's script: notes the arguments of a job, and makes what a program would write.
@@ -68,23 +66,19 @@ def programs() -> Sequence[str]:
 
 
 def check_recipe(command: Command, folder: Path) -> None:
-    """Raises CommandLineError or Hydra's error for an override that the recipe's config does not take."""
+    """Raises a ValueError or Hydra's error for an override that the recipe's config does not take."""
     for arguments in jobs_of(command, folder):
-        if "tree_rl.verl_plugin.sft" in arguments:
+        if "tree_rl.sft" in arguments:
             overrides = arguments[arguments.index("--config-name") + 2 :]
             compose_recipe("sft", "tree_sft", overrides)
         else:
-            check_main_ppo(arguments[2:])
+            check_train(arguments[2:])
 
 
-def check_main_ppo(arguments: Sequence[str]) -> None:
-    """Raises CommandLineError as a job's driver would."""
-    written = [main_ppo.__file__, *arguments]
-    accept_model_type(written)
-    line = read_command_line(written, config_path="config", config_name="ppo_trainer")
-    assert line is not None
-    _, banner = checked(line)
-    assert banner, "the job trains on trees"
+def check_train(arguments: Sequence[str]) -> None:
+    """Raises a ValueError as a job's driver would."""
+    job = read_job(arguments, PROGRAM)
+    assert checked(job.config, job.given), "the job trains on trees"
 
 
 def compose_recipe(recipe: str, config: str, overrides: list[str]) -> None:
@@ -102,7 +96,7 @@ def check_overrides(command: Command) -> None:
 
 
 def check_job_of(command: Command, folder: Path) -> None:
-    """Raises CommandLineError or Hydra's error for what the job of a command would refuse."""
+    """Raises a ValueError or Hydra's error for what the job of a command would refuse."""
     if command.words[0] == "bash":
         check_recipe(command, folder)
     elif "=" in command.words[0]:
@@ -110,7 +104,7 @@ def check_job_of(command: Command, folder: Path) -> None:
     else:
         shown = [word for word in command.words[3:] if "=" in word]
         mode = [] if any("trainer_mode" in word for word in shown) else ["trainer.v1.trainer_mode=tree_sync"]
-        check_main_ppo(on_this_machine([*mode, *shown], folder))
+        check_train(on_this_machine([*mode, *shown], folder))
 
 
 def on_this_machine(shown: Sequence[str], folder: Path) -> list[str]:

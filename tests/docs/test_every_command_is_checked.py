@@ -44,9 +44,7 @@ def is_a_job(command: Command) -> bool:
     """Whether Hydra reads the command's arguments."""
     words = command.words
     return (
-        (words[0] == "bash" and words[1].startswith("recipes/"))
-        or "=" in words[0]
-        or words[2:3] == ("verl.trainer.main_ppo",)
+        (words[0] == "bash" and words[1].startswith("recipes/")) or "=" in words[0] or words[2:3] == ("tree_rl.train",)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import check_main_ppo, on_this_machine
+from jobs import check_train, on_this_machine
 from shell_blocks import ROOT
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
@@ -151,7 +151,7 @@ def registered(files: Path) -> Iterator[Callable[..., Any]]:
 def test_verl_finds_the_registered_loss_and_the_job_is_accepted(registered: Callable[..., Any], tmp_path: Path) -> None:
     keys = re.findall(r"`(actor_rollout_ref[\w.]+=\w+)`", PAGE.read_text(encoding="utf-8"))
     assert len(keys) == 2
-    check_main_ppo(on_this_machine(["trainer.v1.trainer_mode=tree_sync", *keys], tmp_path))
+    check_train(on_this_machine(["trainer.v1.trainer_mode=tree_sync", *keys], tmp_path))
     config = FSDPActorConfig(
         strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss={"loss_mode": "soft_reinforce"}
     )

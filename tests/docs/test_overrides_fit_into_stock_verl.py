@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+from tree_rl.verl_plugin.launch.short_forms import expand
 
 ROOT = Path(__file__).parents[2]
 OVERRIDE = re.compile(r"(?<![\w.])(\+?(?:trainer|actor_rollout_ref|critic)(?:\.\w+)+=\w+)")
@@ -16,9 +16,8 @@ OVERRIDE = re.compile(r"(?<![\w.])(\+?(?:trainer|actor_rollout_ref|critic)(?:\.\
 @pytest.mark.parametrize("document", ["README.md", "docs/configuration.md", "docs/faq.md", "docs/troubleshooting.md"])
 def test_overrides_fit_into_stock_verl(document: str) -> None:
     overrides = sorted(set(OVERRIDE.findall((ROOT / document).read_text(encoding="utf-8"))))
-    accept_model_type(overrides)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=overrides)
+        config = compose("ppo_trainer", overrides=expand(overrides, "ppo_trainer"))
     assert config.trainer.v1.trainer_mode in ("tree_sync", "sync")
 
 

@@ -2,13 +2,17 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from shell_blocks import ROOT
+
+from tree_rl.verl_plugin.refusals.table import TABLE
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES = re.findall(r"(?m)^\| `([^`]+)` \| [^|]+ \| [^|]+ \|$", PAGE.split("## No message")[0])
@@ -22,7 +26,15 @@ def literals() -> tuple[str, ...]:
     paths = [*(ROOT / "tree_rl").rglob("*.py"), *(ROOT / "kernels" / "tree_kernels").rglob("*.py")]
     found = [text for path in [*paths, *of_verl()] for text in texts(path)]
     found += [path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*.sh")]
-    return tuple(found)
+    return (*found, *refusals())
+
+
+def refusals() -> Iterator[str]:
+    """Messages of the table of refusals."""
+    for row in chain(*TABLE.values()):
+        words = defaultdict(lambda: VARIES, key=f"{VARIES}.{row.key}")
+        words["option"] = f"the tree engine does not support {words['key']}={VARIES}"
+        yield "; ".join(part.format_map(words) for part in (row.sentence, row.remedy) if part)
 
 
 def of_verl() -> list[Path]:

@@ -14,8 +14,8 @@ from hostile_rows import shapes
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 ROWS = shapes()["comb"]
 Q, TOKENS = ["q_proj"], {"trainable_token_indices": sorted(set(ROWS[0].tokens[:3]))}

@@ -10,7 +10,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.tree_trainer import POLL_SECONDS
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeDetachActorWorker, TreeTrainingWorker
 

@@ -13,8 +13,8 @@ from hostile_rows import SHAPES
 from rank_engines import assert_two_ranks_step_as_one
 from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 @pytest.mark.parametrize("family", (*GATED_DELTA_NET, *RECURRENT))

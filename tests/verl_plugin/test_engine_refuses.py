@@ -16,8 +16,8 @@ from verl.utils import tensordict_utils as tu
 from tree_rl.models import UnsupportedModelError
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.compat import EngineRegistry
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,8 @@ def test_unsupported_settings_name_their_key(tmp_path: Path, settings: dict[str,
 
 
 def test_fsdp1_is_refused_with_the_key_to_change() -> None:
-    for model_type in ("tree_language_model", "tree_value_model"):
-        with pytest.raises(ValueError, match=r"actor\.strategy=fsdp2"):
+    for model_type, role in (("tree_language_model", "actor_rollout_ref.actor"), ("tree_value_model", "critic")):
+        with pytest.raises(UnsupportedFeatureError, match=rf"{role}\.strategy=fsdp: .*set {role}\.strategy=fsdp2"):
             EngineRegistry.new(model_type=model_type, backend="fsdp", model_config=None, engine_config=None)
 
 

@@ -22,8 +22,8 @@ from verl.workers.config.engine import EngineRouterReplayConfig
 from tree_rl.models import UnsupportedModelError
 from tree_rl.training.rows import Rows
 from tree_rl.tree import RowError
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,8 @@ from routed_rows import stock_routers_told
 from tensordict import TensorDict
 from tiny_families import CONFIGS, auxiliary_gradients
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -203,7 +203,7 @@ def test_recurrent_layers_train_as_on_rows_alone(ranks: list[dict[str, Any]], ou
         ({"ulysses_sequence_parallel_size": 3}, r"fsdp_config\.ulysses_sequence_parallel_size=3 does not divide"),
         (
             {"ulysses_sequence_parallel_size": 2},
-            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: it must divide their number",
+            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: expected a divisor of their number",
         ),
     ),
 )

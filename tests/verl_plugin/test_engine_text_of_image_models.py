@@ -30,8 +30,8 @@ from verl.workers.utils.losses import sft_loss
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from wrapped_models import wrapped_config, wrapped_model

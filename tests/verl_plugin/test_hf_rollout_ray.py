@@ -45,9 +45,8 @@ def test_main_ppo_trains_on_branches_and_a_failed_session_costs_only_itself(tmp_
         "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.CountingEnvironment",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={tmp_path / 'trees'}",
-        # As documented, without the plus that Hydra asks for.
-        "actor_rollout_ref.model.model_type=tree_language_model",
-        "critic.model.model_type=tree_value_model",
+        "+actor_rollout_ref.model.model_type=tree_language_model",
+        "+critic.model.model_type=tree_value_model",
         "trainer.v1.trainer_mode=tree_sync",
         "+ray_kwargs.ray_init.num_gpus=2",
         "trainer.n_gpus_per_node=2",

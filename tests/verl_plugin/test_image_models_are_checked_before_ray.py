@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
-from verl.trainer import main_ppo
 
 from tree_rl.models import UnsupportedModelError
-from tree_rl.verl_plugin.launch.compose import CommandLineError, read_command_line
-from tree_rl.verl_plugin.launch.early_check import checked
+from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.train import PROGRAM, checked
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from wrapped_models import wrapped_config
@@ -60,7 +60,7 @@ def test_the_named_remedy_is_one(tmp_path: Path) -> None:
 
 def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> None:
     path = saved(tmp_path, "qwen3_5")
-    with pytest.raises(UnsupportedModelError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
+    with pytest.raises(UnsupportedFeatureError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
         refuse_model_of_job(node(path), key="model", rollout="hf")
     refuse_model_of_job(node(path), key="model", rollout="vllm")
 
@@ -68,12 +68,11 @@ def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> Non
 def test_a_command_line_ends_with_the_models_reason(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
     path, rows = saved(tmp_path / "model", "mllama"), tmp_path / "rows.parquet"
-    arguments = [str(main_ppo.__file__), "trainer.v1.trainer_mode=tree_sync", f"actor_rollout_ref.model.path={path}"]
+    arguments = ["trainer.v1.trainer_mode=tree_sync", f"actor_rollout_ref.model.path={path}"]
     arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "algorithm.adv_estimator=grpo"]
-    line = read_command_line(arguments, config_path="config", config_name="ppo_trainer")
-    assert line is not None
-    with pytest.raises(CommandLineError, match=r"^actor_rollout_ref\.model\.path=.*attend to images alone"):
-        checked(line)
+    job = read_job(arguments, PROGRAM)
+    with pytest.raises(UnsupportedModelError, match=r"^actor_rollout_ref\.model\.path=.*attend to images alone"):
+        checked(job.config, job.given)
 
 
 @pytest.mark.parametrize("column", ("images", "videos", "pictures"))

@@ -24,9 +24,9 @@ from rank_engines import empty_batch
 from tiny_families import COEF, CONFIGS
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS, OnPolicyLoss, is_token_separable
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 ROWS = SHAPES["masks_differ_on_shared_prefix"]
 TREES = {

@@ -157,8 +157,8 @@ def test_mistakes_are_told_before_an_engine_is_built(
 
 def test_the_command_ends_with_one_line_and_status_2(model: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "rows\x1b[31m.parquet", **(GOOD | {"input_ids": [[1.0, 1.9], [3.0, 4.0]]}))
-    command = [sys.executable, "-m", "tree_rl.verl_plugin.sft", *CPU, *TOKEN_ROWS]
-    arguments = [f"model.path={model}", f"data.train_files='{path}'", f"hydra.run.dir={tmp_path}/run"]
+    command = [sys.executable, "-m", "tree_rl.sft", *CPU, *TOKEN_ROWS]
+    arguments = [f"model.path={model}", f"data.train_files='{path}'"]
     arguments += [f"trainer.default_local_dir={tmp_path}/checkpoints"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     ended = subprocess.run(

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync

@@ -23,7 +23,7 @@ from verl.workers.config import (
 )
 from verl.workers.config.engine import EngineRouterReplayConfig, QATEngineConfig
 
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 TESTS = Path(__file__).parents[1]
@@ -164,7 +164,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "fsdp_config.dtype=float16: verl's FSDP engine computes in mixed_precision.param_dtype=bf16": {
         f"{ENGINE}.dtype": "float16"
     },
-    "fsdp_config.router_replay.mode=R2 on a critic": {"critic.fsdp.router_replay": {"mode": "R2"}},
+    "critic.fsdp.router_replay.mode=R2 on a critic": {"critic.fsdp.router_replay": {"mode": "R2"}},
     **{
         f"fsdp_config.router_replay.{name}=routes.pt: verl reads and writes no such file": {
             f"{ENGINE}.router_replay": {name: "routes.pt"}

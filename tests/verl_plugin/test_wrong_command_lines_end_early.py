@@ -1,4 +1,4 @@
-"""A wrong command line of verl's main_ppo: one line that names the key and the remedy, exit code 2, before Ray."""
+"""A wrong command line of tree training: one line that names the key and the remedy, exit code 2, before Ray."""
 
 import copy
 import shlex
@@ -7,37 +7,29 @@ import sys
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import verl.trainer.main_ppo as main_ppo
-from omegaconf import DictConfig
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
 
-from tree_rl.verl_plugin.launch import early_check
-from tree_rl.verl_plugin.launch.compose import CommandLine, CommandLineError, compose, read_command_line
-from tree_rl.verl_plugin.launch.early_check import check_main_ppo, checked
-from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
+from tree_rl.verl_plugin.launch import command_line
+from tree_rl.verl_plugin.launch.command_line import read_job
+from tree_rl.verl_plugin.launch.short_forms import CommandLineError
+from tree_rl.verl_plugin.launch.train import ENGINE_CONFIG, PROGRAM
+from tree_rl.verl_plugin.launch.train import checked as checked_job
 
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 TREE = "trainer.v1.trainer_mode=tree_sync"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
-HEATS = (
-    ("0", "0"),
-    ("0.0", "0.0"),
-    ("-0.7", "-0.7"),
-    ("nan", "nan"),
-    ("inf", "inf"),
-    ("null", "None"),
-    ("true", "True"),
-)
+HEATS = {"0": "0", "0.0": "0.0", "-0.7": "-0.7", "nan": "nan", "inf": "inf", "null": "None", "true": "True"}
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
-    (f"{ACTOR}.strategy=fsdp1", (f"{ACTOR}.strategy=fsdp1:", "fsdp2")),
-    (f"{ACTOR}.strategy=megatron", (f"{ACTOR}.strategy=megatron:", "fsdp2")),
-    (f"actor_rollout_ref.ref.strategy=fsdp {ACTOR}.use_kl_loss=true", ("ref.strategy=fsdp:", "set fsdp2")),
-    ("critic.strategy=fsdp algorithm.adv_estimator=gae", ("critic.strategy=fsdp:", "set fsdp2")),
+    (f"{REF}.strategy=fsdp {ACTOR}.use_kl_loss=true", (f"{REF}.strategy=fsdp:", f"set {REF}.strategy=fsdp2")),
+    ("critic.strategy=fsdp algorithm.adv_estimator=gae", ("critic.strategy=fsdp:", "set critic.strategy=fsdp2")),
     ("model_engine=megatron", (f"{ACTOR}.strategy=megatron:", "fsdp2")),
     (f"{MODEL}.use_fused_kernels=true", (f"{MODEL}.use_fused_kernels=True:", "set it to False")),
     ("algorithm.adv_estimator=remax", ("algorithm.adv_estimator=remax:", "rloo")),
@@ -71,7 +63,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
     ("critic.fsdp.tree.scope=uids", ("critic.fsdp.tree.scope='uids':", "uid, rank")),
     # What would train on NaN, or on other rows' advantages.
-    *((f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0")) for value, said in HEATS),
+    *(
+        (f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0"))
+        for value, said in HEATS.items()
+    ),
     (f"{ROLLOUT}.temperature=warm", (f"{ROLLOUT}.temperature=warm:", "expected a number")),
     (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
     (f"{ROLLOUT}.val_kwargs.temperature=nan", (f"{ROLLOUT}.val_kwargs.temperature=nan:", "0 (greedy)")),
@@ -142,26 +137,25 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(autouse=True)
 def _stock_config_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(early_check, "compose", lambda line, overrides: copy.deepcopy(_composed(line, *overrides)))
+    monkeypatch.setattr(command_line, "compose", lambda name, overrides: copy.deepcopy(_composed(name, *overrides)))
 
 
 @lru_cache(maxsize=8)
-def _composed(line: CommandLine, *overrides: str) -> DictConfig:
-    return compose(line, overrides)
+def _composed(name: str, *overrides: str) -> DictConfig:
+    return compose(name, list(overrides))
 
 
-def command_line(*arguments: str) -> CommandLine:
-    written = [main_ppo.__file__, *arguments]
-    accept_model_type(written)
-    line = read_command_line(written, config_path="config", config_name="ppo_trainer")
-    assert line is not None
-    return line
+def checked(*arguments: str) -> tuple[Any, str]:
+    """The config of a command line, completed, and the banner."""
+    job = read_job(arguments, PROGRAM)
+    banner = checked_job(job.config, job.given)
+    return job.config, banner
 
 
 @pytest.mark.parametrize(("argument", "said"), WRONG, ids=[argument for argument, _ in WRONG])
 def test_one_line_names_the_key_and_the_remedy(argument: str, said: tuple[str, ...], good: list[str]) -> None:
-    with pytest.raises(CommandLineError) as refused:
-        checked(command_line(*good, *argument.split()))
+    with pytest.raises(ValueError) as refused:
+        checked(*good, *argument.split())
     message = str(refused.value)
     assert "\n" not in message and len(message) < 400
     for words in said:
@@ -169,11 +163,10 @@ def test_one_line_names_the_key_and_the_remedy(argument: str, said: tuple[str, .
 
 
 def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str]) -> None:
-    overrides, banner = checked(command_line(*good, "tree.max_tokens=4096"))
-    config = compose(command_line(*good), overrides)
+    config, banner = checked(*good, "tree.max_tokens=4096")
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
     for engine in (config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.ref.fsdp_config):
-        assert (engine.tree.max_tokens, engine._target_) == (4096, early_check.ENGINE_CONFIG)
+        assert (engine.tree.max_tokens, engine._target_) == (4096, ENGINE_CONFIG)
     assert config.actor_rollout_ref.rollout.name == "hf" and config.trainer.device == "cpu"
     for fact in ("fsdp2 in place of verl's default fsdp", "tree_language_model", "tree_sync", "max_tokens 4096"):
         assert fact in banner
@@ -184,83 +177,119 @@ def test_the_banner_names_the_budget_that_decides(good: list[str]) -> None:
     rows = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"]
     rows.append(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3")
     dynamic = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1234"]
-    assert "max_tokens of 3 longest rows (ppo_micro_batch_size_per_gpu" in checked(command_line(*good, *rows))[1]
-    assert "max_tokens 1234;" in checked(command_line(*good, *dynamic))[1] + ";"
-    assert "max_tokens 64;" in checked(command_line(*good, *rows, "tree.max_tokens=64"))[1] + ";"
+    assert "max_tokens of 3 longest rows (ppo_micro_batch_size_per_gpu" in checked(*good, *rows)[1]
+    assert "max_tokens 1234;" in checked(*good, *dynamic)[1] + ";"
+    assert "max_tokens 64;" in checked(*good, *rows, "tree.max_tokens=64")[1] + ";"
 
 
 def test_the_banner_warns_of_a_key_that_verl_ignores(good: list[str]) -> None:
     warning = "trainer.balance_batch=False has no effect"
-    assert warning in checked(command_line(*good, "trainer.balance_batch=false"))[1]
-    assert "balance_batch" not in checked(command_line(*good))[1]
+    assert warning in checked(*good, "trainer.balance_batch=false")[1]
+    assert "balance_batch" not in checked(*good)[1]
     # Greedy validation is verl's default.
-    checked(command_line(*good, f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.temperature=0.7"))
+    checked(*good, f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.temperature=0.7")
 
 
 def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
-    overrides, _ = checked(command_line(*good, f"{ENGINE}.tree.max_tokens=64", "tree.max_tokens=4096"))
-    config = compose(command_line(*good), overrides)
+    config, _ = checked(*good, f"{ENGINE}.tree.max_tokens=64", "tree.max_tokens=4096")
     assert config.actor_rollout_ref.actor.fsdp_config.tree.max_tokens == 64
     assert config.actor_rollout_ref.ref.fsdp_config.tree.max_tokens == 4096
 
 
-@pytest.mark.parametrize(
-    "stock", ([], ["data.train_batchsize=4"], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"])
-)
+@pytest.mark.parametrize("stock", ([], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"]))
 def test_a_job_without_trees_is_left_to_verl(stock: list[str]) -> None:
-    assert checked(command_line(*stock)) == (stock, "")
+    job = read_job(stock, PROGRAM)
+    before = copy.deepcopy(job.config)
+    assert checked_job(job.config, job.given) == "" and job.config == before
 
 
 def test_a_stock_job_on_a_cpu_stays_a_stock_job(good: list[str]) -> None:
     stock = [argument for argument in good if argument != TREE] + ["trainer.project_name=tree_of_mine"]
-    overrides, banner = checked(command_line(*stock))
-    assert banner == "" and not any("strategy" in override for override in overrides)
+    config, banner = checked(*stock)
+    assert banner == "" and config.actor_rollout_ref.actor.strategy == "fsdp"
     with pytest.raises(CommandLineError, match=r"^tree.mode: no engine of this job runs trees; add trainer"):
-        checked(command_line(*stock, "tree.mode=tree"))
+        checked(*stock, "tree.mode=tree")
 
 
-def test_other_programs_and_questions_to_hydra_are_left_alone() -> None:
-    for arguments in (["my_main.py", "tree.max_tokens=0"], [main_ppo.__file__, "--cfg", "job", "tree.max_token=0"]):
-        received = list(arguments)
-        check_main_ppo(received)
-        assert received == arguments
+def test_the_composed_config_is_hydras(good: list[str]) -> None:
+    """Values are set after the composition, where they can be compared with what stood there."""
+    values = [
+        f"{ACTOR}.optim.lr=1e-6",
+        f"+{ACTOR}.of_mine={{a:[1,2],b:${{data.seed}}}}",
+        "data.seed=7",
+        "~critic.optim",
+    ]
+    values += [f"++{MODEL}.override_config.x=null", "data.train_files=[a,b]", "trainer.project_name='a b'"]
+    others = [argument for argument in good if "data.train_files" not in argument]
+    found = read_job([*others, *values], PROGRAM).config
+    with command_line.initialize_config_dir(str(PROGRAM.folder / PROGRAM.config_path), version_base=None):
+        assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
 
 
-def test_a_flag_that_hydra_lacks_is_one_line(good: list[str]) -> None:
+def test_a_model_type_needs_no_prefix(good: list[str]) -> None:
+    config, banner = checked(*good, f"{MODEL}.model_type=tree_language_model")
+    assert config.actor_rollout_ref.model.model_type == "tree_language_model" and "tree_language_model" in banner
+
+
+def test_a_flag_that_does_not_exist_is_one_line(good: list[str]) -> None:
     with pytest.raises(CommandLineError, match="--confg"):
-        command_line(*good, "--confg=x")
+        checked(*good, "--confg=x")
 
 
 def test_an_environment_where_ray_starts_no_worker_is_one_line(
     good: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray starts workers by a shell to which it does not quote the path of Python: the job would wait and fail."""
-    checked(command_line(*good))
+    checked(*good)
     monkeypatch.setattr(sys, "executable", "/srv/my code/.venv/bin/python")
     with pytest.raises(CommandLineError, match=r"^/srv/my code/\.venv/bin/python: Ray cannot start workers"):
-        checked(command_line(*good))
+        checked(*good)
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # nodes have interpreters of their own
-    checked(command_line(*good))
+    checked(*good)
 
 
 def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> None:
     started = time.monotonic()
-    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *good, "tree.max_token=5"]
+    command = [sys.executable, "-W", "ignore", "-m", "tree_rl.train", *good, "tree.max_token=5"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     said = [line for line in ended.stderr.splitlines() if line.startswith("tree_rl")]
     assert said == [line for line in ended.stderr.splitlines() if not line.startswith("INFO")]
     assert len(said) == 1 and "did you mean tree.max_tokens?" in said[0]
     assert "ray init" not in ended.stdout
-    assert not list(tmp_path.iterdir()), "Hydra's output folder is made by a job that runs"
+    assert not list(tmp_path.iterdir())
     print(f"driver ended after {time.monotonic() - started:.1f} s, imports included")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        (f"{MODEL}.use_fused_kernels=true", "the head of a tree"),
+        (f"{ACTOR}.use_kl_loss=ture", "expected true or false"),
+    ],
+)
+def test_verls_own_driver_is_checked_before_ray(argument: str, said: str, good: list[str], tmp_path: Path) -> None:
+    """Hydra reads the command line by itself; the plugin sees the config where verl asks for Ray's environment."""
+    plain = ["hydra.searchpath=[pkg://tree_rl.verl_plugin.config]", "+machine=cpu", *good[:1], *good[2:], argument]
+    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *plain]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("tree_rl")]
+    assert ended.returncode == 2 and argument.split("=")[0] in line and said in line, ended.stderr
+    assert "ray init" not in ended.stdout and "Traceback" not in ended.stderr
+
+
+def test_a_short_form_that_hydra_took_is_refused(good: list[str]) -> None:
+    config = read_job(good, PROGRAM).config
+    OmegaConf.update(config, "tree.max_tokens", 64, force_add=True)
+    with pytest.raises(ValueError, match=rf"^tree\.max_tokens: .*write it as \+\+{ENGINE}\.tree\.max_tokens$"):
+        checked_job(config, ["+tree.max_tokens=64"])
 
 
 def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:
     correction = "algorithm.rollout_correction"
     wrong = [f"{correction}.bypass_mode=true", f"{correction}.loss_type=reinforce"]
-    with pytest.raises(CommandLineError) as refused:
-        checked(command_line(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true"))
+    with pytest.raises(ValueError) as refused:
+        checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true")
     remedy = shlex.split(str(refused.value).partition("; set ")[2].replace(" and ", " "))
     assert f"+{ACTOR}.policy_loss.rollout_correction=${{{correction}}}" in remedy
-    checked(command_line(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy))
+    checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy)

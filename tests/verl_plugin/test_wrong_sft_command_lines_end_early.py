@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.verl_plugin.launch.early_sft_check import check_sft
+from tree_rl.verl_plugin.launch.sft import banner, checked
 
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("engine.strategy=fsdp", ("engine.strategy=fsdp:", "set engine.strategy=fsdp2")),
@@ -41,28 +41,20 @@ def test_one_line_names_the_key(
     wrong: str, said: tuple[str, ...], good: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        check_sft(["sft", *good, wrong])
+        checked([*good, wrong])
     line = capsys.readouterr().err
     assert ended.value.code == 2 and line.startswith("tree_rl: ") and line.count("\n") == 1
     assert all(part in line for part in said), line
 
 
-def test_short_forms_are_written_out(good: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["sft", *good, "tree.mode=tree", "trainer.total_epochs=2"]
-    check_sft(arguments)
-    assert arguments == ["sft", "machine=sft_cpu", *good[1:], "++engine.tree.mode=tree", "trainer.total_epochs=2"]
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "SFT on fsdp2; mode tree; attention auto" in said
-
-
-def test_help_stays_hydras(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["sft", "--help"]
-    check_sft(arguments)
-    assert arguments == ["sft", "--help"] and not capsys.readouterr().err
+def test_short_forms_are_written_out(good: list[str]) -> None:
+    config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
+    assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
+    assert banner(config).endswith("SFT on fsdp2; mode tree; attention auto")
 
 
 def test_the_program_ends_so(good: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tree_rl.verl_plugin.sft", *good, "engine.strateg=fsdp2"]
+    command = [sys.executable, "-m", "tree_rl.sft", *good, "engine.strateg=fsdp2"]
     done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("tree_rl: engine.strateg=fsdp2: no such key; did you mean")

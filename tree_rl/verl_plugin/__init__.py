@@ -5,7 +5,6 @@ imports the module it belongs to, so a process imports only what it uses.
 """
 
 import os
-import sys
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -17,7 +16,6 @@ require_extra("verl", __name__)
 from wrapt import when_imported
 
 from tree_rl.verl_plugin.compat import check_verl_version
-from tree_rl.verl_plugin.launch.tree_arguments import accept_model_type
 from tree_rl.verl_plugin.plugin_presence import check_job_version
 
 check_verl_version()
@@ -42,6 +40,5 @@ def _load(our_module: str, _: ModuleType) -> None:
 
 
 import_module("tree_rl.verl_plugin.cpu.platform_cpu")
-accept_model_type(sys.argv)
 for _verl_module, _our_module in REGISTRATIONS.items():
     when_imported(_verl_module)(partial(_load, _our_module))

@@ -78,6 +78,7 @@ PRIVATE_NAMES: dict[str, str] = {
 
 PRIVATE_MODULES: dict[str, str] = {
     "constants_ppo": "verl.trainer.constants_ppo",
+    "main_ppo": "verl.trainer.main_ppo",
     "tensordict_utils": "verl.utils.tensordict_utils",
     "torch_functional": "verl.utils.torch_functional",
     "transformer_impl": "verl.workers.engine.fsdp.transformer_impl",

@@ -9,6 +9,14 @@ from verl.workers.config import FSDPEngineConfig
 from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
+ENGINES = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
+"""Where verl's RL config holds an engine's options: of the actor, the reference policy and the critic."""
+DISABLED, RECORDED, ROLLOUT = REPLAY_MODES = ("disabled", "R2", "R3")
+"""verl's `router_replay.mode`."""
+REPLAY_KEY = "fsdp_config.router_replay.mode"
+ROUTES, REPLAYS = "routed_experts", "enable_routing_replay"
+"""Column of the routes to repeat; flag that verl's workers set per call for the engines that replay in stock verl. Left
+out, an engine with a mode replays."""
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
 """verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
 
@@ -65,3 +73,16 @@ def as_tree_config(value: Any) -> TreeConfig:
         hint = did_you_mean(f"tree.{unknown[0]}", (f"tree.{name}" for name in names)) or ";"
         raise ValueError(f"tree.{unknown[0]}: no such option{hint} known are {', '.join(names)}")
     return TreeConfig(**given)
+
+
+def replay_mode(engine_config: Any) -> str:
+    """The `router_replay.mode` of an engine's config.
+
+    Raises:
+        ValueError: none of verl's modes.
+    """
+    config = engine_config.get("router_replay", None)
+    mode = DISABLED if config is None else str(config.get("mode", DISABLED))
+    if mode not in REPLAY_MODES:
+        raise ValueError(f"{REPLAY_KEY}={mode}: expected one of {', '.join(REPLAY_MODES)}")
+    return mode

@@ -26,7 +26,7 @@ from tree_rl.verl_plugin.checks.fresh_process import (
 )
 from tree_rl.verl_plugin.checks.tiny_tree import TreeError, measure_tree_error
 from tree_rl.verl_plugin.compat import SUPPORTED_VERL, get_device_name
-from tree_rl.verl_plugin.launch.job_checks import path_that_ray_splits
+from tree_rl.verl_plugin.launch.train import path_that_ray_splits
 
 NEEDED = ("tree_rl", "verl", "torch", "transformers", "tensordict", "ray", "TransferQueue")
 OPTIONAL = ("vllm", "triton", "peft")

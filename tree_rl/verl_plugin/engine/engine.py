@@ -18,6 +18,7 @@ from torch import nn
 from tree_rl.models import use_edge_head
 from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
@@ -34,17 +35,9 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
-from tree_rl.verl_plugin.engine.adapters import refuse_adapters
-from tree_rl.verl_plugin.engine.features import (
-    refuse_batch_features,
-    refuse_engine_features,
-    refuse_flat_packing,
-    refuse_foreign_old_log_probs,
-    refuse_ranks,
-)
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
-from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
+from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, host_tokens, read_rows, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
@@ -55,11 +48,22 @@ from tree_rl.verl_plugin.engine.verl_loss import (
     is_token_separable,
     with_length_of_step,
 )
-from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, TreeConfig, as_tree_config
+from tree_rl.verl_plugin.options import (
+    DISABLED,
+    TREE_LANGUAGE_MODEL,
+    TREE_VALUE_MODEL,
+    TreeConfig,
+    as_tree_config,
+    replay_mode,
+)
+from tree_rl.verl_plugin.refusals.job import ACTOR, refuse_engine, refuse_ranks
+from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.table import refuse
 
 logger = logging.getLogger(__name__)
 
 DEVICES = ["cpu", "cuda"]
+FSDP = "fsdp_config"
 
 
 @EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
@@ -81,7 +85,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
-        refuse_engine_features(model_config, engine_config, is_value=self.is_critic)
+        refuse_engine(model_config, engine_config, is_critic=self.is_critic)
+        size = engine_config.get(SEQUENCE_PARALLEL, 1)
+        refuse({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
         # verl's own model builders know only these two names.
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
@@ -156,8 +162,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             RowError: a row that cannot be trained on, named.
         """
         is_flat, reuses = self.tree_config.mode == "flat", not forward_only and _reuses_log_probs(data)
-        if not (forward_only or reuses or self.is_critic):
-            refuse_foreign_old_log_probs(data, self.tree_config)
+        if self.tree_config.reuse_log_probs is True and not (forward_only or reuses or self.is_critic):
+            refuse(data, "", Of.UPDATE_WITH_REUSE)
         if loss_function is not None and not (forward_only or is_flat):
             loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
         if reuses:
@@ -192,7 +198,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
         """All rows as trees, with whatever the loss needs in rows and loss."""
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
-        refuse_batch_features(data, ignores_routes=self.replay is None, is_actor=trains_actor)
+        ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
+        refuse(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
@@ -246,7 +253,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _init_device_mesh(self) -> None:
         """verl's meshes. Its patches of attention find no group: trees exchange heads, and their outputs are whole."""
-        refuse_ranks(torch.distributed.get_world_size(), self.engine_config)
+        refuse_ranks(self.engine_config, FSDP, torch.distributed.get_world_size())
         super()._init_device_mesh()
         self.sequence_parallel_group, self.ulysses_parallel_group = self.ulysses_parallel_group, None
 
@@ -258,7 +265,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             module: Any = self._stock_module()
         if uses_liger:
             use_liger_layers(module, **fused)
-        refuse_flat_packing(leaks_when_packed(module), self.engine_config)
+        refuse({"leaks": leaks_when_packed(module), "tree": self.tree_config}, FSDP, Of.PACKING)
         self._plain_module = module
         # Adapters wrap the embedding, and not all of them show its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
@@ -280,7 +287,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
         check_dropout(module)
         if self._is_lora:
-            refuse_adapters(self._plain_module)
+            refuse(self._plain_module, "model", Of.ADAPTERS)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
@@ -346,12 +353,17 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
 
 
 @EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
 class FSDP1Refused(compat.BaseEngine):
     """FSDP1 shards by flat parameters and cannot run trees: say so before a GPU is taken."""
 
+    role = ACTOR
+
     def __init__(self, **_: Any) -> None:
-        raise ValueError(
-            "tree_rl runs on FSDP2, but the strategy is 'fsdp'; set actor_rollout_ref.actor.strategy=fsdp2, "
-            "actor_rollout_ref.ref.strategy=fsdp2 and critic.strategy=fsdp2"
-        )
+        refuse({"strategy": "fsdp"}, self.role, Of.STRATEGY)
+
+
+@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
+class FSDP1CriticRefused(FSDP1Refused):
+    """The same for a critic."""
+
+    role = "critic"

@@ -11,7 +11,7 @@ from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.routers.expert_load import LoadReport
 from tree_rl.training.step import StepResult, TreeStep
 from tree_rl.verl_plugin.compat import AggregationType, Metric, append_to_dict
-from tree_rl.verl_plugin.engine.router_replay import COLUMN
+from tree_rl.verl_plugin.options import ROUTES
 
 COST = "tree/cost_s/"
 """Prefix of the fitted coefficients, in seconds."""
@@ -43,7 +43,7 @@ def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *,
         model_output = as_model_output(result.outputs, offsets)
         routes_FLK = result.routes_FLK
         if routes_FLK is not None:
-            model_output[COLUMN] = torch.nested.nested_tensor_from_jagged(routes_FLK, offsets.to(routes_FLK.device))
+            model_output[ROUTES] = torch.nested.nested_tensor_from_jagged(routes_FLK, offsets.to(routes_FLK.device))
     return {"model_output": model_output, "loss": list(result.losses), "metrics": metrics}
 
 

@@ -17,25 +17,7 @@ from tree_rl.models.support import UnsupportedModelError
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-
-COLUMN = "routed_experts"
-FLAG = "enable_routing_replay"
-"""verl's workers set it per call for the engines that replay in stock verl; left out, an engine with a mode replays."""
-DISABLED, RECORDED, ROLLOUT = MODES = ("disabled", "R2", "R3")
-KEY = "fsdp_config.router_replay.mode"
-
-
-def replay_mode(engine_config: Any) -> str:
-    """The mode of an engine's config.
-
-    Raises:
-        ValueError: none of verl's modes.
-    """
-    config = engine_config.get("router_replay", None)
-    mode = DISABLED if config is None else str(config.get("mode", DISABLED))
-    if mode not in MODES:
-        raise ValueError(f"{KEY}={mode}: expected one of {', '.join(MODES)}")
-    return mode
+from tree_rl.verl_plugin.options import RECORDED, REPLAY_KEY, REPLAYS, ROLLOUT, ROUTES
 
 
 class RouterReplay:
@@ -54,12 +36,12 @@ class RouterReplay:
         """
         if hooks.unknown_router is not None:
             raise UnsupportedModelError(
-                f"{KEY}={mode}: routes cannot be replayed through {hooks.unknown_router}; set it to disabled"
+                f"{REPLAY_KEY}={mode}: routes cannot be replayed through {hooks.unknown_router}; set it to disabled"
             )
         if mode == ROLLOUT and hooks.experts_per_token < 2:
             raise UnsupportedModelError(
-                f"{KEY}={mode}: with one expert per token verl's zeros for tokens without a record look like expert 0; "
-                f"set it to {RECORDED}"
+                f"{REPLAY_KEY}={mode}: with one expert per token verl's zeros for tokens without a record look like "
+                f"expert 0; set it to {RECORDED}"
             )
         self._hooks, self._mode = hooks, mode
         self.records = False
@@ -69,7 +51,7 @@ class RouterReplay:
 
     def begin(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> None:
         """Decide what the call does: R2 records with the weights that give old log-probs, never with others."""
-        active = tu.get_non_tensor_data(data=data, key=FLAG, default=True) and not is_reference
+        active = tu.get_non_tensor_data(data=data, key=REPLAYS, default=True) and not is_reference
         self.records = active and forward_only and self._mode == RECORDED
         self.replays = active and not self.records
 
@@ -81,18 +63,18 @@ class RouterReplay:
         """
         if not self.replays or rows.num_rows == 0:
             return rows
-        if COLUMN not in data:
+        if ROUTES not in data:
             source = {
                 RECORDED: "compute old log-probs with this engine (algorithm.rollout_correction.bypass_mode=False)",
                 ROLLOUT: "set actor_rollout_ref.rollout.enable_rollout_routing_replay=True and a rollout that records",
             }
-            raise RowError(f"{KEY}={self._mode}: the rows carry no {COLUMN}; {source[self._mode]}")
-        offsets, routes_FLK = _jagged(data[COLUMN])
+            raise RowError(f"{REPLAY_KEY}={self._mode}: the rows carry no {ROUTES}; {source[self._mode]}")
+        offsets, routes_FLK = _jagged(data[ROUTES])
         lengths, expected = np.diff(offsets), np.diff(rows.offsets)
         wrong = np.flatnonzero(lengths != expected)
         if len(wrong):
             row = int(wrong[0])
-            raise RowError(f"{rows.label_B[row]}: {COLUMN} of {lengths[row]} tokens for a row of {expected[row]}")
+            raise RowError(f"{rows.label_B[row]}: {ROUTES} of {lengths[row]} tokens for a row of {expected[row]}")
         return replace(rows, routes_FLK=self._checked(routes_FLK, rows))
 
     def _checked(self, routes_FLK: np.ndarray, rows: Rows) -> np.ndarray:
@@ -100,7 +82,7 @@ class RouterReplay:
         expected = (hooks.num_layers, hooks.experts_per_token)
         if routes_FLK.shape[1:] != expected:
             raise RowError(
-                f"{COLUMN}: expected routes of all {expected[0]} decoder layers (any numbers where a layer has no "
+                f"{ROUTES}: expected routes of all {expected[0]} decoder layers (any numbers where a layer has no "
                 f"experts) with {expected[1]} experts per token, received {tuple(routes_FLK.shape[1:])}",
             )
         # Layers without experts agree everywhere, whatever the recorder left there.
@@ -110,12 +92,12 @@ class RouterReplay:
         outside = ((routes < NATIVE) | (routes >= hooks.num_experts)).any(axis=(1, 2))
         if outside.any():
             row = int(np.searchsorted(rows.offsets, int(outside.argmax()), side="right")) - 1
-            raise RowError(f"{rows.label_B[row]}: {COLUMN} names an expert outside [0, {hooks.num_experts})")
+            raise RowError(f"{rows.label_B[row]}: {ROUTES} names an expert outside [0, {hooks.num_experts})")
         return drop_filler(routes) if hooks.experts_per_token > 1 else routes
 
 
 def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and values of a nested tensor, on the host."""
     if not nested.is_nested:
-        raise RowError(f"{COLUMN}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}")
+        raise RowError(f"{ROUTES}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}")
     return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()

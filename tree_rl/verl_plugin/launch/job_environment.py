@@ -1,20 +1,21 @@
-"""The variables by which verl's driver makes every process of a tree job load the plugin in the driver's version.
+"""What the plugin does where verl's driver, just before Ray, asks for the environment of a config's processes.
 
-verl finds an installed plugin by its entry point and hides a plugin that fails to load. Code that Ray uploads has no
-entry point. `VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and shows a failure.
+The job is checked, and each process of a tree job loads the plugin in the driver's version. verl finds an installed
+plugin by its entry point and hides a plugin that fails to load. Code that Ray uploads has no entry point.
+`VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and shows a failure.
 """
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Mapping
 from os import environ
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+
 from tree_rl import __version__
 from tree_rl.verl_plugin.compat import constants_ppo
-from tree_rl.verl_plugin.launch.compose import asks_for_trees
-from tree_rl.verl_plugin.launch.early_check import check_main_ppo
+from tree_rl.verl_plugin.launch.asked_for_trees import asks_for_trees, trains_trees
 from tree_rl.verl_plugin.launch.session_agent import refuse_unknown_agent
 from tree_rl.verl_plugin.launch.session_network import refuse_open_ray
 from tree_rl.verl_plugin.plugin_presence import JOB_VERSION, PLUGIN
@@ -35,11 +36,18 @@ def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
 def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """verl's function, plus the plugin's variables for a tree job; the user's `ray_init.runtime_env` wins over them.
 
-    It raises `ValueError` where sessions would reach a Ray that obeys everybody, and where none could start.
+    A job of trees that verl's own main runs is completed and checked before. A `ValueError` says that sessions would
+    reach a Ray that obeys everybody, or that none could start.
     """
 
     @functools.wraps(get_runtime_env)
     def with_plugin(config: Any = None) -> dict[str, Any]:
+        # `python -m tree_rl.train` has done so, without a job of Hydra's. Only a wrong command line has a block `tree`.
+        if config is not None and HydraConfig.initialized() and (trains_trees(config) or "tree" in config):
+            # It imports verl's algorithms, which other jobs may not need in this process.
+            from tree_rl.verl_plugin.launch.train import make_ready_for_main_ppo
+
+            make_ready_for_main_ppo(config, HydraConfig.get())
         refuse_open_ray(config, environ)
         refuse_unknown_agent(config)
         runtime_env = get_runtime_env(config)
@@ -51,4 +59,3 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
 
 
 constants_ppo.get_ppo_ray_runtime_env = forwarding(constants_ppo.get_ppo_ray_runtime_env)
-check_main_ppo(sys.argv)

@@ -15,14 +15,13 @@ from tree_rl.models import UnsupportedModelError, check_model
 from tree_rl.models.fused_layers import why_not_liger
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
-from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.models.support import check_dropout, has_recurrent_layers, has_rope_axes
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.verl_plugin.compat import get_hf_auto_model_class, update_model_config
-from tree_rl.verl_plugin.engine.adapters import refuse_adapters
-from tree_rl.verl_plugin.engine.features import refuse_flat_packing
-from tree_rl.verl_plugin.engine.router_replay import DISABLED, RouterReplay, replay_mode
-from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.engine.router_replay import RouterReplay
+from tree_rl.verl_plugin.options import DISABLED, as_tree_config, replay_mode
+from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.table import refuse
 
 IMAGE_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 """Keys of `data` that name a column -> verl's defaults."""
@@ -61,11 +60,7 @@ def refuse_model_of_job(
         return
     try:
         check_model(built)
-        if rollout == "hf" and has_recurrent_layers(built):
-            raise UnsupportedModelError(
-                "rollout.name=hf runs attention layers alone, and this model has layers that carry a state; set "
-                "actor_rollout_ref.rollout.name=vllm or sglang"
-            )
+        refuse({"name": rollout, "recurrent": has_recurrent_layers(built)}, "", Of.GENERATION)
         for engine_key, engine in (engines or {}).items():
             _check_engine(built, engine, engine_key)
     except ValueError as error:
@@ -125,11 +120,8 @@ def _check_engine(built: Any, engine: Any, key: str) -> None:
     tree = as_tree_config(engine.get("tree", None))
     mode = replay_mode(engine)
     # Masks without positions hurt SDPA alone, which the workers choose.
-    refuse_flat_packing(has_recurrent_layers(built) or has_rope_axes(built), engine)
-    try:
-        check_sequence_parallel(built.config, engine.get(SEQUENCE_PARALLEL, 1))
-    except ValueError as error:
-        raise ValueError(f"{key}.{error}") from error
+    refuse({"leaks": has_recurrent_layers(built) or has_rope_axes(built), "tree": tree}, key, Of.PACKING)
+    refuse({SEQUENCE_PARALLEL: engine.get(SEQUENCE_PARALLEL, 1), "config": built.config}, key, Of.HEADS)
     if tree.router_aux_loss_coef is not None or mode != DISABLED:
         hooks = RouterHooks(built)
         if mode != DISABLED:
@@ -152,7 +144,7 @@ def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
     except ValueError as error:
         raise ValueError(f"{key}.target_modules={asked.get('target_modules')}: {error}") from error
     check_dropout(wrapped)
-    refuse_adapters(built, key)
+    refuse(built, key, Of.ADAPTERS)
 
 
 def refuse_rows_with_images(data: DictConfig, files: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning on trees: `python -m tree_rl.verl_plugin.sft`, or the same under torchrun."""
+"""Supervised fine-tuning on trees: `python -m tree_rl.sft`, or the same under torchrun."""
 
 from tree_rl.verl_plugin.sft.checked_data import group_rows
-from tree_rl.verl_plugin.sft.sft_trainer import TreeSFTTrainer, join_as_only_rank, main
+from tree_rl.verl_plugin.sft.sft_trainer import TreeSFTTrainer, join_as_only_rank
 
-__all__ = ["TreeSFTTrainer", "group_rows", "join_as_only_rank", "main"]
+__all__ = ["TreeSFTTrainer", "group_rows", "join_as_only_rank"]

@@ -1,9 +1,3 @@
-"""Command line of tree SFT."""
+"""The earlier name of `python -m tree_rl.sft`, for one release."""
 
-import sys
-
-from tree_rl.verl_plugin.launch.early_sft_check import check_sft
-from tree_rl.verl_plugin.sft.sft_trainer import main
-
-check_sft(sys.argv)
-main()
+raise SystemExit("python -m tree_rl.verl_plugin.sft is now python -m tree_rl.sft, with the same arguments")

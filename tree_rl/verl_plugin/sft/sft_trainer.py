@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import hydra
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
@@ -141,9 +140,8 @@ def join_as_only_rank() -> None:
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-@hydra.main(config_path="pkg://tree_rl.verl_plugin.config", config_name="tree_sft_trainer", version_base=None)
-def main(config: DictConfig) -> None:
-    """Command line: verl's SFT options plus `engine.tree` and `data.group_key`."""
+def train(config: DictConfig) -> None:
+    """Run one process of a job; exit with code 2 after one line where its data cannot train."""
     join_as_only_rank()
     config.trainer.device = get_device_name()
     initialize_global_process_group()

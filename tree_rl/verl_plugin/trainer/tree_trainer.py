@@ -31,11 +31,12 @@ from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
 from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
+from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
 from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import NEEDS_SUM_PI_SQUARED, LogProbReuse, Update
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
     fetch_call_weights,

@@ -11,16 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tree_rl.training.tree_options import AUTO
-from tree_rl.verl_plugin.engine.features import UnsupportedFeatureError
-from tree_rl.verl_plugin.engine.router_replay import RECORDED, replay_mode
-from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, as_tree_config
+from tree_rl.verl_plugin.options import ENGINES, RECORDED, TREE_LANGUAGE_MODEL, as_tree_config, replay_mode
+from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 logger = logging.getLogger(__name__)
 
-NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
-"""Estimators that read the policy's probabilities."""
-ENGINE = "actor_rollout_ref.actor.fsdp_config"
-CORRECTION = "algorithm.rollout_correction"
+ENGINE = ENGINES[0]
 KEY = f"{ENGINE}.tree.reuse_log_probs"
 
 

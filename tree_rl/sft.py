@@ -1,0 +1,8 @@
+"""Supervised fine-tuning on trees: `python -m tree_rl.sft <arguments of verl.trainer.sft_trainer>`, or by torchrun."""
+
+import sys
+
+from tree_rl.verl_plugin.launch.sft import main
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

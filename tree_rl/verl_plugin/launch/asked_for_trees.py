@@ -1,0 +1,25 @@
+"""Whether a config of verl asks for trees."""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+CHOICES = {
+    "trainer.v1.trainer_mode": "tree_",
+    "actor_rollout_ref.model.model_type": "tree_",
+    "critic.model.model_type": "tree_",
+    "actor_rollout_ref.rollout.name": "hf",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "tree_rl.",
+}
+"""Config key -> beginning of the values that need the plugin."""
+
+
+def asks_for_trees(config: Any) -> bool:
+    """Whether a verl config names something that only the plugin provides."""
+    return any(str(OmegaConf.select(config, key, default="")).startswith(start) for key, start in CHOICES.items())
+
+
+def trains_trees(config: Any) -> bool:
+    """Whether a config chooses a tree trainer or a tree engine."""
+    keys = [key for key, start in CHOICES.items() if start == "tree_"]
+    return any(str(OmegaConf.select(config, key, default="")).startswith("tree") for key in keys)

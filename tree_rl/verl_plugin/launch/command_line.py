@@ -1,0 +1,174 @@
+"""A command line as verl's programs take it, and the one config that it composes; a mistake as one line."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from tree_rl.verl_plugin.did_you_mean import nearest_key
+from tree_rl.verl_plugin.launch.short_forms import CommandLineError
+from tree_rl.verl_plugin.options import as_tree_config
+
+INPUT_ERROR = 2
+"""Exit code, as of `tree-rl`'s commands."""
+HAS_A_WORD = "model.use_liger"
+"""An option that is true, false or `auto`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A program of verl that runs with a composed config."""
+
+    name: str
+    """What stands behind `python -m`."""
+    folder: Path
+    """A relative `--config-path` lies below it, as for Hydra."""
+    config_path: str
+    config_name: str
+    expand: Callable[[Sequence[str], str], list[str]]
+    """Writes out short forms in overrides; the second argument is the config's name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a command line asks for."""
+
+    config: DictConfig
+    given: tuple[str, ...]
+    """Overrides as the user wrote them."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CommandLineError(f"{message}; {self.prog} --help lists what there is")
+
+
+def read_job(arguments: Sequence[str], program: Program) -> Job:
+    """Read overrides and Hydra's `--config-path` and `--config-name`, and compose the config.
+
+    Args:
+        arguments: what follows the program's name.
+        program: whose defaults apply.
+
+    Raises:
+        CommandLineError: a flag, key, value or config that does not exist.
+    """
+    parser = _Parser(prog=f"python -m {program.name}", allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as verl takes them; tree.KEY; machine=cpu")
+    parser.add_argument("--config-path", "-cp", default=program.config_path, help="folder of the config")
+    parser.add_argument("--config-name", "-cn", default=program.config_name, help="its name there")
+    line = parser.parse_intermixed_args(list(arguments))
+    name = line.config_name.removesuffix(".yaml")
+    overrides = program.expand(line.overrides, name)
+    try:
+        with initialize_config_dir(str((program.folder / line.config_path).resolve()), version_base=None):
+            config = compose_checked(name, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise CommandLineError(one_line(error)) from error
+    return Job(config=config, given=tuple(line.overrides))
+
+
+def compose_checked(config_name: str, arguments: Sequence[str]) -> DictConfig:
+    """Compose a config as Hydra does, where Hydra is initialized.
+
+    Raises:
+        CommandLineError: no override, or a text where the config has a number or a truth value.
+    """
+    overrides = [_parsed(text) for text in arguments]
+    config = compose(config_name, [str(one.input_line) for one in overrides if not _is_value(one)])
+    _set_values(config, [one for one in overrides if _is_value(one)])
+    return config
+
+
+def _parsed(text: str) -> Override:
+    key, sign, value = text.partition("=")
+    if key.lstrip("+") == "tree":
+        raise CommandLineError(f"{text}: name an option of trees, such as tree.max_tokens={value}")
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        what = "a value that Hydra cannot read; quote it" if sign else "no KEY=VALUE"
+        raise CommandLineError(f"{text}: {what}") from error
+
+
+def _is_value(override: Override) -> bool:
+    """Whether it sets a value of the composed config; the others choose files of it, or are Hydra's own."""
+    key = override.key_or_group
+    is_plain = override.type != OverrideType.DEL and override.package is None and not override.is_sweep_override()
+    return is_plain and "." in key and "/" not in key and not key.startswith("hydra.")
+
+
+def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set values as Hydra does; refuse a text where the config had a number or a truth value."""
+    for override in overrides:
+        key = override.key_or_group
+        before: Any = OmegaConf.select(config, key, default=None)
+        try:
+            OmegaConf.update(config, key, override.value(), force_add=override.type != OverrideType.CHANGE)
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            hint = nearest_key(key, keys_of(config)) or "; put + before it to add a key of your own"
+            raise CommandLineError(f"{override.input_line}: no such key{hint}") from error
+        now = OmegaConf.select(config, key, default=None, throw_on_resolution_failure=False)
+        if isinstance(before, bool | int | float) and isinstance(now, str) and not key.endswith(HAS_A_WORD):
+            expected = "true or false" if isinstance(before, bool) else "a number"
+            raise CommandLineError(f"{key}={now}: expected {expected}")
+
+
+def check_tree_block(engine: Any, place: str, written: Sequence[str]) -> None:
+    """Read the `tree` block of an engine; a CommandLineError names the key that the user wrote.
+
+    Args:
+        engine: node of its options.
+        place: its key.
+        written: the keys on the command line.
+    """
+    block = None if engine is None else engine.get("tree", None)
+    try:
+        as_tree_config(None if block is None else OmegaConf.to_container(block, resolve=True))
+    except ValueError as error:
+        message = one_line(error)
+        is_short = message.partition("=")[0].partition(":")[0] in written
+        raise CommandLineError(message if is_short else message.replace("tree.", f"{place}.tree.", 1)) from error
+
+
+@contextmanager
+def refusals_as_one_line() -> Iterator[None]:
+    """End the program with one line on standard error and exit code 2 where a check refuses the job."""
+    try:
+        yield
+    except (ValueError, TypeError, AssertionError, OSError, OmegaConfBaseException, HydraException) as error:
+        print(f"tree_rl: {one_line(error)}", file=sys.stderr)
+        sys.exit(INPUT_ERROR)
+
+
+def one_line(error: BaseException) -> str:
+    """The words of an error, of its cause where Hydra wraps it, on one line."""
+    while error.__cause__ is not None and isinstance(error, HydraException | OmegaConfBaseException):
+        error = error.__cause__
+    # Hydra lists where it looked for a config.
+    words = " ".join(str(error).partition("\nConfig search path:")[0].split())
+    return words if words else type(error).__name__
+
+
+def keys_of(config: DictConfig) -> set[str]:
+    """Dotted names of all nodes; values are not resolved."""
+    found: set[str] = set()
+
+    def walk(node: Any, before: str) -> None:
+        for name, value in node.items():
+            found.add(f"{before}{name}")
+            if isinstance(value, dict):
+                walk(value, f"{before}{name}.")
+
+    walk(OmegaConf.to_container(config, resolve=False), "")
+    return found

@@ -1,0 +1,55 @@
+"""A job of tree SFT: its command line is checked before an engine takes a GPU; then verl's trainer runs it."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from tree_rl import __version__
+from tree_rl.verl_plugin.launch.command_line import Program, check_tree_block, read_job, refusals_as_one_line
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.short_forms import expand_sft, written_keys
+from tree_rl.verl_plugin.refusals.job import refuse_engine
+from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.table import refuse
+from tree_rl.verl_plugin.sft.sft_trainer import train
+
+PROGRAM = Program(
+    name="tree_rl.sft",
+    folder=Path(__file__).parents[1],
+    config_path="config",
+    config_name="tree_sft_trainer",
+    expand=expand_sft,
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a command line of verl's `sft_trainer`; exit with code 2 after one line where it cannot run."""
+    config = checked(arguments)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(banner(config), file=sys.stderr, flush=True)
+    train(config)
+
+
+def checked(arguments: Sequence[str]) -> DictConfig:
+    """The config of a command line, checked; exits as `main`."""
+    with refusals_as_one_line():
+        job = read_job(arguments, PROGRAM)
+        config = job.config
+        refuse(config, "", Of.VALUES)
+        check_tree_block(config.engine, "engine", written_keys(job.given))
+        refuse_engine(config.model, config.engine, key="engine")
+        refuse(config, "", Of.FILES)
+        refuse(config.model, "model", Of.MODEL_FILES)
+        refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
+        refuse_rows_with_images(config.data, ("train_files", "val_files"))
+    return config
+
+
+def banner(config: DictConfig) -> str:
+    """What runs, in a line."""
+    tree = config.engine.get("tree", None) or {}
+    facts = f"mode {tree.get('mode', 'auto')}; attention {tree.get('attention', 'auto')}"
+    return f"tree_rl {__version__}: SFT on {config.engine.strategy}; {facts}"

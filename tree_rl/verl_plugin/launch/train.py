@@ -1,0 +1,258 @@
+"""A job of reinforcement learning before Ray: completed, checked, summed up in a line, then run by verl's `main_ppo`.
+
+`python -m tree_rl.train` comes here with a command line, verl's own main with the config that Hydra composed.
+"""
+
+import contextlib
+import copy
+import io
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from tree_rl import __version__
+from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read_gateway_options
+from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
+from tree_rl.verl_plugin.compat import _agent_loop_registry, need_critic, need_reference_policy, validate_config
+from tree_rl.verl_plugin.did_you_mean import did_you_mean, nearest_key
+from tree_rl.verl_plugin.launch.asked_for_trees import trains_trees
+from tree_rl.verl_plugin.launch.command_line import (
+    Program,
+    check_tree_block,
+    compose_checked,
+    keys_of,
+    one_line,
+    read_job,
+    refusals_as_one_line,
+)
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
+from tree_rl.verl_plugin.options import ENGINES
+from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
+from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.table import TRAINER_MODES, refuse
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+
+_VERL = find_spec("verl")
+assert _VERL is not None and _VERL.origin is not None
+PROGRAM = Program(
+    name="tree_rl.train",
+    folder=Path(_VERL.origin).parent / "trainer",
+    config_path="config",
+    config_name=STOCK_CONFIG,
+    expand=expand,
+)
+ENGINE_CONFIG = "tree_rl.verl_plugin.options.TreeFSDPEngineConfig"
+ROLES = ("actor_rollout_ref.actor", "critic")
+"""Roles whose strategy a user writes; the reference policy's follows the actor's."""
+CUSTOM = "actor_rollout_ref.rollout.custom"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a command line of verl's `main_ppo`; exit with code 2 after one line where it cannot run."""
+    with refusals_as_one_line():
+        job = read_job(arguments, PROGRAM)
+    make_ready(job.config, job.given)
+    compat.main_ppo.main(job.config)
+
+
+def make_ready(config: DictConfig, given: Sequence[str]) -> None:
+    """Complete a job on trees in place, check it and print its banner; a job without trees stays as it is.
+
+    Args:
+        config: verl's whole config.
+        given: the user's overrides.
+
+    Exits with code 2 after one line on standard error where the job cannot run.
+    """
+    with refusals_as_one_line():
+        banner = checked(config, given)
+    if banner:
+        print(banner, file=sys.stderr, flush=True)
+
+
+def make_ready_for_main_ppo(config: DictConfig, hydra: Any) -> None:
+    """The same where verl's own main runs with the config that Hydra, which knows no kinds of values, composed."""
+    with refusals_as_one_line():
+        compose_checked(hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task])
+    make_ready(config, hydra.overrides.task)
+
+
+def checked(config: DictConfig, given: Sequence[str]) -> str:
+    """Complete and check a job; return its banner, which is empty for a job without trees.
+
+    Raises:
+        ValueError: a job on trees that cannot run; names the key.
+    """
+    written = written_keys(given)
+    if not trains_trees(config):
+        asked = [key for key in written if key.startswith(("tree.", *(f"{engine}.tree." for engine in ENGINES)))]
+        if asked:
+            raise CommandLineError(
+                f"{asked[0]}: no engine of this job runs trees; add trainer.v1.trainer_mode=tree_sync"
+            )
+        return ""
+    notes = complete(config, written)
+    # verl prints that its checks passed; what they warn of, they print again.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _check(config, written)
+    return _banner(config, notes)
+
+
+def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
+    """Choose FSDP2 and the class of the `tree` block where the user chose neither; what the banner says about it.
+
+    Args:
+        config: verl's, changed in place.
+        written: the keys on the command line.
+    """
+    notes = []
+    for key in (f"{role}.strategy" for role in ROLES):
+        if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":
+            OmegaConf.update(config, key, "fsdp2")
+            notes.append(f"{key}=fsdp2 in place of verl's default fsdp")
+    for engine in ENGINES:
+        node = OmegaConf.select(config, engine, default=None)
+        if node is not None and node.get("tree", None) is not None:
+            OmegaConf.update(config, f"{engine}._target_", ENGINE_CONFIG, force_add=True)
+    if config.trainer.get("balance_batch", True) is not True:
+        notes.append(
+            f"trainer.balance_batch={config.trainer.balance_batch} has no effect: verl's V1 trainers do not read it, "
+            "and give ranks about equal work"
+        )
+    return notes
+
+
+def _banner(config: DictConfig, notes: Sequence[str]) -> str:
+    actor = config.actor_rollout_ref
+    tree = actor.actor.fsdp_config.get("tree", None) or {}
+    facts = [
+        f"engine {actor.model.get('model_type', None) or 'tree_language_model'} on {actor.actor.strategy}",
+        f"trainer {config.trainer.v1.trainer_mode}",
+        f"mode {tree.get('mode', 'auto')}",
+        f"attention {tree.get('attention', 'auto')}",
+        f"max_tokens {tree.get('max_tokens', None) or _verls_budget(actor.actor)}",
+        *notes,
+    ]
+    return f"tree_rl {__version__}: {'; '.join(facts)}"
+
+
+def _verls_budget(role: DictConfig) -> str:
+    """What bounds a forward of a role where `tree.max_tokens` does not."""
+    if role.get("use_dynamic_bsz", False):
+        return str(role.get("ppo_max_token_len_per_gpu", None))
+    rows = role.get("ppo_micro_batch_size_per_gpu", None) or 1
+    return f"of {rows} longest rows (ppo_micro_batch_size_per_gpu, as use_dynamic_bsz=False)"
+
+
+def _check(config: DictConfig, written: Sequence[str]) -> None:
+    """Check a completed config: its words and numbers, as a tree run would, the files it names, then as verl does."""
+    refuse(config, "", Of.VALUES)
+    for engine in ENGINES:
+        check_tree_block(OmegaConf.select(config, engine, default=None), engine, written)
+    prepared = copy.deepcopy(config)
+    _check_prepared(prepared)
+    if _runs_here(config):
+        if path_that_ray_splits(sys.executable):
+            raise CommandLineError(
+                f"{sys.executable}: Ray cannot start workers of an environment whose path has spaces or quotes; create "
+                "it in a folder without them"
+            )
+        refuse(config, "", Of.FILES)
+        for key in ("actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])):
+            refuse(OmegaConf.select(config, key), key, Of.MODEL_FILES)
+    _check_models(prepared)
+    refuse_rows_with_images(config.data, ("train_files", "val_files"))
+    try:
+        validate_config(config, need_reference_policy(config), need_critic(config))
+    except (TypeError, HydraException) as error:
+        unknown = one_line(error).partition("unexpected keyword argument ")[2].strip("'")
+        for key in written:
+            if unknown and key.rpartition(".")[2] == unknown:
+                raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(config) - {key})}") from error
+        raise
+
+
+def path_that_ray_splits(path: str) -> bool:
+    """Whether Ray, which starts workers through a shell without quoting the interpreter, would run another program."""
+    return re.search(r"[\s'\"\\$&;|<>()*?\[\]{}!#`]", path) is not None
+
+
+def _runs_here(config: DictConfig) -> bool:
+    """Whether all workers run on this machine."""
+    return bool(config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ)
+
+
+def _check_prepared(config: DictConfig) -> None:
+    """What the tree trainers refuse, or, of verl's own trainers, what the tree engines do."""
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    for engine in [*ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
+        refuse_ranks(OmegaConf.select(config, engine) or {}, engine, ranks)
+    _check_agent_loops(config)
+    base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
+    if base is None:
+        refuse_job(config, under_tree_trainer=False)
+        return
+    prepare_config(config, base)
+    LogProbReuse.of(config)
+
+
+def _check_models(config: DictConfig) -> None:
+    """What the models of a prepared config say, built without weights."""
+    roles = list(tree_roles(config))
+    for key in dict.fromkeys(role.model for role in roles):
+        own = [role for role in roles if role.model == key]
+        refuse_model_of_job(
+            OmegaConf.select(config, key),
+            key=key,
+            engines={role.engine: OmegaConf.select(config, role.engine) for role in own},
+            is_value=own[0].is_critic,
+            rollout=None if own[0].is_critic else OmegaConf.select(config, "actor_rollout_ref.rollout.name"),
+        )
+
+
+def _check_agent_loops(config: DictConfig) -> None:
+    """The default agent loop, and options of this package's, which each session would refuse again."""
+    rollout = config.actor_rollout_ref.rollout
+    _check_default_loop(rollout.agent)
+    custom = rollout.get("custom", None) or {}
+    blocks = {name: custom.get(name, None) for name in ("gateway_agent", "tree_agent")}
+    given = {
+        name: OmegaConf.to_container(block, resolve=True)
+        for name, block in blocks.items()
+        if block is not None and (name == "tree_agent" or block.get("agent", None))
+    }
+    lengths = {"max_context_tokens": rollout.prompt_length + rollout.response_length}
+    lengths["max_turn_tokens"] = rollout.response_length
+    for name, options in given.items():
+        wanted = as_gateway_agent(options) if name == "tree_agent" else options
+        read, _ = read_gateway_options(wanted, **lengths, template_options={})
+        if _runs_here(config):
+            try:
+                agent_class(read.agent)
+            except (ImportError, AttributeError) as error:
+                raise CommandLineError(
+                    f"{CUSTOM}.{name}.agent={read.agent}: {one_line(error)}; correct it, or PYTHONPATH"
+                ) from error
+
+
+def _check_default_loop(agent: DictConfig) -> None:
+    """Rows may name loops of their own, so only a near miss is refused."""
+    known, path = set(_agent_loop_registry), agent.get("agent_loop_config_path", None)
+    if path is not None and os.path.exists(os.path.expanduser(path)):
+        known |= {str(entry.get("name", "")) for entry in OmegaConf.load(os.path.expanduser(path))}
+    wanted = agent.get("default_agent_loop", None)
+    hint = "" if wanted in known or wanted is None else did_you_mean(str(wanted), sorted(known), cutoff=0.6)
+    if hint:
+        raise CommandLineError(f"actor_rollout_ref.rollout.agent.default_agent_loop={wanted}: no such agent loop{hint}")

@@ -1,0 +1,279 @@
+"""Conditions of the table of refusals: functions of a key's value and the node that holds it.
+
+Each is false where the node may run, else true or the words that the message names.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import ListConfig
+from tensordict import TensorDict
+
+from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
+from tree_rl.models.language_model import TYPE_IDS
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
+from tree_rl.models.sequence_parallel_support import check_sequence_parallel
+from tree_rl.verl_plugin.compat import PrecisionType, get_distillation_loss_settings
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
+from tree_rl.verl_plugin.refusals.refusal import option
+
+Words = dict[str, Any]
+Condition = Callable[[Any, Any], Any]
+ROLLOUT, CORRECTION = "actor_rollout_ref.rollout", "algorithm.rollout_correction"
+VERLS_GRAD_CLIP, VERLS_CLIP_RATIO, VERLS_DTYPE = 1.0, 0.2, "bfloat16"
+"""Defaults of `grad_clip`, `clip_ratio` and `fsdp_config.dtype`."""
+NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
+"""Estimators that read the policy's probabilities."""
+
+
+# Any option.
+
+
+def is_number(value: Any) -> bool:
+    """A finite number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_count(value: Any) -> bool:
+    """A whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def no_count(value: Any, _: Any) -> bool:
+    """Neither null nor a whole number of at least 1."""
+    return value is not None and not is_count(value)
+
+
+def no_rate(value: Any, _: Any) -> bool:
+    """Neither null nor a number of at least 0. YAML reads 1e-6 as a text; Hydra's own grammar as a number."""
+    return value is not None and not (is_number(value) and value >= 0)
+
+
+def none_of(*choices: Any) -> Condition:
+    """Any other value."""
+    return lambda value, _: value not in choices
+
+
+def no_choice(choices: Sequence[str]) -> Condition:
+    """Neither null nor one of the choices."""
+
+    def condition(value: Any, _: Any) -> Words | None:
+        if value is None or value in choices:
+            return None
+        return {"choices": ", ".join(choices), "hint": did_you_mean(str(value), choices, cutoff=0.6)}
+
+    return condition
+
+
+def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
+    """A value, or an entry of a list, that is hardly anything else than a mistyped choice."""
+
+    def condition(value: Any, _: Any) -> Words | None:
+        hints = {entry: did_you_mean(entry, known(), cutoff=0.6) for entry in _texts(value) if entry not in known()}
+        return next(({"value": entry, "hint": hint} for entry, hint in hints.items() if hint), None)
+
+    return condition
+
+
+def missing_file(value: Any, _: Any) -> Words | None:
+    """A path, or an entry of a list, that neither this machine nor verl's folder, where verl looks too, has."""
+    verl = find_spec("verl")
+    assert verl is not None and verl.origin is not None
+    for path in _texts(value):
+        places = os.path.expanduser(path), Path(verl.origin).parents[1] / path
+        if "://" not in path and not any(os.path.exists(place) for place in places):
+            return {"value": path}
+    return None
+
+
+def missing_folder(path: Any, _: Any) -> bool:
+    """A path that looks like one of this machine and is none; other names may be a hub's."""
+    if path is None or "://" in path or not (path.startswith(("/", ".", "~")) or path.count("/") > 1):
+        return False
+    return not os.path.exists(os.path.expanduser(path))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | ListConfig):
+        yield from (str(entry) for entry in value)
+
+
+# The whole config.
+
+
+def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
+    """A correction of stale rollouts that verl's V1 trainers would skip silently."""
+    correction = correction or {}
+    asked = [name for name in ("rollout_is", "rollout_rs") if correction.get(name, None) is not None]
+    asked += ["bypass_mode"] if correction.get("bypass_mode", False) else []
+    if not asked or option(config, f"{ROLLOUT}.calculate_log_probs"):
+        return None
+    return {"name": asked[0], "asked": correction[asked[0]]}
+
+
+def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | None:
+    """Bypass mode leaves a correction to a loss that is not chosen."""
+    settings, correction = (("loss_type", "ppo_clip"), ("rollout_rs", None)), correction or {}
+    changed = [name for name, default in settings if correction.get(name, default) != default]
+    loss_mode = option(config, "actor_rollout_ref.actor.policy_loss.loss_mode")
+    if not correction.get("bypass_mode", False) or not changed or loss_mode == "bypass_mode":
+        return None
+    return {"name": changed[0], "asked": correction[changed[0]], "loss_mode": loss_mode}
+
+
+def distils_top_k(loss: Any, config: Any) -> bool:
+    """A distillation loss of other tokens than the trained ones."""
+    asked = loss is not None and option(config, "distillation.enabled", False)
+    return bool(asked and get_distillation_loss_settings(loss).use_topk)
+
+
+def records_in_vain(records: Any, config: Any) -> bool:
+    """Routes of the rollout that the actor does not repeat."""
+    return bool(records) and not replays(None, option(config, ENGINES[0]) or {})
+
+
+def has_other_ranks(size: Any, config: Any) -> Words | None:
+    """Mini-batches are laid out for the actor's ranks, and a critic of fewer or more would cut them elsewhere."""
+    in_role = option(config, f"actor_rollout_ref.actor.{SEQUENCE_PARALLEL}", 1)
+    of_actor = in_role if in_role > 1 else option(config, f"{ENGINES[0]}.{SEQUENCE_PARALLEL}", 1)
+    return None if size == of_actor else {"of_actor": of_actor}
+
+
+def differs_from_training(budget: Any, config: Any) -> Words | None:
+    """A budget of inference with which verl would train, too."""
+    train = option(config, "critic.ppo_max_token_len_per_gpu")
+    return None if budget in (None, train) else {"train": train}
+
+
+# A role, its model and its engine.
+
+
+def clips_elsewhere(grad_clip: Any, role: Any) -> Words | None:
+    """A clip that differs from the optimizer's, which is read."""
+    clips_at = option(role, "optim.grad_clip") or option(role, "optim.clip_grad")
+    return None if grad_clip in (None, VERLS_GRAD_CLIP, clips_at) else {"clips_at": clips_at}
+
+
+def is_not_read_of_actor(ratio: Any, actor: Any) -> Words | None:
+    """verl's losses read `clip_ratio` only where a bound is null, and by default neither is."""
+    low, high = option(actor, "clip_ratio_low"), option(actor, "clip_ratio_high")
+    is_read = None in (low, high) or ratio in (None, VERLS_CLIP_RATIO, low, high)
+    return None if is_read else {"low": low, "high": high}
+
+
+def loads_no_adapter(path: Any, model: Any) -> Words | None:
+    """A path without a rank."""
+    rank = option(model, "lora_rank", 0)
+    return None if path is None or rank > 0 else {"rank": rank}
+
+
+def drops_out(path: Any, _: Any) -> Words | None:
+    """What the adapter's folder on this machine says; adapters elsewhere are checked when they are loaded."""
+    file = None if path is None else Path(path, ADAPTER_CONFIG).expanduser()
+    found = dropout_settings(json.loads(file.read_text())) if file is not None and file.is_file() else {}
+    return {"drop": ", ".join(f"{name}={value}" for name, value in found.items())} if found else None
+
+
+def computes_otherwise(dtype: Any, engine: Any) -> Words | None:
+    """Another type than the one that verl's FSDP engine fills in."""
+    computed = str(option(engine, "mixed_precision.param_dtype", "bf16"))
+    is_same = dtype in (None, VERLS_DTYPE) or PrecisionType.to_dtype(dtype) == PrecisionType.to_dtype(computed)
+    return None if is_same else {"computed": computed}
+
+
+def is_flat(_: Any, engine: Any) -> bool:
+    """Rows run as in stock verl."""
+    return as_tree_config(engine.get("tree", None)).mode == "flat"
+
+
+def replays(_: Any, engine: Any) -> bool:
+    """The engine records or repeats routes."""
+    return replay_mode(engine) != DISABLED
+
+
+def leaves_ranks(size: Any, sizes: Any) -> Words | None:
+    """A size that does not divide the number of ranks; verl would round."""
+    return {"ranks": sizes["ranks"]} if not is_count(size) or sizes["ranks"] % size else None
+
+
+def leaves_shards(size: Any, sizes: Any) -> Words | None:
+    """The same of shards; -1, and all that covers every rank, is fine."""
+    return leaves_ranks(size, sizes) if isinstance(size, int) and 0 < size < sizes["ranks"] else None
+
+
+# What a built model tells.
+
+
+def heads_do_not_divide(size: Any, node: Any) -> Words | None:
+    """What the model says of a size."""
+    try:
+        check_sequence_parallel(node["config"], size)
+    except ValueError as error:
+        return {"reason": str(error)}
+    return None
+
+
+def adapted(part: str, kind: type, *, tied: bool) -> Condition:
+    """An adapter on the embedding ("input") or the head ("output") of a model whose two are tied, or not.
+
+    verl 0.9.1 gives an untied embedding and an untied head FSDP groups of their own, inside of which an adapter has
+    none; without trees such runs end in PyTorch's words.
+    """
+
+    def condition(_: Any, module: Any) -> Words | None:
+        return _model(module, tied) if isinstance(getattr(module, f"get_{part}_embeddings")(), kind) else None
+
+    return condition
+
+
+def ties_by_hand(_: Any, module: Any) -> Words | None:
+    """`ensure_weight_tying` of LoRA."""
+    parts = [part for part in (module.get_input_embeddings(), module.get_output_embeddings()) if part is not None]
+    is_whole = all(weight.is_contiguous() for part in parts for weight in part.parameters())
+    return None if is_whole else _model(module, True)
+
+
+def _model(module: Any, tied: bool) -> Words | None:
+    is_tied = bool(getattr(module.config, "tie_word_embeddings", False))
+    return {"model": module.config.model_type, "tied": tied} if is_tied == tied else None
+
+
+# A batch.
+
+
+def flag(name: str) -> Condition:
+    """A flag of a batch."""
+    return lambda _, data: tu.get_non_tensor_data(data=data, key=name, default=False)
+
+
+def column(name: str) -> Condition:
+    """A column of a batch."""
+    return lambda _, data: name in data
+
+
+def carries_images(_: Any, data: TensorDict) -> Words | None:
+    """Rows of text may say of each token that it is text."""
+    for row, inputs in enumerate(data.get("multi_modal_inputs", ())):
+        for key, value in (tu.unwrap_non_tensor_data(inputs) or {}).items():
+            if value is not None and not (key in TYPE_IDS and not torch.as_tensor(value).any()):
+                return {"row": row, "what": key}
+    return None
+
+
+def carries_positions_of_images(_: Any, data: TensorDict) -> Words | None:
+    """Rows of text may have their position on several axes."""
+    if "position_ids" in data and data["position_ids"].dim() == 3:
+        for row, position_AL in enumerate(data["position_ids"].unbind()):
+            if not (position_AL == position_AL[:1]).all():
+                return {"row": row, "axes": len(position_AL)}
+    return None

@@ -1,0 +1,91 @@
+"""Which rows of the table a whole job asks: those about every role that trains on trees."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
+from tree_rl.verl_plugin.compat import need_critic
+from tree_rl.verl_plugin.options import ENGINES, TREE_LANGUAGE_MODEL
+from tree_rl.verl_plugin.refusals.refusal import Of, option
+from tree_rl.verl_plugin.refusals.table import refuse
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Role:
+    """Keys of a role that runs trees."""
+
+    key: str
+    model: str
+    engine: str
+    is_critic: bool = False
+
+
+def tree_roles(config: DictConfig) -> Iterator[Role]:
+    """The roles of a prepared config that a tree engine runs."""
+    policy, critic = "actor_rollout_ref.model", "critic.model"
+    if option(config, f"{policy}.model_type") == TREE_LANGUAGE_MODEL:
+        yield Role(key=ACTOR, model=policy, engine=ENGINES[0])
+        if option(config, "algorithm.use_kl_in_reward") or option(config, f"{ACTOR}.use_kl_loss"):
+            yield Role(key="actor_rollout_ref.ref", model=policy, engine=ENGINES[1])
+    if need_critic(config) and str(option(config, f"{critic}.model_type", "")).startswith("tree"):
+        yield Role(key="critic", model=critic, engine=ENGINES[2], is_critic=True)
+
+
+def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
+    """Ask every row that a config alone can answer.
+
+    Args:
+        config: verl's whole config; roles have their model types.
+        under_tree_trainer: a tree trainer runs it, rather than verl's own.
+
+    Raises:
+        UnsupportedFeatureError: a setting that a tree run cannot honour.
+    """
+    refuse(config, "", Of.JOB, *(() if under_tree_trainer else (Of.VERLS_TRAINER,)))
+    for role in tree_roles(config):
+        node, model, engine = (OmegaConf.select(config, key) or {} for key in (role.key, role.model, role.engine))
+        refuse(node, role.key, Of.STRATEGY)
+        if role.key == ACTOR:
+            refuse(config, "", Of.POLICY)
+        refuse(model, role.model, *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + role.is_critic])
+        refuse(node, role.key, *((Of.ACTOR,) if role.key == ACTOR else ()), Of.ROLE)
+        refuse(engine, role.engine, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + role.is_critic])
+        if role.is_critic and under_tree_trainer:
+            refuse(config, "", Of.CRITIC)
+
+
+def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str = "fsdp_config") -> None:
+    """Ask the rows about one engine.
+
+    Args:
+        model: verl's `HFModelConfig`, or its node.
+        engine: verl's `FSDPEngineConfig`, or its node.
+        is_critic: the engine is a critic's.
+        key: where the engine's node stands.
+
+    Raises:
+        UnsupportedFeatureError: names the key.
+    """
+    refuse(engine, key, Of.STRATEGY)
+    refuse(model, "model", *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + is_critic])
+    refuse(engine, key, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + is_critic])
+
+
+def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
+    """Check the sizes of groups of ranks, which divide their number.
+
+    Args:
+        engine: verl's `FSDPEngineConfig`, or its node.
+        place: dotted key of the node.
+        num_ranks: GPUs of the engine.
+
+    Raises:
+        UnsupportedFeatureError: names the key.
+    """
+    sizes = {SEQUENCE_PARALLEL: option(engine, SEQUENCE_PARALLEL, 1), "fsdp_size": option(engine, "fsdp_size", -1)}
+    refuse({**sizes, "ranks": num_ranks}, place, Of.RANKS)

@@ -1,0 +1,92 @@
+"""A row of the table of refusals: key, when it can be known, condition, sentence, remedy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import OmegaConf
+
+CONFIG, MODEL, BATCH = "config", "model", "batch"
+"""When a refusal can be known: from the config alone, once the model is built, with a batch."""
+
+
+class UnsupportedFeatureError(ValueError):
+    """A setting, model or batch that trees do not run; the message names the config key and the remedy."""
+
+
+class Of(Enum):
+    """What a row is about, and when that is known."""
+
+    VALUES = ("verl's whole config: words and numbers that no job can run with", CONFIG)
+    FILES = ("verl's whole config: paths on this machine", CONFIG)
+    MODEL_FILES = ("a role's `model` node: paths on this machine", CONFIG)
+    JOB = ("verl's whole config", CONFIG)
+    POLICY = ("verl's whole config, of an actor on trees", CONFIG)
+    CRITIC = ("verl's whole config, of a critic on trees", CONFIG)
+    VERLS_TRAINER = ("verl's whole config, of a tree engine under verl's own trainer", CONFIG)
+    STRATEGY = ("a role's node", CONFIG)
+    ROLE = ("a role's node, too", CONFIG)
+    ACTOR = ("the actor's node", CONFIG)
+    MODEL = ("a role's `model` node, or verl's `HFModelConfig`", CONFIG)
+    CRITIC_MODEL = ("the same of a critic", CONFIG)
+    ENGINE = ("a role's FSDP options: the node, or verl's `FSDPEngineConfig`", CONFIG)
+    CRITIC_ENGINE = ("such options of a critic", CONFIG)
+    RANKS = ("sizes of an engine's groups of ranks, and `ranks`, their number", CONFIG)
+    HEADS = ("an engine's size of sequence parallelism, and its model's `config`", MODEL)
+    PACKING = ("an engine's `tree` options; `leaks`: packed rows of its model see each other", MODEL)
+    GENERATION = ("`name` of the rollout engine; `recurrent`: the model's layers carry a state", MODEL)
+    ADAPTERS = ("a built model, adapters attached", MODEL)
+    BATCH = ("verl's batch", BATCH)
+    BATCH_WITHOUT_REPLAY = ("a batch for an engine that repeats no routes", BATCH)
+    POLICY_WITHOUT_REPLAY = ("the same for an actor, whose rows' routes would matter", BATCH)
+    UPDATE_WITH_REUSE = ("an update's batch under `tree.reuse_log_probs=True`", BATCH)
+
+
+ABSENT = object()
+
+
+def option(node: Any, key: str, default: Any = None) -> Any:
+    """The value at a dotted key of a config node; `default` where a part of the key is absent."""
+    if OmegaConf.is_config(node):
+        return OmegaConf.select(node, key, default=default)
+    *path, last = key.split(".")
+    for part in path:
+        node = node.get(part, None) or {}
+    return node.get(last, default)
+
+
+def is_true(value: Any, _: Any) -> bool:
+    """The condition of most rows: the option is asked for."""
+    return bool(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One row. Sentence and remedy are format strings: `{key}` is the whole dotted key, `{place}` the node's, `{value}`
+    what the key holds, `{option}` "the tree engine does not support KEY=VALUE"; a condition adds words."""
+
+    key: str
+    """Dotted key below the node, which may run where it lacks the key; empty where the message names its key itself."""
+    sentence: str
+    """What is wrong, and why."""
+    remedy: str = "set it to False"
+    """What to write instead; may be empty."""
+    when: Callable[[Any, Any], Any] = is_true
+    """Function of the key's value and the node: false where the node may run, else true or a mapping of words."""
+
+    def message(self, node: Any, place: str) -> str | None:
+        """What is said about a node; None where it may run.
+
+        Args:
+            node: what the row is about.
+            place: dotted key of the node in the config; empty for the whole config.
+        """
+        value = option(node, self.key, ABSENT) if self.key else None
+        found = None if value is ABSENT else self.when(value, node)
+        if not found:
+            return None
+        key = f"{place}.{self.key}" if place else self.key
+        words = {"key": key, "place": place, "value": value, **(found if isinstance(found, dict) else {})}
+        words["option"] = f"the tree engine does not support {key}={words['value']}"
+        return "; ".join(part.format(**words) for part in (self.sentence, self.remedy) if part)

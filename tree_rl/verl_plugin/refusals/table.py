@@ -1,0 +1,262 @@
+"""The table of refusals, and how launcher, trainer and engine ask it: never wrong by surprise."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from peft.tuners.lora import LoraLayer
+from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
+
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
+from tree_rl.training.tree_options import AUTO
+from tree_rl.verl_plugin.compat import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, Tracking
+from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, ROUTES
+from tree_rl.verl_plugin.refusals import conditions as when
+from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED, ROLLOUT
+from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError, option
+
+TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
+CHOICES = {
+    "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
+    "critic.model.model_type": ("tree_value_model", "value_model"),
+    "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
+}
+"""Config key -> all of its values in a job on trees."""
+KNOWN: dict[str, Callable[[], Sequence[str]]] = {
+    f"{ROLLOUT}.name": lambda: ("hf", "vllm", "sglang", "trtllm"),
+    f"{ROLLOUT}.dtype": lambda: ("bfloat16", "float16", "float32", "half", "float", "auto"),
+    f"{ENGINES[0]}.model_dtype": lambda: ("fp32", "bf16", "fp16", "float32", "bfloat16", "float16"),
+    "actor_rollout_ref.actor.loss_agg_mode": lambda: (
+        *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    ),
+    "actor_rollout_ref.actor.kl_loss_type": lambda: ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    f"{ROLLOUT}.mode": lambda: ("async",),
+    "data.truncation": lambda: ("error", "left", "right", "middle"),
+    "trainer.resume_mode": lambda: ("auto", "disable", "resume_path"),
+    "trainer.device": lambda: ("cpu", "cuda", "npu"),
+    "algorithm.adv_estimator": lambda: tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
+    "actor_rollout_ref.actor.policy_loss.loss_mode": lambda: tuple(POLICY_LOSS_REGISTRY),
+    "trainer.logger": lambda: tuple(Tracking.supported_backend),
+}
+"""Config key -> values that verl 0.9.1 knows; another plugin may add some, so only a near miss of one is refused."""
+COUNTS = (
+    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
+    *("data.max_length", "data.max_token_len_per_gpu"),
+    *(f"actor_rollout_ref.actor.ppo_{name}" for name in ("mini_batch_size", "epochs", "max_token_len_per_gpu")),
+    *(f"{ROLLOUT}.n", f"{ROLLOUT}.tensor_model_parallel_size"),
+    *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs"),
+)
+FILES = (
+    *("data.train_files", "data.val_files", "data.custom_cls.path"),
+    *("reward.custom_reward_function.path", "custom_reward_function.path"),
+    *(f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path"),
+    # By default the data's are those of the rollout.
+    *("data.tool_config_path", "data.function_tool_path"),
+    *(f"{ROLLOUT}.agent.agent_loop_config_path", "actor_rollout_ref.model.lora_adapter_path"),
+)
+UNSHARDED = "{model} (tie_word_embeddings={tied}), which verl's FSDP engine cannot shard"
+LEAVE_OUT = "set {place}.exclude_modules='.*(embed_tokens|lm_head)', or load an adapter without it"
+TEXT = "trees run rows of text; drop it, or set model_type=language_model"
+COUNT = "{key}={value}: expected a whole number of at least 1"
+DIVISOR = "{key}={value} on {ranks} ranks: expected a divisor of their number"
+
+# fmt: off
+TABLE: dict[Of, tuple[Refusal, ...]] = {
+    Of.VALUES: (
+        *(Refusal(key, "{key}={value}: expected one of {choices}{hint}", "", when.no_choice(choices))
+          for key, choices in CHOICES.items()),
+        Refusal("tree", "tree.{name}: only python -m tree_rl.train and tree_rl.sft take short forms",
+                f"write it as ++{ENGINES[0]}.tree.{{name}}", lambda tree, _: tree and {"name": next(iter(tree))}),
+        *(Refusal(key, "{key}={value}: no such choice{hint}", "", when.near_miss(known))
+          for key, known in KNOWN.items()),
+        *(Refusal(key, COUNT, "", when.no_count) for key in COUNTS),
+        Refusal("trainer.total_training_steps", f"{COUNT}, or null", "", when.no_count),
+        *(Refusal(key, "{key}={value}: expected a number of at least 0", "", when.no_rate)
+          for key in ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")),
+    ),
+    Of.FILES: tuple(Refusal(key, "{key}={value}: no such file on this machine", "", when.missing_file)
+                    for key in FILES),
+    Of.MODEL_FILES: tuple(Refusal(key, "{key}={value}: no such folder on this machine", "", when.missing_folder)
+                          for key in ("path", "tokenizer_path")),
+    Of.JOB: (
+        Refusal("trainer.use_v1", "{option}: verl's older trainer builds no trees", "set it to true",
+                when.none_of(True)),
+        Refusal(f"{ROLLOUT}.temperature", "{option}: training divides logits by it",
+                "expected a number above 0 (validation alone may draw greedily: "
+                f"{ROLLOUT}.val_kwargs.temperature=0)", lambda heat, _: not (when.is_number(heat) and heat > 0)),
+        Refusal(f"{ROLLOUT}.val_kwargs.temperature", "{option}: expected 0 (greedy) or a number above 0", "",
+                lambda heat, _: not (when.is_number(heat) and heat >= 0)),
+        Refusal("algorithm.use_pf_ppo",
+                "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
+        Refusal("algorithm.adv_estimator",
+                "{option}: verl's V1 trainers roll out no greedy baseline (reward_baselines)",
+                "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
+        Refusal("algorithm.adv_estimator",
+                f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
+                lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
+                                     and option(config, f"{CORRECTION}.bypass_mode"))),
+        Refusal(CORRECTION, "{key}.{name}={asked} compares with the rollout's log-probs, which "
+                f"{ROLLOUT}.calculate_log_probs=False leaves out", "set it to True", when.corrects_without_log_probs),
+        Refusal(CORRECTION, "{key}.{name}={asked} with {key}.bypass_mode=True is up to the loss, and "
+                "policy_loss.loss_mode={loss_mode} ignores it",
+                "set actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode and "
+                "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${{algorithm.rollout_correction}}'",
+                when.leaves_correction_to_another_loss),
+    ),
+    # Every batch would be refused for these, after the rollouts.
+    Of.POLICY: (
+        Refusal("distillation.distillation_loss.loss_mode",
+                "{option}: it needs the logits of other tokens than the trained ones, which the head of a tree does "
+                "not compute", "set distillation.distillation_loss.loss_mode=k3, or train without trees",
+                when.distils_top_k),
+        Refusal(f"{ROLLOUT}.enable_rollout_routing_replay",
+                f"{{option}} beside actor_rollout_ref.actor.{REPLAY_KEY}=disabled, which ignores the routes",
+                f"set actor_rollout_ref.actor.{REPLAY_KEY}=R3, or the first to False", when.records_in_vain),
+    ),
+    Of.VERLS_TRAINER: (
+        Refusal(f"{ENGINES[0]}.tree.reuse_log_probs", "{option}: verl's own trainer finds old log-probs by a pass",
+                f"set trainer.v1.trainer_mode=tree_sync, or the first to {AUTO}", lambda value, _: value is True),
+    ),
+    Of.CRITIC: (
+        Refusal(f"critic.{SEQUENCE_PARALLEL}", "{option}: verl's critic does not read it",
+                f"set critic.fsdp.{SEQUENCE_PARALLEL}",
+                lambda size, config: size not in (1, option(config, f"critic.fsdp.{SEQUENCE_PARALLEL}", 1))),
+        Refusal(f"critic.fsdp.{SEQUENCE_PARALLEL}",
+                "{option} beside an actor's {of_actor}: both train the same mini-batches of as many ranks",
+                "set them to one size", when.has_other_ranks),
+        Refusal("critic.ppo_infer_max_token_len_per_gpu",
+                "{option}: verl's V1 trainers train with it too, and critic.ppo_max_token_len_per_gpu={train}",
+                "set one value", when.differs_from_training),
+    ),
+    Of.STRATEGY: (
+        Refusal("strategy", "{option}: trees run on FSDP2", "set {place}.strategy=fsdp2", when.none_of("fsdp2")),
+    ),
+    # What verl's V1 trainers and FSDP engine do not read, and copies of what an engine refuses.
+    Of.ROLE: (
+        Refusal("use_fused_kernels", "{option}: trees run without it"),
+        Refusal("pad_to_length", "{option}: trees run without it"),
+        Refusal("qat.enable", "{option}: trees run without it"),
+        Refusal("use_prefix_grouper",
+                "{option}: verl's V1 trainers do not read it, and trees share prefixes already"),
+        Refusal("use_rollout_log_probs", "{option}: verl does not read it",
+                f"set it to False and {CORRECTION}.bypass_mode=True"),
+        Refusal("grad_clip", "{option}: verl's FSDP engine clips at optim.clip_grad={clips_at}",
+                "set {place}.optim.clip_grad", when.clips_elsewhere),
+        Refusal("checkpoint.async_save", "{option}: only Megatron saves in the background, and verl would not name "
+                "the checkpoint to resume from"),
+    ),
+    Of.ACTOR: (
+        Refusal("clip_ratio", "{option}: verl reads clip_ratio_low={low} and clip_ratio_high={high} instead",
+                "set those", when.is_not_read_of_actor),
+    ),
+    Of.MODEL: (
+        Refusal("use_liger", f"{{key}}={{value}}: expected true, false or {AUTO}", "",
+                when.none_of(True, False, None, AUTO)),
+        Refusal("use_fused_kernels", "{option}: the head of a tree computes log-probs without logits by itself"),
+        Refusal("enable_activation_offload",
+                "{option}: verl's hooks count the layers of one forward, and trees keep several alive",
+                "set it to False and bound memory with fsdp_config.tree.max_tokens"),
+        Refusal("lora_adapter_path",
+                "{option} with {place}.lora_rank={rank}: verl's FSDP engine then loads no adapter",
+                "set {place}.lora_rank to the adapter's rank", when.loads_no_adapter),
+        Refusal("lora_adapter_path",
+                f"{{option}}: its {when.ADAPTER_CONFIG} has {{drop}}, and branches would share one dropout mask",
+                "set that to 0.0 there", when.drops_out),
+        Refusal("lora.rank", "{option}: only Megatron reads it, and verl would take the actor without adapters for "
+                "its own reference policy", "set {place}.lora_rank={value} and {place}.lora.rank=0"),
+        *(Refusal(f"mtp.{name}", "{option}: verl's FSDP engine does not train multi-token prediction")
+          for name in ("enable", "enable_train", "enable_rollout")),
+    ),
+    Of.CRITIC_MODEL: (
+        Refusal("lora_rank", "{option} on a critic: verl's adapters fit models that generate", "set it to 0"),
+    ),
+    Of.ENGINE: (
+        Refusal(SEQUENCE_PARALLEL, "{option} with {place}.tree.mode=flat, which would leave it to stock verl",
+                "set tree.mode=tree, which runs rows that share nothing too, or model_type=language_model",
+                lambda size, engine: size > 1 and when.is_flat(size, engine)),
+        Refusal("pad_to_length", "{option}: a tree's forward has the length of its unique tokens"),
+        Refusal("qat.enable", "{option}: quantized weights are not tested on trees"),
+        Refusal("dtype", "{option}: verl's FSDP engine computes in mixed_precision.param_dtype={computed}",
+                "set {place}.mixed_precision.param_dtype", when.computes_otherwise),
+        Refusal("wrap_policy.min_num_params", "{option}: FSDP2 shards by layer", "unset it"),
+        Refusal("wrap_policy.disable", "{option}: FSDP2 shards by layer", "unset it"),
+        Refusal("router_replay.record_file", "{option}: verl reads and writes no such file", "unset it"),
+        Refusal("router_replay.replay_file", "{option}: verl reads and writes no such file", "unset it"),
+        Refusal("router_replay.mode", "{option} with tree.mode=flat (stock verl's FSDP engine does not replay)",
+                "set tree.mode=tree", lambda _, engine: when.replays(_, engine) and when.is_flat(_, engine)),
+        Refusal("router_replay.mode", "{option} on a reference policy, which would record its own routes",
+                "set it to disabled", lambda mode, engine: mode == RECORDED and option(engine, "forward_only")),
+    ),
+    Of.CRITIC_ENGINE: (
+        Refusal("router_replay.mode", "{option} on a critic: only the actor's routes are recorded",
+                "set it to disabled", when.replays),
+    ),
+    Of.RANKS: (
+        Refusal(SEQUENCE_PARALLEL, DIVISOR, "", when.leaves_ranks),
+        Refusal("fsdp_size", f"{DIVISOR}, or -1 for all", "", when.leaves_shards),
+    ),
+    Of.HEADS: (
+        Refusal(SEQUENCE_PARALLEL, "the tree engine does not support {place}.{reason}", "", when.heads_do_not_divide),
+    ),
+    Of.PACKING: (
+        Refusal("", "tree.mode=flat packs rows into one sequence, in which this model's rows would see each other "
+                "(linear attention layers carry their state on; transformers builds the masks of gpt_oss and afmoe "
+                "without positions, which only flash attention makes up for)",
+                "use tree.mode=tree, which keeps rows apart also where they share nothing",
+                lambda _, node: node["leaks"] and when.is_flat(_, node)),
+    ),
+    Of.GENERATION: (
+        Refusal("", "rollout.name=hf runs attention layers alone, and this model has layers that carry a state",
+                f"set {ROLLOUT}.name=vllm or sglang", lambda _, node: node["recurrent"] and node["name"] == "hf"),
+    ),
+    Of.ADAPTERS: (
+        Refusal("", f"LoRA on the embedding in {UNSHARDED}", LEAVE_OUT, when.adapted("input", LoraLayer, tied=False)),
+        Refusal("", f"LoRA on the head in {UNSHARDED}", LEAVE_OUT, when.adapted("output", LoraLayer, tied=False)),
+        Refusal("", f"modules_to_save with the embedding in {UNSHARDED}",
+                "load an adapter that names only the head there",
+                when.adapted("input", ModulesToSaveWrapper, tied=False)),
+        Refusal("", f"trainable_token_indices in {UNSHARDED}",
+                "load an adapter without them, such as one with embed_tokens among target_modules",
+                when.adapted("input", TrainableTokensWrapper, tied=True)),
+        Refusal("", f"ensure_weight_tying of LoRA in {UNSHARDED}", "load an adapter without it", when.ties_by_hand),
+    ),
+    Of.BATCH: (
+        *(Refusal("", f"the tree engine does not support {name}=True", "use model_type=language_model",
+                  when.flag(name)) for name in ("distillation_use_topk", "distillation_only")),
+        Refusal("", "row {row} carries multimodal inputs ({what})", TEXT, when.carries_images),
+        Refusal("", "row {row} carries position_ids of images (its {axes} axes differ)", TEXT,
+                when.carries_positions_of_images),
+    ),
+    Of.BATCH_WITHOUT_REPLAY: (
+        Refusal("", f"{REPLAYS}=True, but {REPLAY_KEY}=disabled", f"set actor_rollout_ref.actor.{REPLAY_KEY}",
+                when.flag(REPLAYS)),
+    ),
+    Of.POLICY_WITHOUT_REPLAY: (
+        Refusal("", f"rows carry {ROUTES}, which {REPLAY_KEY}=disabled ignores",
+                f"set actor_rollout_ref.actor.{REPLAY_KEY}=R3 to repeat them, or "
+                f"{ROLLOUT}.enable_rollout_routing_replay=False", when.column(ROUTES)),
+    ),
+    Of.UPDATE_WITH_REUSE: (
+        Refusal("", "tree.reuse_log_probs=True, but the trainer has computed old_log_probs",
+                "choose a tree trainer (trainer.v1.trainer_mode=tree_sync), or set it to auto",
+                when.column("old_log_probs")),
+    ),
+}
+# fmt: on
+"""Which node -> its rows, in the order in which they are asked."""
+
+
+def refuse(node: Any, place: str, *kinds: Of) -> None:
+    """Ask the rows about a node.
+
+    Args:
+        node: what `Of` says of each kind.
+        place: dotted key of the node in the config; empty for the whole config.
+        kinds: which rows.
+
+    Raises:
+        UnsupportedFeatureError: the first row that refuses the node.
+    """
+    messages = (row.message(node, place) for kind in kinds for row in TABLE[kind])
+    message = next((message for message in messages if message is not None), None)
+    if message is not None:
+        raise UnsupportedFeatureError(message)
