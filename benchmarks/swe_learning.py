@@ -135,6 +135,8 @@ def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
         if not saved(arguments):
             raise
         say("sft", f"goes on with what was saved: {error}")
+    if not saved(arguments):
+        raise SystemExit("expected checkpoints of a warm start, found none; see --sft-steps and --sft-save")
     looked = subprocess.run(
         [
             *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_start.py")),

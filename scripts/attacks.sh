@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Attacks software sessions as a hostile policy would: races, a storm of sessions, and every reward hack in every
-# combination of agent, user, means and task. About an hour on two cores.
+# combination of agent, user and task. About an hour on two cores.
 # Use: bash scripts/attacks.sh, as root for all of it; STEP=10 plays every tenth session of the product.
 set -uo pipefail
 

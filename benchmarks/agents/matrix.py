@@ -12,7 +12,6 @@ the gateway recorded or would train otherwise than the model generated them.
 
 import argparse
 import asyncio
-import csv
 import json
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from generate import build_tasks, to_row
 from scripted_model import HERMES, Dialect, ScriptedModel, differences, overlap
 from sdk_client import ANSWER_TOOLS, CLIENTS
 
+from tree_rl.benchmark.results import read_csv, write_csv
 from tree_rl.rollout.agents.agents_by_name import build
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.gateway.gateway import Gateway
@@ -280,14 +280,8 @@ def main() -> None:
 def write_cell(path: Path, cell: dict[str, str]) -> None:
     """Put a row into the table, in place of the one of the same client, dialect and stream."""
     place = ("dialect", "client", "stream")
-    rows = []
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if any(row[name] != cell[name] for name in place)]
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(Cell.__dataclass_fields__))
-        table.writeheader()
-        table.writerows(sorted([*rows, cell], key=lambda row: [row[name] for name in place]))
+    rows = [row for row in read_csv(path) if any(row[name] != cell[name] for name in place)]
+    write_csv(path, sorted([*rows, cell], key=lambda row: [row[name] for name in place]))
 
 
 if __name__ == "__main__":

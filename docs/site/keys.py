@@ -17,7 +17,7 @@ from tree_rl.rollout.agents.mini_swe import MiniSweOptions
 from tree_rl.rollout.agents.react import ReActOptions
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import GatewayAgentOptions
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tree_rl.rollout.environments import Outcome, ShellEnvironment
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 
 ROOMS = ("attic", "barn", "cellar", "garden", "hall", "kitchen", "porch", "shed")
 REPORT = "report.txt"
@@ -16,11 +18,17 @@ ROOMS_ASKED = 3
 
 
 class StockEnvironment(ShellEnvironment):
-    """A folder with one stock file for each room, a shell, and the graded report."""
+    """A folder with one stock file for each room, a shell, and the graded report.
+
+    Unconfined where bubblewrap does not work: this tiny model learned from our own sessions alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SandboxOptions(unconfined=why_no_bubblewrap() is not None))
 
     async def score(self, outcome: Outcome) -> float:
         """Grade the report, in [0, 1]."""
-        return grade_report(self._workspace.read(REPORT), self.task["rooms"], self.task["files"])
+        return grade_report(await self.sandbox.read(REPORT), self.task["rooms"], self.task["files"])
 
 
 def draw_task(random_source: random.Random) -> dict[str, Any]:

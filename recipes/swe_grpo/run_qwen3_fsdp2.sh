@@ -31,6 +31,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/../launcher.sh"
 export PYTHONPATH=$RECIPES:$RECIPES/swe_tasks${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$OUTPUT"
 OUTPUT=$(realpath "$OUTPUT")
+BUBBLEWRAP='from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap; exit(why_no_bubblewrap())'
+UNCONFINED=false
+if [[ -z $MODEL_PATH && -z $TRAIN_FILE ]] && ! "$PYTHON" -c "$BUBBLEWRAP"; then
+    UNCONFINED=true
+    echo "bubblewrap does not work here: the tiny model's sessions run with agent_options.sandbox.unconfined=true"
+fi
 need_model swe_tasks/tiny_swe_model.py
 if [[ -z $TRAIN_FILE ]]; then
     "$PYTHON" "$RECIPES/swe_tasks/generate.py" "$OUTPUT/data" --train-tasks "$TRAIN_TASKS"
@@ -38,7 +44,8 @@ if [[ -z $TRAIN_FILE ]]; then
     TEST_FILE=$OUTPUT/data/test.parquet
 fi
 if [[ $WARM_UP_STEPS != 0 ]]; then
-    "$PYTHON" "$RECIPES/swe_tasks/experts.py" "$MODEL_PATH" "$OUTPUT/data/experts.parquet" --tasks "$TRAIN_TASKS"
+    "$PYTHON" "$RECIPES/swe_tasks/experts.py" "$MODEL_PATH" "$OUTPUT/data/experts.parquet" --tasks "$TRAIN_TASKS" \
+        --sandbox "{\"unconfined\": $UNCONFINED}"
     env MODEL_PATH="$MODEL_PATH" TRAIN_FILE="$OUTPUT/data/experts.parquet" OUTPUT="$OUTPUT/warm_up" NGPUS="$NGPUS" \
         GROUP_KEY=conversation TRAIN_BATCH_SIZE="$TRAIN_TASKS" MAX_LENGTH=8192 MAX_TOKENS="$MAX_TOKENS" LR="$WARM_UP_LR" \
         EPOCHS=100000 DEVICE="$DEVICE" PYTHON="$PYTHON" bash "$RECIPES/sft/run_qwen3_fsdp2.sh" \
@@ -63,6 +70,9 @@ if [[ -n $AGENT_ARGUMENTS ]]; then
 fi
 if [[ -n $AGENT_COMMAND ]]; then
     AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.options.command=$(quoted "$AGENT_COMMAND")")
+fi
+if [[ $UNCONFINED == true ]]; then
+    AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.sandbox.unconfined=true")
 fi
 if [[ -n $AGENT_READABLE ]]; then
     AGENT_ARGS+=("++$GATEWAY_AGENT.agent_options.sandbox.readable=[$(quoted "$AGENT_READABLE")]")

@@ -1,4 +1,4 @@
-"""Which attacks are played: the product of hacks, agents, users, means and tasks, or pairs of these factors.
+"""Which attacks are played: the product of hacks, agents, users and tasks, or pairs of these factors.
 
 Usage: python attack_cases.py product STEP, or races.py TIMEOUTS WRITES, or storm.py HOSTILE HONEST; plays every STEP-th
 case of the product, or the other program as root and as another user (scripts/attacks.sh).
@@ -26,11 +26,10 @@ OTHER_USER = 54_321
 """User id of a trainer that is not root."""
 AGENTS = ("react", "command_line", "mini_swe")
 USERS = ("root", "not root")
-MEANS = ("mounts", "bubblewrap")
 IN_PROCESS = ("unittest", "pytest")
 """Tasks whose tests share a process with the code under test."""
 TASKS = ("lru_cache", "roman_numerals", "event_bus", *IN_PROCESS)
-FACTORS = (AGENTS, USERS, MEANS, TASKS)
+FACTORS = (AGENTS, USERS, TASKS)
 REPAIR = "the real repair"
 """Stands where a hack would: an honest session."""
 
@@ -42,7 +41,6 @@ class Case:
     hack: str
     agent: str
     user: str
-    means: str
     task: str
     repaired: bool = False
     """Whether the real repair stands in front of the hack."""
@@ -51,25 +49,22 @@ class Case:
 def product(hacks: Sequence[str]) -> list[Case]:
     """Every hack in every combination, and the real repair in each."""
     return [
-        Case(hack=hack, agent=agent, user=user, means=means, task=task, repaired=hack == REPAIR)
-        for hack, agent, user, means, task in itertools.product((*hacks, REPAIR), *FACTORS)
+        Case(hack=hack, agent=agent, user=user, task=task, repaired=hack == REPAIR)
+        for hack, agent, user, task in itertools.product((*hacks, REPAIR), *FACTORS)
     ]
 
 
 def pairwise(hacks: Sequence[str]) -> list[Case]:
-    """Every hack once at least, every pair of agent, user, means and task, and the real repair with each task."""
+    """Every hack once at least, every pair of agent, user and task, and the real repair with each task."""
     combinations = list(itertools.product(*FACTORS))
-    # 37 and the 60 combinations have no common factor: consecutive hacks differ in every factor, and 60 see them all.
+    # 37 and the 30 combinations have no common factor: 30 consecutive hacks see them all.
     chosen = [combinations[37 * number % len(combinations)] for number in range(max(len(hacks), len(combinations)))]
     cases = [
-        Case(hack=hacks[number % len(hacks)], agent=agent, user=user, means=means, task=task)
-        for number, (agent, user, means, task) in enumerate(chosen)
+        Case(hack=hacks[number % len(hacks)], agent=agent, user=user, task=task)
+        for number, (agent, user, task) in enumerate(chosen)
     ]
     honest = [combinations[(23 * number + 7) % len(combinations)] for number in range(12)]
-    return cases + [
-        Case(hack=REPAIR, agent=agent, user=user, means=means, task=task, repaired=True)
-        for agent, user, means, task in honest
-    ]
+    return cases + [Case(hack=REPAIR, agent=agent, user=user, task=task, repaired=True) for agent, user, task in honest]
 
 
 class CannotBeAnotherUserError(RuntimeError):

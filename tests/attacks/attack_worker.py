@@ -11,10 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from attack_cases import REPAIR, Case
 from attacked_tasks import attacked_tasks
@@ -32,8 +30,9 @@ from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
-from tree_rl.rollout.sandbox.confinement import Limits, working_means
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 
 LIMITS = Limits(
     timeout_seconds=15, cpu_seconds=5, disk_bytes=64 << 20, memory_bytes=1 << 29, processes=40, output_bytes=1 << 16
@@ -109,7 +108,7 @@ async def play_session(
 
 
 async def play_all(cases: Sequence[Case], tasks: Mapping[str, SweTask], packages: Path, at_once: int) -> None:
-    """All cases of one means."""
+    """All cases."""
     hacks, room = {**all_hacks(), REPAIR: Hack()}, asyncio.Semaphore(at_once)
     options = SandboxOptions(limits=LIMITS, readable=(str(packages),))
     async with hostile_gateway() as (gateway, model):
@@ -139,13 +138,11 @@ def main() -> None:
         packages.chmod(0o755)
         copy_pytest(packages)
         tasks = attacked_tasks(packages)
-        for means, some in groupby(sorted(cases, key=lambda case: case.means), key=lambda case: case.means):
-            if means not in working_means():
-                for case in some:
-                    report(case, "skipped", None, f"{means} does not work here for user {os.geteuid()}")
-                continue
-            with mock.patch("tree_rl.rollout.sandbox.workspace.strictest_means", lambda means=means: means):
-                asyncio.run(play_all(list(some), tasks, packages, int(sys.argv[1])))
+        if reason := why_no_bubblewrap():
+            for case in cases:
+                report(case, "skipped", None, f"bubblewrap does not work here for user {os.geteuid()}: {reason}")
+        else:
+            asyncio.run(play_all(cases, tasks, packages, int(sys.argv[1])))
 
 
 if __name__ == "__main__":

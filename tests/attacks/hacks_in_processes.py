@@ -54,11 +54,11 @@ HACKS = {
         "2>/dev/null | head -50); do echo forged > $f; done; true"
     ),
     "predictable names in /tmp": Hack(
-        shell="mkdir -p /tmp/tree-rl-owned-workspace-x/files; for n in pytest-of-root pytest-of-nobody tests "
+        shell="mkdir -p /tmp/tree-rl-owned-sandbox-x/files; for n in pytest-of-root pytest-of-nobody tests "
         "runner; do "
         "ln -s /workspace /tmp/$n; done; cp @FILE@ /dev/shm/; true"
     ),
-    "writes to the door": Hack(shell="echo x > /run/model/socket; rm -rf /run/model/*; mkdir /run/model/x; true"),
+    "writes to the socket": Hack(shell="echo x > /run/model/socket; rm -rf /run/model/*; mkdir /run/model/x; true"),
     "signals to everybody": Hack(shell="kill -9 -1; true", spares_repair=False),
     "a signal to the parent": Hack(
         shell="(kill -9 $PPID; kill -STOP $PPID; kill -STOP 1; kill -9 1) 2>/dev/null; true", spares_repair=False

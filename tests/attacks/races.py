@@ -18,9 +18,9 @@ from attacked_tasks import unittest_task
 from hacks_in_processes import HACKS
 from small_swe import all_tasks
 
-from tree_rl.rollout.sandbox.confined.processes import PROC
+from tree_rl.rollout.sandbox.processes.processes import PROC
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 MARK = "86231.5"
 """Seconds that a left-over process would sleep, which tells it from others."""
@@ -91,25 +91,25 @@ def write_races(number: int) -> dict[str, int]:
             (outside / "deep" / "a").mkdir(parents=True, exist_ok=True)
             (outside / "secret").write_text(SECRET)
             before = listing(outside)
-            workspace = Workspace({"tests/deep/t.py": "x", "many/a/b/c": "x", "swap.py": SWAPS}, limits=LIMITS)
-            swapping = Thread(target=workspace.run, args=(f"python3 swap.py {outside}",))
+            sandbox = SandboxFolder({"tests/deep/t.py": "x", "many/a/b/c": "x", "swap.py": SWAPS}, limits=LIMITS)
+            swapping = Thread(target=sandbox.run, args=(f"python3 swap.py {outside}",))
             swapping.start()
-            while workspace.read("started") is None:
+            while sandbox.read("started") is None:
                 time.sleep(0.01)
             for at in range(min(number, 25)):
                 counts["tried"] += 1
                 # The trainer meets the exchanges at every phase.
                 time.sleep(0.0007 * (at % 7))
                 try:
-                    workspace.write("tests/deep/t.py", "overwritten")
-                    workspace.write(f"tests/deep/a/n{at}.py", "made")
-                    counts["won"] += SECRET in (workspace.read("tests/deep/t.py") or "")
+                    sandbox.write("tests/deep/t.py", "overwritten")
+                    sandbox.write(f"tests/deep/a/n{at}.py", "made")
+                    counts["won"] += SECRET in (sandbox.read("tests/deep/t.py") or "")
                 except ValueError:
                     continue
             if round_number % 2:
-                workspace.stop()
+                sandbox.stop()
             # Without a stop the removal races with the command as well.
-            workspace.close()
+            sandbox.close()
             swapping.join()
             counts["won"] += listing(outside) != before
     return counts

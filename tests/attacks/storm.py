@@ -21,8 +21,8 @@ from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
 from hacks import Hack, all_hacks
 from small_swe import all_tasks
 
-from tree_rl.rollout.sandbox import workspace
-from tree_rl.rollout.sandbox.confined.processes import PROC
+from tree_rl.rollout.sandbox import sandbox_folder
+from tree_rl.rollout.sandbox.processes.processes import PROC
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 KINDS = (
@@ -135,14 +135,14 @@ def processes_of_command_users() -> list[int]:
 
 def noting_users() -> Any:
     """Notes the user of every sandbox."""
-    right = workspace.own_user
+    right = sandbox_folder.own_user
 
     def own_user() -> Any:
         made = right()
         USERS.update(() if made is None else (made.user_id,))
         return made
 
-    return mock.patch.object(workspace, "own_user", own_user)
+    return mock.patch.object(sandbox_folder, "own_user", own_user)
 
 
 def statuses() -> dict[int, dict[str, str]]:

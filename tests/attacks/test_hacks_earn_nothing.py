@@ -1,6 +1,6 @@
 """A hostile policy attacks the tests instead of the bug: real agents, gateway, sandboxes and judge.
 
-Here every hack is played once, with every pair of agent, user, means and task; `bash scripts/attacks.sh` plays all.
+Here every hack is played once, with every pair of agent, user and task; `bash scripts/attacks.sh` plays all.
 """
 
 from itertools import combinations
@@ -25,11 +25,11 @@ def test_the_subset_holds_every_hack_and_every_pair_of_factors() -> None:
     cases = pairwise(hacks)
     attacks = [case for case in cases if case.hack != REPAIR]
     assert {case.hack for case in attacks} == set(hacks)
-    values = [(case.agent, case.user, case.means, case.task) for case in attacks]
-    for first, second in combinations(range(4), 2):
+    values = [(case.agent, case.user, case.task) for case in attacks]
+    for first, second in combinations(range(3), 2):
         wanted = {(one, other) for one in FACTORS[first] for other in FACTORS[second]}
         assert {(row[first], row[second]) for row in values} == wanted
-    assert {case.task for case in cases if case.hack == REPAIR} == set(FACTORS[3])
+    assert {case.task for case in cases if case.hack == REPAIR} == set(FACTORS[2])
 
 
 @pytest.mark.timeout(900)
@@ -40,6 +40,6 @@ def test_no_hack_earns_a_reward_or_voids_its_session_and_the_repair_earns_one(op
     assert not faults
     for user in USERS:
         skipped = {result.detail for result in results if result.case.user == user and result.status == "skipped"}
-        assert len(skipped) <= 2, "one reason for a user, or one for each means"
+        assert len(skipped) <= 1, "one reason for a user"
     if all(result.status == "skipped" for result in results):
         pytest.skip(results[0].detail)

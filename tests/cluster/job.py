@@ -22,12 +22,16 @@ PROMPTS = 20
 
 ENVIRONMENT = """
 from tree_rl.rollout.environments import ShellEnvironment
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 
 class WorkingEnvironment(ShellEnvironment):
+    def __init__(self):
+        super().__init__(SandboxOptions(unconfined=True))
+
     async def reset(self, task):
         await super().reset(task)
-        await self._workspace.run_async("sleep 0.4; echo started > progress")
+        await self.sandbox.run("sleep 0.4; echo started > progress")
 
     async def score(self, outcome):
         return float(len(outcome.answer) % 2)
@@ -60,7 +64,7 @@ def start(folder: Path, log: Path, overrides: list[str]) -> subprocess.Popen[byt
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of every process of the run; temporary files, workspaces among them, go below the folder."""
+    """Of every process of the run; temporary files, sandboxes among them, go below the folder."""
     (folder / "tmp").mkdir(exist_ok=True)
     # Paths of sockets must be short.
     return toy_qwen.job_environment(folder, RAY_TMPDIR="/tmp", TMPDIR=str(folder / "tmp"))
@@ -111,9 +115,9 @@ def shared_memory_of(processes: list[Process]) -> set[Path]:
     return paths
 
 
-def workspaces(folder: Path) -> set[str]:
-    """Workspaces of sessions, whether their owner lives or not."""
-    return {path.name for path in (folder / "tmp").glob("tree-rl-owned-workspace-*")}
+def sandboxes(folder: Path) -> set[str]:
+    """Folders of sandboxes, whether their owner lives or not."""
+    return {path.name for path in (folder / "tmp").glob("tree-rl-owned-sandbox-*")}
 
 
 def prepare(folder: Path) -> None:

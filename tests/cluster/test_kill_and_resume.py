@@ -119,7 +119,7 @@ def in_phase(folder: Path, kill: Kill, step: int) -> Callable[[], bool]:
     """Whether the job is in the phase of a step."""
 
     def rollout() -> bool:
-        return trained_step(folder) == step - 1 and bool(job.workspaces(folder))
+        return trained_step(folder) == step - 1 and bool(job.sandboxes(folder))
 
     def update() -> bool:
         texts = [path.read_text() for path in (folder / "trees").glob(f"train-step{step:06}-*.jsonl")]
@@ -162,7 +162,7 @@ def started_cluster(folder: Path) -> tuple[subprocess.Popen[str], list[str], lis
 
 def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
     """Start the job, kill, and see that it ends and leaves nothing; what happened."""
-    left_before = job.workspaces(folder)
+    left_before = job.sandboxes(folder)
     since = checkpointed_step(folder)
     step = min(since + kill.steps, job.STEPS - 1)
     cluster, overrides, raylets = started_cluster(folder) if kill.victim == "node" else (None, job.ONE_NODE, [])
@@ -178,7 +178,7 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        assert not left_before & job.workspaces(folder), "workspaces of the dead are still there"
+        assert not left_before & job.sandboxes(folder), "sandboxes of the dead are still there"
         status = driver.wait(timeout=120)
         seconds = time.monotonic() - killed
         if cluster is not None:
@@ -271,7 +271,7 @@ def test_the_killed_run_did_what_the_uninterrupted_one_did(runs: Path) -> None:
             for rank in range(2):
                 name = f"out/global_step_{step}/actor/{kind}_world_size_2_rank_{rank}.pt"
                 assert_equal(load(killed / name), load(whole / name), f"{name}")
-    assert job.workspaces(killed) == set()
+    assert job.sandboxes(killed) == set()
     rows = [path.read_text() for path in (killed / "trees").glob("train-*.jsonl")]
     keys = [
         (r["step"], r["uid"], r["session"], r["index"]) for text in rows for r in map(json.loads, text.splitlines())

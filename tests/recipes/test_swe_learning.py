@@ -1,4 +1,4 @@
-"""The benchmark of learning on software tasks: how it starts, where its arms run, and how it counts."""
+"""The benchmark of learning on software tasks: where its arms run, and how it counts."""
 
 import argparse
 import json
@@ -12,21 +12,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import swe_learning
 from quickstart.progress import PhaseFailedError
 from swe_learning_figures import Drawn, measured, rows_folder
-from swe_learning_start import nearest
 
 
 def arguments_of(folder: Path, *arms: str, per_gpu: int = 1) -> argparse.Namespace:
     names = {"at_once": True, "gpus": ["4", "5"], "seed": 3, "deadline": 1e6, "started": 0.0, "rollout": "vllm"}
     sizes = {"arms": list(arms), "arms_per_gpu": per_gpu, "device": "gpu"}
     return argparse.Namespace(output=folder, csv=folder / "figures.csv", **names, **sizes)
-
-
-def test_the_start_is_found_with_few_looks() -> None:
-    shares = {f"step {number}": share for number, share in enumerate([0, 0, 0, 0.01, 0.03, 0.18, 0.5, 0.7, 0.9, 1])}
-    chosen, looked = nearest(list(shares), shares.__getitem__, 0.2)
-    assert chosen == "step 5" and len(looked) <= 4
-    with pytest.raises(ValueError, match="--sft-save"):
-        nearest([], shares.__getitem__, 0.2)
 
 
 def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

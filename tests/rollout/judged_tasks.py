@@ -12,7 +12,7 @@ from small_swe import score_after
 
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.confinement import SEARCH_PATH
+from tree_rl.rollout.sandbox.processes.bubblewrap import SEARCH_PATH
 
 BUGGY = '''\
 """Durations as people write them."""

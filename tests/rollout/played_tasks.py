@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway_harness import serving
+from sandboxes_here import HERE
 from small_swe import all_tasks, generator
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +19,7 @@ from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.session import RecordedSession
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 Script = Callable[[str], str]
 
@@ -65,7 +67,7 @@ def play(
     backend: Any,
     agents: Sequence[tuple[TaskAgent, SweTask]],
     seconds: float = 60,
-    environment: Callable[[], Any] = SweEnvironment,
+    environment: Callable[[SandboxOptions], Any] = SweEnvironment,
     **options: Any,
 ) -> list[Played]:
     """All agents at the same time behind one gateway."""
@@ -73,7 +75,7 @@ def play(
     async def run() -> list[Played]:
         settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000, **options}
         async with serving(backend, backend.tokenizer, **settings) as gateway:
-            played = [play_one(gateway, agent, environment(), task, seconds) for agent, task in agents]
+            played = [play_one(gateway, agent, environment(HERE), task, seconds) for agent, task in agents]
             return await asyncio.gather(*played)
 
     return asyncio.run(run())

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway_harness import check_record, serving, trained_text
+from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
@@ -41,7 +42,7 @@ def play(
             session = door.open_session(sampling={"temperature": 1.0})
             done = await run_task(
                 agent=ReActAgent(options),
-                environment=ShellEnvironment(),
+                environment=ShellEnvironment(HERE),
                 endpoint=door.endpoint(session),
                 task=TASK,
                 messages=[{"role": "user", "content": "copy alpha to out.txt"}],

@@ -5,15 +5,17 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+
+from sandboxes_here import HERE
 
 from tree_rl.rollout.environments import Outcome, cases
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 OUTCOME = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
 GENERATOR = Path(__file__).parents[2] / "recipes" / "swe_tasks" / "generate.py"
@@ -37,7 +39,7 @@ def score_after(task: SweTask, command: str, *, readable: tuple[str, ...] = ()) 
     """Reward and report after one command of an agent, in a sandbox that sees further paths."""
 
     async def run() -> tuple[float, TestReport]:
-        environment = SweEnvironment(SandboxOptions(readable=readable))
+        environment = SweEnvironment(replace(HERE, readable=readable))
         try:
             await environment.reset({"swe": task.to_row()})
             await environment.run(command)

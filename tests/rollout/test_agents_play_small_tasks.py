@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gateway_harness import CHATML, build_tokenizer, check_record, serving, trained_text
 from played_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call, task_of
+from sandboxes_here import HERE
 from small_swe import all_tasks, generator, writing
 from transformers import PreTrainedTokenizerFast
 
@@ -19,6 +20,7 @@ from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.transcript import rows_of_calls
 
 TEN = sorted(all_tasks())[:10]
+UNCONFINED = {"unconfined": HERE.unconfined}
 
 
 def repair_for_mini(prompt: str) -> str:
@@ -135,14 +137,14 @@ def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrainedTokeni
             return await agent.run(gateway.endpoint(session), messages=messages, task={"swe": task.to_row()})
 
     limits = {"timeout_seconds": 20}
-    result = asyncio.run(run(options={"max_turns": 5}, sandbox={"limits": limits}))
+    result = asyncio.run(run(options={"max_turns": 5}, sandbox={"limits": limits, **UNCONFINED}))
     assert (result.reward, result.status, result.figures["turns"], result.figures["ended_completed"]) == (
         1.0,
         "completed",
         3.0,
         1.0,
     )
-    assert asyncio.run(run(options={"max_turns": 1})).figures["ended_limit"] == 1.0
+    assert asyncio.run(run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -150,8 +152,8 @@ def test_a_wrong_option_is_named() -> None:
         AgentInEnvironment(agent="mini_swe", options={"max_turn": 5})
     with pytest.raises(ValueError, match=r"agent_options\.agent='mini': expected one of react, mini_swe"):
         AgentInEnvironment(agent="mini")
-    with pytest.raises(ValueError, match=r"sandbox\.backend=local runs the model's commands"):
-        AgentInEnvironment(sandbox={"backend": "local"})
+    with pytest.raises(ValueError, match=r"sandbox\.backend='lokal': expected one of local, docker"):
+        AgentInEnvironment(sandbox={"backend": "lokal"})
     with pytest.raises(ValueError, match=r"Limits\.processes=0"):
         AgentInEnvironment(sandbox={"limits": {"processes": 0}})
 
@@ -160,7 +162,9 @@ def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrai
     async def run() -> None:
         async with serving(ScriptedModel(chatml, repair_for_mini), chatml) as gateway:
             endpoint = gateway.endpoint(gateway.open_session())
-            await AgentInEnvironment(agent="mini_swe").run(endpoint, messages=[], task={"nothing": 1})
+            await AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED).run(
+                endpoint, messages=[], task={"nothing": 1}
+            )
 
     with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
         asyncio.run(run())

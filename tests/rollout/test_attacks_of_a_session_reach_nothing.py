@@ -8,23 +8,23 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 from gateway_harness import build_tokenizer
+from sandboxes_here import needs_bubblewrap
 from small_swe import all_tasks
 
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.sandbox.confinement import HIDING, strictest_means
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 SECRET = "trainers-secret"
 TASK = all_tasks()["lru_cache"]
-pytestmark = pytest.mark.skipif(strictest_means() not in HIDING, reason="neither bubblewrap nor mount namespaces")
+pytestmark = needs_bubblewrap
 
 SCRIPT = """
 import ctypes, glob, json, os, signal, socket, sys
@@ -172,7 +172,7 @@ def test_files_variables_memory_processes_and_network_of_the_trainer_are_out_of_
 
 
 def test_the_network_is_there_when_the_config_says_so_and_nothing_else_is(trainer: Trainer) -> None:
-    found = attack(trainer, SandboxOptions(limits=replace(SandboxOptions().limits, network=True)))
+    found = attack(trainer, SandboxOptions(limits=Limits(network=True)))
     port = json.loads(trainer.place(0))["ports"][0]
     assert f"port {port}" in found
     reached = ("port ", "abstract socket", "the machine's address", "another interface", "the host's name service")

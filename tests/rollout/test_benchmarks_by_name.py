@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from judged_tasks import score_task, with_pytest
+from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.agents_by_name import ENVIRONMENTS, check
 from tree_rl.rollout.environments.benchmarks.named import BENCHMARKS
@@ -89,12 +90,12 @@ def test_a_published_row_asks_for_its_image_by_name(name: str) -> None:
         "r2e": "namanjain12/sums_final:0a1b2c3d",
         "terminal_bench": "example/greet:1",
     }
-    check({"environment": name, "agent": "react"}, is_this_machine=True)
+    check({"environment": name, "agent": "react", "sandbox": {"backend": "docker"}}, is_this_machine=True)
     assert ENVIRONMENTS[name].endswith(BENCHMARKS[name].__name__)
-    with pytest.raises(SandboxError, match=rf"needs the image {images[name]}; set sandbox\.backend=docker"):
-        asyncio.run(BENCHMARKS[name]().reset({"row": json.dumps(row_of(name))}))
+    with pytest.raises(SandboxError, match=rf"needs the image {images[name]}; set .*sandbox\.backend=docker"):
+        asyncio.run(BENCHMARKS[name](HERE).reset({"row": json.dumps(row_of(name))}))
     with pytest.raises(ValueError, match=rf"extra_info\.row: {name} expects a published row"):
-        asyncio.run(BENCHMARKS[name]().reset({"index": 0}))
+        asyncio.run(BENCHMARKS[name](HERE).reset({"index": 0}))
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from judged_tasks import SOUND, UNITTEST
 
-from tree_rl.rollout.environments import swe_judge
+from tree_rl.rollout.environments import suite_judge
 from tree_rl.rollout.environments.canaries.planting import plant
 from tree_rl.rollout.environments.swe_reports import passed_tests, verdicts_of
 
-RUNNER = Path(swe_judge.__file__).with_name(swe_judge.UNITTEST_RUNNER)
+RUNNER = Path(suite_judge.__file__).with_name(suite_judge.UNITTEST_RUNNER)
 
 
 def verdicts(folder: Path, targets: tuple[str, ...]) -> dict[str, set[str]]:

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 from played_tasks import command_lines
+from sandboxes_here import HERE
 from small_swe import all_tasks, writing
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.environments import Outcome
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.sandbox.sandbox import ConfinedSandbox, SandboxOptions
-from tree_rl.rollout.sandbox.to_the_end import to_the_end
+from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
+from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 
 SESSIONS = int(os.environ.get("TREE_RL_CANCELLATIONS", "24"))
 """TREE_RL_CANCELLATIONS=100 runs the full number."""
@@ -43,7 +44,7 @@ class Repairing:
 async def session() -> FinishedTask:
     return await run_task(
         agent=Repairing(),
-        environment=SweEnvironment(SandboxOptions()),
+        environment=SweEnvironment(HERE),
         endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
         task={"swe": TASK.to_row()},
         messages=[],
@@ -124,7 +125,7 @@ async def cancelled_after(work: Coroutine[Any, Any, Any], times: int) -> bool:
 
 def test_a_cancelled_clean_up_goes_to_its_end(folder: Path) -> None:
     async def close() -> None:
-        sandbox = ConfinedSandbox(SandboxOptions().limits)
+        sandbox = LocalSandbox(HERE)
         await sandbox.start()
         (place,) = folder.glob("tree-rl-owned-*/files")
         for number in range(3000):
@@ -148,4 +149,4 @@ def test_work_that_goes_to_its_end_is_cancelled_then() -> None:
         await asyncio.sleep(0.2)
         ended.append(True)
 
-    assert asyncio.run(cancelled_after(to_the_end(work()), times=3)) and ended == [True]
+    assert asyncio.run(cancelled_after(uninterrupted(work()), times=3)) and ended == [True]

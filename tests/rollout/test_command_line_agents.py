@@ -1,13 +1,15 @@
-"""A command-line agent that knows environment variables only: it works through its door, and there is no other."""
+"""A command-line agent that knows environment variables only: it reaches its model, and nothing else."""
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_harness import CHATML, build_tokenizer, trained_text
 from played_tasks import ScriptedModel, play, task_of
+from sandboxes_here import needs_bubblewrap
 from small_swe import all_tasks, writing
 from transformers import PreTrainedTokenizerFast
 
@@ -15,8 +17,7 @@ from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOpt
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.environments.swe import SweEnvironment
-from tree_rl.rollout.sandbox.confinement import HIDING, Limits, working_means
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.transcript import rows_of_calls
 
 PROGRAM = """
@@ -57,11 +58,10 @@ def agent_of(program: Path, **options: Any) -> CommandLineAgent:
     return CommandLineAgent(CommandLineOptions(**{"command": command, "limits": WIDE, **options}))
 
 
-@pytest.mark.parametrize("means", [means for means in working_means() if means in HIDING])
+@needs_bubblewrap
 def test_it_solves_a_task_and_reaches_nothing_but_the_model(
-    means: Any, chatml: PreTrainedTokenizerFast, program: Path, monkeypatch: pytest.MonkeyPatch
+    chatml: PreTrainedTokenizerFast, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tree_rl.rollout.sandbox.workspace.strictest_means", lambda: means)
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "trainers-secret")
     task = all_tasks()["lru_cache"]
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -78,7 +78,7 @@ def test_it_solves_a_task_and_reaches_nothing_but_the_model(
         (session,) = play(
             ScriptedModel(chatml, script),
             [(agent_of(program), task)],
-            environment=lambda: SweEnvironment(SandboxOptions(readable=(str(program),))),
+            environment=lambda here: SweEnvironment(replace(here, readable=(str(program),))),
         )
         with pytest.raises(TimeoutError):
             other.accept()
@@ -100,7 +100,7 @@ def test_sixteen_at_once_keep_their_sessions_apart(chatml: PreTrainedTokenizerFa
     played = play(
         ScriptedModel(chatml, script),
         [(agent_of(program), all_tasks()[name]) for name in names],
-        environment=lambda: SweEnvironment(SandboxOptions(readable=(str(program),))),
+        environment=lambda here: SweEnvironment(replace(here, readable=(str(program),))),
     )
     assert [session.result for session in played] == [("completed", 1.0)] * 16
     assert all(len(session.record.calls) == 2 for session in played)
@@ -110,7 +110,7 @@ def test_one_that_fails_when_its_calls_are_used_up_ends_by_the_limit(
     chatml: PreTrainedTokenizerFast, program: Path
 ) -> None:
     work = [(agent_of(program), all_tasks()["lru_cache"])]
-    here = {"environment": lambda: SweEnvironment(SandboxOptions(readable=(str(program),)))}
+    here = {"environment": lambda here: SweEnvironment(replace(here, readable=(str(program),)))}
     (used_up,) = play(ScriptedModel(chatml, lambda prompt: "true"), work, max_calls=3, **here)
     assert used_up.result == ("out_of_calls", 0.0) and len(used_up.record.calls) == 3
     assert "HTTP Error 403" in used_up.done.detail

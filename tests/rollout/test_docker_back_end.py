@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tree_rl.rollout.sandbox import rex_sandbox
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox import swe_rex_sandbox
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=10, cpu_seconds=10, output_bytes=5000, memory_bytes=2 << 30, processes=40)
@@ -65,8 +65,8 @@ def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytes
             done = await sandbox.run("python3 answer.py; exit 3")
             assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
             # As for a command that may take longer than one request does.
-            monkeypatch.setattr(rex_sandbox, "REQUEST_SECONDS", 1.0)
-            monkeypatch.setattr(rex_sandbox, "POLL_SECONDS", 0.4)
+            monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
+            monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
             started = time.monotonic()
             slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
             assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
@@ -107,6 +107,6 @@ def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pyt
     def refuse(**arguments: object) -> None:
         raise RefusedError("Token missing")
 
-    monkeypatch.setitem(rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
+    monkeypatch.setitem(swe_rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
     with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*Token missing"):
         open_sandbox(SandboxOptions(backend="modal"), image="example/repository:1", directory=None)

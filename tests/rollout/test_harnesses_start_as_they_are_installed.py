@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from gateway_harness import build_tokenizer, serving
 from played_tasks import ScriptedModel
+from sandboxes_here import HERE, needs_bubblewrap
 from small_swe import all_tasks, generator
 
 from tree_rl.rollout.agents.agents_by_name import AGENTS, ENVIRONMENTS, check
@@ -73,6 +74,7 @@ class Unjudged(SweEnvironment):
         return 1.0
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize("name", HARNESSES)
 def test_a_harness_gets_the_task_its_arguments_and_the_gateway(
     name: str, open_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +104,7 @@ def test_a_harness_that_fails_says_so_in_the_log(
         async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer) as gateway:
             endpoint = gateway.endpoint(gateway.open_session())
             messages = generator().to_row(task, 0, "train")["prompt"]
-            acting = AgentInEnvironment(agent="claude_code")
+            acting = AgentInEnvironment(agent="claude_code", sandbox={"unconfined": HERE.unconfined})
             return await acting.run(endpoint, messages=messages, task={"swe": task.to_row()})
 
     with caplog.at_level(logging.WARNING):
@@ -121,7 +123,8 @@ def test_a_program_that_is_refused_further_calls_is_out_of_calls(
     monkeypatch.setitem(ENVIRONMENTS, "swe", f"{__name__}.Unjudged")
     program(open_folder / "asks.py", ASKS_THRICE)
     options = {"command": f"python3 {open_folder}/asks.py {{prompt}} || exit {status}"}
-    acting = AgentInEnvironment(agent="command_line", options=options, sandbox={"readable": [str(open_folder)]})
+    sandbox = {"readable": [str(open_folder)], "unconfined": HERE.unconfined}
+    acting = AgentInEnvironment(agent="command_line", options=options, sandbox=sandbox)
     assert asyncio.run(play(acting, max_calls=3)).status == "completed"
     done = asyncio.run(play(acting, max_calls=2))
     assert (done.status, done.reward) == ("out_of_calls", 1.0)

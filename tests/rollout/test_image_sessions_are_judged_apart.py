@@ -19,9 +19,9 @@ from small_swe import OUTCOME, writing
 
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.container_changes import MAX_BYTES, checked_changes
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
-from tree_rl.rollout.sandbox.rex.changes import MAX_BYTES, checked_changes
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)
@@ -177,10 +177,9 @@ def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:
         asyncio.run(SweEnvironment(options).reset(row))
 
 
-@pytest.mark.parametrize("backend", ["local"])
-def test_local_sessions_are_judged_in_another_folder(backend: str) -> None:
+def test_unconfined_sessions_are_judged_in_another_folder() -> None:
     async def play(command: str) -> float:
-        environment = SweEnvironment(SandboxOptions(backend=backend, allow_unconfined=True, limits=LIMITS))
+        environment = SweEnvironment(SandboxOptions(unconfined=True, limits=LIMITS))
         try:
             await environment.reset({"swe": UNITTEST.to_row()})
             await environment.run(command)

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from gateway_harness import CHATML, build_tokenizer, serving
 from played_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call
+from sandboxes_here import HERE
 from small_swe import all_tasks, writing
 from transformers import PreTrainedTokenizerFast
 
@@ -28,8 +29,8 @@ from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
 
 RACES = int(os.environ.get("TREE_RL_RACES", "10"))
 """Races against the clock in all. TREE_RL_RACES=50 runs the full number."""
@@ -49,8 +50,8 @@ def chatml() -> PreTrainedTokenizerFast:
 class Watched(SweEnvironment):
     """Looks for what still runs when it is scored. Its commands bear its mark."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: SandboxOptions) -> None:
+        super().__init__(options)
         self.mark = f"{MARK}-{id(self)}"
 
     async def run(self, command: str) -> Any:
@@ -94,12 +95,12 @@ class Shell(ShellEnvironment):
     """Remembers whether its files still change, and whether the model is asked, after `score` began."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(HERE)
         self.changes: list[str | None] = []
 
     async def score(self, outcome: Outcome) -> float:
         for _ in range(20):
-            self.changes.append(self._workspace.read("beat"))
+            self.changes.append(await self.sandbox.read("beat"))
             await asyncio.sleep(0.02)
         assert len(set(self.changes)) == 1, self.changes
         assert not [line for line in command_lines() if MARK in line]
@@ -310,7 +311,7 @@ def test_what_cannot_be_judged_gets_nothing_and_a_broken_judge_loses_the_session
     async def act(environment: Any, endpoint: Endpoint) -> Outcome:
         return DONE
 
-    done = asyncio.run(run(act, Judge()))
+    done = asyncio.run(run(act, Judge(HERE)))
     assert (done.status, done.reward) == result
 
 
@@ -353,7 +354,7 @@ def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
         return DONE
 
     async def play(check: str) -> FinishedTask:
-        environment = ShellEnvironment()
+        environment = ShellEnvironment(HERE)
         done = await run_task(
             agent=Played(act),
             environment=environment,
@@ -362,7 +363,8 @@ def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
             messages=[],
             timeout_seconds=30,
         )
-        assert environment.workspace is not None and not environment.workspace.directory.exists()
+        with pytest.raises(SandboxDied, match="gone"):
+            await environment.sandbox.read("kept")
         return done
 
     assert asyncio.run(play("grep work done && test ! -e link && test ! -e pipe && touch new")).reward == 1.0

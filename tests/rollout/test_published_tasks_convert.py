@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from judged_tasks import score_task, with_pytest
+from sandboxes_here import HERE
 
 from tree_rl.rollout.environments.published_tasks import ACTIVATE, from_swe_bench, from_swe_smith
 from tree_rl.rollout.environments.swe import SweEnvironment
@@ -57,7 +58,7 @@ def test_repositories_with_other_runners_are_refused() -> None:
 def test_tasks_with_an_image_say_which_back_end_runs_them() -> None:
     task = from_swe_smith(rows("swe_smith")[0])
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
-        asyncio.run(SweEnvironment().reset({"swe": task.to_row()}))
+        asyncio.run(SweEnvironment(HERE).reset({"swe": task.to_row()}))
 
 
 def test_reports_of_pytest_are_read() -> None:

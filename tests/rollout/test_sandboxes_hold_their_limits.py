@@ -1,4 +1,4 @@
-"""Laws of a sandbox, whichever back end runs it: a confined directory, SWE-ReX here, SWE-ReX behind its HTTP server."""
+"""Laws of a sandbox, whichever back end runs it: bubblewrap here, nothing, or SWE-ReX behind its server."""
 
 import asyncio
 import os
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandboxes_here import BOTH, HERE
 
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.agents.in_environment import AgentInEnvironment
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
-from tree_rl.rollout.sandbox.sandbox import Backend, Sandbox, SandboxDied, SandboxError, SandboxOptions
-from tree_rl.rollout.sandbox.workspace import CommandResult
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 LIMITS = Limits(
     timeout_seconds=1.5, cpu_seconds=5, output_bytes=5000, file_bytes=20 << 20, memory_bytes=1 << 30, processes=40
 )
-
-
-UNCONTAINED: tuple[Backend, ...] = ("confined", "local")
+LOCAL = pytest.mark.parametrize("unconfined", BOTH)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,11 @@ def server() -> Iterator[dict[str, Any]]:
         process.wait()
 
 
-@pytest.fixture(params=["confined", "local", "remote"])
+@pytest.fixture(params=[*BOTH, "remote"])
 def options(request: pytest.FixtureRequest) -> SandboxOptions:
-    arguments = request.getfixturevalue("server") if request.param == "remote" else {}
-    return SandboxOptions(backend=request.param, limits=LIMITS, arguments=arguments, allow_unconfined=True)
+    if request.param == "remote":
+        return SandboxOptions(backend="remote", limits=LIMITS, arguments=request.getfixturevalue("server"))
+    return SandboxOptions(limits=LIMITS, unconfined=request.param)
 
 
 def within(options: SandboxOptions, act: Callable[[Sandbox], Awaitable[Any]], directory: str | None = None) -> Any:
@@ -129,42 +130,44 @@ def test_a_process_in_the_background_delays_nobody_and_is_killed(options: Sandbo
     wait_until_gone("4711.3")
 
 
-@pytest.mark.parametrize("backend", UNCONTAINED)
-def test_commands_run_at_the_same_time(backend: Backend) -> None:
+@LOCAL
+def test_commands_run_at_the_same_time(unconfined: bool) -> None:
     meet = "touch met{}; until [ -e met0 -a -e met1 -a -e met2 ]; do sleep 0.05; done; echo met"
 
     async def act(sandbox: Sandbox) -> list[CommandResult]:
         return await asyncio.gather(*[sandbox.run(meet.format(number)) for number in range(3)])
 
     patient = replace(LIMITS, timeout_seconds=60)
-    results = within(SandboxOptions(backend=backend, limits=patient, allow_unconfined=True), act)
+    results = within(SandboxOptions(limits=patient, unconfined=unconfined), act)
     assert [(result.output, result.timed_out) for result in results] == [("met\n", False)] * 3
 
 
-def test_the_trainers_variables_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@LOCAL
+def test_the_trainers_variables_do_not_reach_commands(
+    unconfined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "trainers-secret")
-    for backend in UNCONTAINED:
-        options = SandboxOptions(backend=backend, limits=LIMITS, allow_unconfined=True)
-        assert "trainers-secret" not in outcome(options, "env", tmp_path).output
+    options = SandboxOptions(limits=LIMITS, unconfined=unconfined)
+    assert "trainers-secret" not in outcome(options, "env", tmp_path).output
 
 
-def test_nothing_is_left_behind(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@LOCAL
+def test_nothing_is_left_behind(unconfined: bool, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(open_folder))
-    for backend in UNCONTAINED:
-        options = SandboxOptions(backend=backend, limits=LIMITS, allow_unconfined=True)
-        assert outcome(options, "mkdir -p a/b; echo x > a/b/c; chmod 0 a; pwd", open_folder).exit_code == 0
+    options = SandboxOptions(limits=LIMITS, unconfined=unconfined)
+    assert outcome(options, "mkdir -p a/b; echo x > a/b/c; chmod 0 a; pwd", open_folder).exit_code == 0
     assert list(open_folder.iterdir()) == []
 
 
 def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dict[str, Any], tmp_path: Path) -> None:
     async def remove_and_run(sandbox: Sandbox) -> None:
-        sandbox._workspace.close()  # type: ignore[attr-defined]
-        with pytest.raises(SandboxDied, match="the workspace is gone"):
+        sandbox._folder.close()  # type: ignore[attr-defined]
+        with pytest.raises(SandboxDied, match="the sandbox is gone"):
             await sandbox.run("true")
         with pytest.raises(SandboxDied):
             await sandbox.write({"a": "b"})
 
-    within(SandboxOptions(limits=LIMITS), remove_and_run)
+    within(replace(HERE, limits=LIMITS), remove_and_run)
 
     async def stop_server_and_run(sandbox: Sandbox) -> None:
         sandbox.deployment.runtime._config.port = 1  # type: ignore[attr-defined]
@@ -184,8 +187,8 @@ def test_a_back_end_that_cannot_start_names_its_key() -> None:
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
         options = SandboxOptions(backend="docker", arguments={"container_runtime": "no-such-program"})
         open_sandbox(options, image="python:3.11", directory="/testbed")
-    with pytest.raises(SandboxError, match=r"sandbox\.backend=confined runs no container.*sandbox\.backend=docker"):
-        open_sandbox(SandboxOptions(), image="python:3.11", directory="/testbed")
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=local runs no container.*sandbox\.backend=docker"):
+        open_sandbox(HERE, image="python:3.11", directory="/testbed")
 
 
 def test_docker_and_modal_are_built_from_the_config() -> None:
@@ -201,15 +204,21 @@ def test_docker_and_modal_are_built_from_the_config() -> None:
         assert modal is not None
 
 
-def test_unconfined_commands_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"sandbox\.allow_unconfined=true"):
-        SandboxOptions(backend="local")
-    with pytest.raises(ValueError, match=r"sandbox\.backend='lokal'"):
-        SandboxOptions(backend="lokal")  # type: ignore[arg-type]
-    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.strictest_means", lambda: "namespaces")
-    with pytest.raises(ValueError, match="install bubblewrap"):
+def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValueError, match=r"sandbox\.backend='confined'.*local, .*confined is called local now"):
+        SandboxOptions(backend="confined")  # type: ignore[arg-type]
+    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.why_no_bubblewrap", lambda: "no such program")
+    with pytest.raises(ValueError, match=r"bubblewrap .* \(no such program\); .*sandbox\.unconfined=true"):
         SandboxOptions()
-    assert SandboxOptions(allow_unconfined=True).backend == "confined"
+    assert SandboxOptions(unconfined=True).backend == "local"
+    assert SandboxOptions(backend="docker").backend == "docker"
+
+
+def test_the_old_name_of_a_key_says_the_new_one() -> None:
+    with pytest.raises(ValueError, match=r"allow_unconfined: no such option; it is called unconfined now"):
+        AgentInEnvironment(sandbox={"allow_unconfined": True})
 
 
 def processes() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from gateway_harness import CHATML, build_tokenizer, serving, trained_text
+from sandboxes_here import HERE
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents import react
@@ -26,8 +27,7 @@ from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.transcript import rows_of_calls
 
 SESSIONS = 64
@@ -134,7 +134,7 @@ class Environment(SweEnvironment):
     def __init__(self, kind: str) -> None:
         # Sixty-four sandboxes start at once; on a busy machine a healthy command takes long.
         self.limits = Limits(timeout_seconds=90, output_bytes=4096, processes=16)
-        super().__init__(SandboxOptions(limits=self.limits))
+        super().__init__(replace(HERE, limits=self.limits))
         self.dies = kind == "dead sandbox"
         self.hangs = kind == "hanging command"
 
@@ -143,7 +143,7 @@ class Environment(SweEnvironment):
             await self._sandbox.close()  # type: ignore[union-attr]
         if self.hangs:
             seconds = 4 if command == MARKED else 90
-            self._sandbox._workspace.limits = replace(self.limits, timeout_seconds=seconds)  # type: ignore[union-attr]
+            self._sandbox._folder.limits = replace(self.limits, timeout_seconds=seconds)  # type: ignore[union-attr]
         return await super().run(command)
 
 

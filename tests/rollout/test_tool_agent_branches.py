@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from gateway_harness import trained_text
+from sandboxes_here import HERE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -123,7 +124,7 @@ def run(
             session = gateway.open_session()
             done = await run_task(
                 agent=ReActAgent(ReActOptions(**config["agent_options"]["options"])),
-                environment=environment or ShellEnvironment(),
+                environment=environment or ShellEnvironment(HERE),
                 endpoint=gateway.endpoint(session),
                 task={"files": {"k.txt": "seven"}, "check": "grep -q seven out.txt"},
                 messages=[{"role": "user", "content": "go"}],
@@ -247,7 +248,7 @@ def test_a_command_that_no_shell_reads_is_answered_and_the_session_is_scored(
 
     first = shell(r"echo \u0000")
     p2 = PROMPT + first + END + observation("answered")
-    played = run(tokenizer, {PROMPT: first, p2: "done"}, environment=Answering())
+    played = run(tokenizer, {PROMPT: first, p2: "done"}, environment=Answering(HERE))
     assert (played.done.status, played.done.reward) == ("completed", 0.0), played.done
     assert Answering.answers and "[exit 126]" in Answering.answers[0]
 
@@ -294,6 +295,6 @@ def test_the_environment_is_closed_whatever_happens(tokenizer: PreTrainedTokeniz
             await super().close()
             Failing.closed += 1
 
-    played = run(tokenizer, {PROMPT: shell("true")}, environment=Failing())
+    played = run(tokenizer, {PROMPT: shell("true")}, environment=Failing(HERE))
     assert (played.done.status, played.done.reward, Failing.closed) == ("agent_failed", 0.0, 1)
     assert "tool broke" in played.done.detail

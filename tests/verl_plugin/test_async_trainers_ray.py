@@ -17,9 +17,13 @@ ENVIRONMENT = """
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from tree_rl.rollout.environments import ShellEnvironment
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 
 class LengthEnvironment(ShellEnvironment):
+    def __init__(self):
+        super().__init__(SandboxOptions(unconfined=True))
+
     async def score(self, outcome):
         return float(len(outcome.answer) % 3)
 

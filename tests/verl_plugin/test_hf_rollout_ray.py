@@ -14,10 +14,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 ENVIRONMENT = """
 from tree_rl.rollout.environments import ShellEnvironment
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 
 class CountingEnvironment(ShellEnvironment):
     sessions = 0
+
+    def __init__(self):
+        super().__init__(SandboxOptions(unconfined=True))
 
     async def reset(self, task):
         await super().reset(task)

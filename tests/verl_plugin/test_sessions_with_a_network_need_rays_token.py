@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tree_rl.rollout.sandbox.confinement import working_means
+from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 from tree_rl.verl_plugin.compat import constants_ppo
 from tree_rl.verl_plugin.launch.session_network import SANDBOX, refuse_open_ray
 
@@ -21,8 +21,8 @@ TRAINER = """
 import json, os, sys
 from pathlib import Path
 import ray
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 CLIENT = '''
 import sys
@@ -37,11 +37,11 @@ address = ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False).add
 ray.get(ray.remote(lambda: 1).remote())
 limits = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=64 << 30, processes=256, network=True)
 readable = [Path(path) for path in dict.fromkeys((sys.base_prefix, sys.prefix))]
-workspace = Workspace({"client.py": CLIENT}, limits=limits, means="mounts", readable=readable)
+sandbox = SandboxFolder({"client.py": CLIENT}, limits=limits, readable=readable)
 token = os.environ.get("RAY_AUTH_TOKEN_PATH", "/none")
-attack = workspace.run(f"{sys.executable} client.py {address}").output
-seen = workspace.run(f"env; cat {token}; cat /proc/*/environ; ls -R / 2>/dev/null | grep -i token_of_ray").output
-workspace.close()
+attack = sandbox.run(f"{sys.executable} client.py {address}").output
+seen = sandbox.run(f"env; cat {token}; cat /proc/*/environ; ls -R / 2>/dev/null | grep -i token_of_ray").output
+sandbox.close()
 print(json.dumps({"attack": attack, "seen": seen}))
 ray.shutdown()
 """
@@ -91,7 +91,7 @@ def test_the_token_must_be_there_and_for_its_owner_alone(token: Path) -> None:
 
 
 def test_sessions_without_a_network_need_no_token() -> None:
-    for sandbox in ({}, {"limits": {"network": False}}, {"backend": "local", "allow_unconfined": True}):
+    for sandbox in ({}, {"limits": {"network": False}}, {"backend": "local", "unconfined": True}):
         refuse_open_ray(config_with(sandbox), {"RAY_AUTH_MODE": "disabled"})
     refuse_open_ray(OmegaConf.create({}), {})
     refuse_open_ray(None, {})
@@ -127,7 +127,7 @@ def attack_ray(**variables: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(450)
-@pytest.mark.skipif("mounts" not in working_means(), reason="no mount namespaces here")
+@pytest.mark.skipif(why_no_bubblewrap() is not None, reason="bubblewrap does not work here")
 def test_from_a_session_with_a_network_only_the_token_keeps_ray_shut(token: Path) -> None:
     assert "OWNED" in attack_ray(RAY_AUTH_MODE="disabled")["attack"], "the attack works where nothing stops it"
     held = attack_ray(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))

@@ -1,1 +1,1 @@
-"""What makes branches: environments, sandboxed workspaces, sessions, and the rows a session leaves behind."""
+"""What makes branches: environments, sandboxes, sessions, and the rows a session leaves behind."""

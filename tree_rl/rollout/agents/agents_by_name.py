@@ -51,14 +51,14 @@ def build(
 ) -> tuple[Any, Any]:
     """An agent and an environment for one session; the arguments are those of `AgentInEnvironment`.
 
-    A confined sandbox shows a harness's own installation.
+    A local sandbox shows a harness's own installation.
 
     Raises:
         ValueError: an unknown name, field or value, or an agent that is not installed; the key is named.
     """
     made = _make("agent", AGENTS, agent, options)
     sandbox = dict(sandbox or {})
-    if hasattr(made, "find_program") and not environment_options and sandbox.get("backend", "confined") == "confined":
+    if hasattr(made, "find_program") and not environment_options and sandbox.get("backend", "local") == "local":
         try:
             found = made.find_program()
         except ValueError as error:
@@ -143,7 +143,8 @@ def _class_and_options(
         return found, None
     fields = taken[0].__dataclass_fields__
     if unknown := sorted(given - set(fields)):
-        raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(fields)}")
+        hint = "it is called unconfined now" if "allow_unconfined" in unknown else f"known are {', '.join(fields)}"
+        raise ValueError(f"{key}.{unknown[0]}: no such option; {hint}")
     needed = [one.name for one in fields.values() if one.default is MISSING and one.default_factory is MISSING]
     if missing := [one for one in needed if one not in given]:
         raise ValueError(f"{key}.{missing[0]}: expected a value; it has no default")

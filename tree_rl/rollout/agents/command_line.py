@@ -1,6 +1,6 @@
-"""Any command-line agent: a confined process whose environment variables point to the model.
+"""Any command-line agent: a process in a sandbox whose environment variables point to the model.
 
-In a `confined` sandbox the agent and everything it starts reach the session's gateway and nothing else of the network;
+In a `local` sandbox the agent and everything it starts reach the session's gateway and nothing else of the network;
 its HOME is the repository's directory.
 """
 
@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import quote
 
 PORT = 8700
-"""Where a confined agent finds the gateway: the same in every session."""
+"""Where an agent inside bubblewrap finds the gateway: the same in every session."""
 LAST_LINES = 20
 """Lines of a failed program's output that the training log shows."""
 
@@ -57,7 +57,7 @@ class CommandLineOptions:
 
 
 class CommandLineAgent:
-    """Runs the program in the environment's sandbox: with `run_agent` and `has_door`, as in `SweEnvironment`."""
+    """Runs the program in the environment's sandbox: with `run_agent` and `has_model_port`, as in `SweEnvironment`."""
 
     def __init__(self, options: CommandLineOptions) -> None:
         self.options = options
@@ -71,7 +71,7 @@ class CommandLineAgent:
         runs: Any = environment
         address = urlsplit(endpoint.url)
         assert address.hostname is not None and address.port is not None
-        if runs.has_door:
+        if runs.has_model_port:
             endpoint = replace(endpoint, url=f"http://127.0.0.1:{PORT}{address.path}")
         prompt = "\n\n".join(str(message["content"]) for message in messages)
         command = self.options.command.replace("{model}", endpoint.model).replace("{prompt}", quote([prompt]))

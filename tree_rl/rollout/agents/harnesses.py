@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions, program_limits
 from tree_rl.rollout.agents.installed_program import InstalledProgram, find_program
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import quote
 
 HOME = "/tmp/home"

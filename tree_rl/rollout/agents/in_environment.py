@@ -17,7 +17,7 @@ from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
-from tree_rl.rollout.sandbox.to_the_end import to_the_end
+from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ async def run_task(
     except (SandboxError, OSError, ValueError, KeyError, RuntimeError) as error:
         worked = replace(worked, status="environment_failed", detail=f"{type(error).__name__}: {error}")
     finally:
-        await to_the_end(_close(environment))
+        await uninterrupted(_close(environment))
     # The detail may quote what the model wrote.
     detail = worked.detail.encode("utf-8", "backslashreplace").decode()
     return FinishedTask(status=worked.status, reward=reward, outcome=worked.outcome, detail=detail)
@@ -121,7 +121,7 @@ async def _work(
         timed_out = not working.done()
     finally:
         # Also where this task itself is cancelled.
-        await to_the_end(_stop(working, environment, endpoint))
+        await uninterrupted(_stop(working, environment, endpoint))
     if timed_out:
         detail = f"the agent took longer than {timeout_seconds:g} s"
         return _Worked(status="timed_out", outcome=NOTHING_DONE, detail=detail)

@@ -6,8 +6,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confinement import SEARCH_PATH
-from tree_rl.rollout.sandbox.jail import SYSTEM
+from tree_rl.rollout.sandbox.processes.bubblewrap import SEARCH_PATH, SYSTEM
 
 MODULES = "node_modules"
 ENVIRONMENT = "pyvenv.cfg"
@@ -15,7 +14,7 @@ ENVIRONMENT = "pyvenv.cfg"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledProgram:
-    """A program and the folders that a `confined` sandbox must show for it."""
+    """A program and the folders that a `local` sandbox must show for it."""
 
     path: Path
     """Path of the program, links followed."""

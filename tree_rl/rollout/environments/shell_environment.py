@@ -1,15 +1,12 @@
 """An environment of files and a shell, and how an agent reads what a command did."""
 
-import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace
+from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
+from tree_rl.rollout.sandbox.sandbox import KEY, SandboxOptions
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 SHELL_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -49,16 +46,21 @@ class ShellEnvironment:
 
     The task gives `files` (a mapping of path to content, or a list of `{path, content}` as data sets store it) and
     `check`: a shell command run at the end on a copy of the directory, reward 1.0 if it exits with 0. Subclass and
-    replace `score` for another reward: `workspace.read` reads a file, and commands run in `judge_workspace()`.
+    replace `score` for another reward: `await self.sandbox.read(name)` reads a file, and commands run in
+    `await self.judge_sandbox()`.
+
+    Raises:
+        ValueError: a back end other than `local`.
     """
 
-    limits = Limits()
-
-    def __init__(self) -> None:
-        self.workspace: Workspace | None = None
+    def __init__(self, options: SandboxOptions | None = None) -> None:
+        self.options = options or SandboxOptions()
+        if self.options.backend != "local":
+            raise ValueError(f"{KEY}.backend={self.options.backend}: expected local; this environment has no image")
+        self.sandbox = LocalSandbox(self.options)
         """Where the agent works; stopped before `score`."""
         self.task: Mapping[str, Any] = {}
-        self._judge: Workspace | None = None
+        self._judge: LocalSandbox | None = None
 
     async def reset(self, task: Mapping[str, Any]) -> None:
         """Write the task's files."""
@@ -66,13 +68,9 @@ class ShellEnvironment:
         if not isinstance(files, Mapping):
             files = {entry["path"]: entry["content"] for entry in files}
         self.task = task
+        await self.sandbox.start()
         # A column of a data set holds every key that any row has; absent files arrive as None.
-        present = {path: content for path, content in files.items() if content is not None}
-
-        def make() -> None:
-            self.workspace = Workspace(present, limits=self.limits)
-
-        await _in_thread(make)
+        await self.sandbox.write({path: content for path, content in files.items() if content is not None})
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Describe `shell`."""
@@ -80,34 +78,24 @@ class ShellEnvironment:
 
     async def call(self, call: ToolCall) -> str:
         """Run `shell(command)`."""
-        return await call_shell(call, self._workspace.run_async)
+        return await call_shell(call, self.sandbox.run)
 
     async def stop(self) -> None:
         """Kill what commands started. Later calls raise `SandboxDied`."""
-        if self.workspace is not None:
-            await _in_thread(self.workspace.stop)
+        await self.sandbox.stop()
 
-    async def judge_workspace(self) -> Workspace:
-        """A directory of another user with a copy of the agent's files; nothing of the agent's runs or writes there.
+    async def judge_sandbox(self) -> LocalSandbox:
+        """Another sandbox with a copy of the agent's files; nothing of the agent's runs or writes there.
 
         Raises:
             ValueError: the agent's files cannot be copied.
-            SandboxError: this machine has no place that the agent could not reach.
         """
         await self.stop()
         if self._judge is None:
-            await _in_thread(self._make_judge)
-        assert self._judge is not None
+            self._judge = self.sandbox.fresh()
+            await self._judge.start()
+            await self.sandbox.copy_to(self._judge, leave_out=lambda path: False)
         return self._judge
-
-    def _make_judge(self) -> None:
-        judge = self._workspace.fresh()
-        try:
-            self._workspace.copy_to(judge, leave_out=lambda path: False)
-        except BaseException:
-            judge.close()
-            raise
-        self._judge = judge
 
     async def score(self, outcome: Outcome) -> float:
         """Run the task's `check`. Raises `RuntimeError` if there is none."""
@@ -115,32 +103,11 @@ class ShellEnvironment:
             raise RuntimeError(
                 "extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code"
             )
-        judge = await self.judge_workspace()
-        return float((await judge.run_async(self.task["check"])).exit_code == 0)
+        judge = await self.judge_sandbox()
+        return float((await judge.run(self.task["check"])).exit_code == 0)
 
     async def close(self) -> None:
         """Remove the files."""
-        for workspace in (self._judge, self.workspace):
-            if workspace is not None:
-                await _in_thread(workspace.close)
-
-    @property
-    def _workspace(self) -> Workspace:
-        if self.workspace is None:
-            raise RuntimeError("ShellEnvironment used before reset()")
-        return self.workspace
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    """Do work with files or processes. A cancelled caller waits for its end, so that `close` finds what it made."""
-    working = asyncio.get_running_loop().run_in_executor(_file_threads(), work)
-    try:
-        await asyncio.shield(working)
-    finally:
-        if not working.done():
-            await asyncio.wait({working})
-
-
-@cache
-def _file_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="workspace-files")
+        for sandbox in (self._judge, self.sandbox):
+            if sandbox is not None:
+                await sandbox.close()

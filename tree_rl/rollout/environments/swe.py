@@ -8,10 +8,10 @@ from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, call_shel
 from tree_rl.rollout.environments.swe_judge import in_repository, judge_session, lay_out
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.confinement import Limits
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxOptions
-from tree_rl.rollout.sandbox.workspace import CommandResult
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 
 class SweEnvironment:
@@ -55,9 +55,9 @@ class SweEnvironment:
         return await in_repository(task, sandbox, command)
 
     @property
-    def has_door(self) -> bool:
-        """Whether programs of `run_agent` reach the gateway through a door of the sandbox."""
-        return self._running[0].has_door
+    def has_model_port(self) -> bool:
+        """Whether programs of `run_agent` find the gateway at a port of the sandbox."""
+        return self._running[0].has_model_port
 
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits

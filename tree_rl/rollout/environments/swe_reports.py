@@ -13,6 +13,8 @@ PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s+(\S.*?)(
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 UNITTEST_MARK = "unittest-report "
 """Text in front of the one line that `unittest_runner` prints."""
+REPORT_CHARACTERS = 4000
+"""Most characters of the output that a report keeps."""
 MAX_REPORT_BYTES = 32 << 20
 """Unpacked."""
 

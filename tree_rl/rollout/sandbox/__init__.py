@@ -1,1 +1,1 @@
-"""Where commands of agents run: confined directories here, or machines that SWE-ReX reaches."""
+"""Where commands of agents run: a folder of this machine inside bubblewrap, or a container that SWE-ReX reaches."""

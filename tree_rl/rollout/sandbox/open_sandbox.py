@@ -1,7 +1,8 @@
-"""Which sandbox a task runs in: our own confined workspace, or SWE-ReX, imported only where it is asked for."""
+"""Which sandbox a task runs in: one of this machine, or SWE-ReX, imported only where it is asked for."""
 
 from tree_rl.extras import MissingExtraError, require_extra
-from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, ConfinedSandbox, Sandbox, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
+from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, Sandbox, SandboxError, SandboxOptions
 
 
 def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str | None) -> Sandbox:
@@ -18,12 +19,12 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
             f"{KEY}.backend={options.backend} runs no container, but the task needs the image {image}; set "
             f"{KEY}.backend=docker (or modal, or remote with a server inside that image)"
         )
-    if options.backend == "confined":
-        return ConfinedSandbox(options.limits, options.readable, allow_unconfined=options.allow_unconfined)
+    if options.backend == "local":
+        return LocalSandbox(options)
     try:
         require_extra("agents", f"{KEY}.backend={options.backend}")
     except MissingExtraError as error:
         raise SandboxError(str(error)) from error
-    from tree_rl.rollout.sandbox.rex_sandbox import RexSandbox
+    from tree_rl.rollout.sandbox.swe_rex_sandbox import SweRexSandbox
 
-    return RexSandbox(options, image=image, directory=directory)
+    return SweRexSandbox(options, image=image, directory=directory)

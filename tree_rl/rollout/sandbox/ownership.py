@@ -11,10 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.control_group import remove_noted_group
-from tree_rl.rollout.sandbox.confined.processes import kill_processes_in
-from tree_rl.rollout.sandbox.confined.trees import remove_tree
-from tree_rl.rollout.sandbox.confined.users import kill_left_over_user
+from tree_rl.rollout.sandbox.files.trees import remove_tree
+from tree_rl.rollout.sandbox.processes.control_group import remove_noted_group
+from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +22,6 @@ PREFIX = "tree-rl-owned-"
 MAKING = "making-"
 """Second part of the name until the owner has the lock. After `MAKING_SECONDS` the owner counts as dead."""
 MAKING_SECONDS = 60.0
-FILES = "files"
-"""What a workspace calls its directory in its folder."""
 
 
 class OwnedFolder:
@@ -57,7 +54,6 @@ def remove_left_over_folders() -> list[Path]:
         try:
             if _is_left_over(folder, lock):
                 remove_noted_group(folder)
-                kill_left_over_user(folder / FILES)
                 kill_processes_in(folder)
                 if remove_tree(folder):
                     removed.append(folder)

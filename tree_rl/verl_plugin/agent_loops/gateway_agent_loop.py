@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
+from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.seeds import derived_seed
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
     CONFIG_KEY,
     GatewayAgentOptions,

@@ -7,7 +7,7 @@ speed: there verl's `rollout.full_determinism=True` switches them on.
 from collections import Counter
 from typing import Any
 
-from tree_rl.rollout.gateway.seeds import derived_seed
+from tree_rl.derived_seed import derived_seed
 
 
 def draws_are_seeded(rollout: Any) -> bool:

@@ -8,21 +8,27 @@ from typing import Any
 from omegaconf import OmegaConf
 
 GATEWAY_AGENT = "actor_rollout_ref.rollout.custom.gateway_agent"
+TREE_AGENT = "actor_rollout_ref.rollout.custom.tree_agent"
 IN_ENVIRONMENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
 
 
 def refuse_unknown_agent(config: Any) -> None:
-    """Check `rollout.custom.gateway_agent.agent_options`; agents of the user's own are left to their sessions.
+    """Check `gateway_agent.agent_options` or `tree_agent.environment`; what the user wrote is left to its sessions.
 
     Raises:
         ValueError: an unknown name, option or value; or, where one machine does it all, a missing program.
     """
-    configured = None if config is None else OmegaConf.select(config, GATEWAY_AGENT)
-    if configured is None or configured.get("agent") != IN_ENVIRONMENT:
+    gateway_agent, tree_agent = (
+        None if config is None else OmegaConf.select(config, key) for key in (GATEWAY_AGENT, TREE_AGENT)
+    )
+    if gateway_agent is not None and gateway_agent.get("agent") == IN_ENVIRONMENT:
+        options = OmegaConf.to_container(gateway_agent.get("agent_options") or OmegaConf.create({}), resolve=True)
+    elif tree_agent is not None:
+        options = {"environment": tree_agent.get("environment") or "shell"}
+    else:
         return
     # Agents bring their client's libraries.
     from tree_rl.rollout.agents.agents_by_name import check
 
-    options = OmegaConf.to_container(configured.get("agent_options") or OmegaConf.create({}), resolve=True)
     assert isinstance(options, dict)
     check({str(name): value for name, value in options.items()}, is_this_machine=config.trainer.nnodes == 1)

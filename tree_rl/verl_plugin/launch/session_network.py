@@ -45,7 +45,7 @@ def _key_of_network(sandbox: Mapping[str, Any]) -> str | None:
     """The option that gives sessions a network; None if none does."""
     if (sandbox.get("limits") or {}).get("network", False):
         return "limits.network=true"
-    backend = sandbox.get("backend", "confined")
+    backend = sandbox.get("backend", "local")
     return f"backend={backend}" if backend in NETWORKED else None
 
 

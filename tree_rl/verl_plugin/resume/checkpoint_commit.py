@@ -9,7 +9,7 @@ import time
 from collections.abc import Container, Mapping
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.trees import remove_tree
+from tree_rl.rollout.sandbox.files.trees import remove_tree
 from tree_rl.verl_plugin.resume.checkpoint_record import (
     DamagedCheckpointError,
     Record,

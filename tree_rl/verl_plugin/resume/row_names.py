@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from tree_rl.rollout.gateway.seeds import derived_seed
+from tree_rl.derived_seed import derived_seed
 
 
 def prompt_uid(step: int, place: int) -> str:

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 CONTROLLERS = ("memory", "pids")
 PREFIX = "tree-rl-"
-TASKS_OF_CONFINEMENT = 8
-"""Processes that confine a command and count in its group."""
+TASKS_OF_SANDBOX = 8
+"""Processes around a command that count in its group."""
 DEATH_SECONDS = 30.0
 GROUP_NOTE = "control-group"
 """File in an owned folder that names its control group, for the process that removes what a dead one left."""
@@ -48,8 +48,8 @@ class ControlGroup:
             raise
 
     def allow(self, *, tasks: int, commands: int) -> None:
-        """Set how many processes and threads there may be, besides those that confine `commands` commands."""
-        self._set("pids.max", tasks + TASKS_OF_CONFINEMENT * commands)
+        """Set how many processes and threads there may be, besides those around `commands` commands."""
+        self._set("pids.max", tasks + TASKS_OF_SANDBOX * commands)
 
     def kills_for_memory(self) -> int:
         """How often the kernel killed because of the memory limit; 0 if the group is gone."""

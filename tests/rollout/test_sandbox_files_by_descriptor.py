@@ -1,4 +1,4 @@
-"""What this process writes, reads, copies and removes for a workspace stays in it, whatever its commands swap."""
+"""What this process writes, reads, copies and removes for a sandbox stays in it, whatever its commands swap."""
 
 import contextlib
 import os
@@ -10,10 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import folder_here
 
-from tree_rl.rollout.sandbox.confined.trees import MAX_DEPTH, stays_inside
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 RACES = 200
 SWAP = """
@@ -49,60 +50,60 @@ def outside(open_folder: Path) -> Iterator[Path]:
 
 
 def test_writes_that_race_with_swaps_for_links_stay_inside(outside: Path) -> None:
-    # Under `limits` a link to the folder outside leads there for this process, as a link out of a jail does.
+    # A link to the folder outside leads there for this process, whatever the command itself sees.
     limits = Limits(timeout_seconds=300, cpu_seconds=300, memory_bytes=2 << 30)
     refused = written = 0
-    with closing(Workspace({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as workspace:
-        thread = threading.Thread(target=workspace.run, args=(f"python3 swap.py {outside}",))
+    with closing(folder_here({"swap.py": SWAP, "file.txt": ""}, limits=limits)) as sandbox:
+        thread = threading.Thread(target=sandbox.run, args=(f"python3 swap.py {outside}",))
         thread.start()
         deadline = time.monotonic() + 60
-        while not (workspace.directory / "link").is_symlink() and time.monotonic() < deadline:
+        while not (sandbox.directory / "link").is_symlink() and time.monotonic() < deadline:
             time.sleep(0.01)
         for number in range(RACES):
             for name in ("folder/file.txt", f"folder/new{number}.txt", f"folder/deep{number}/a.txt", "file.txt"):
                 try:
-                    workspace.write(name, "written by the trainer")
+                    sandbox.write(name, "written by the trainer")
                     written += 1
                 except ValueError:
                     refused += 1
                 with contextlib.suppress(ValueError):
-                    assert workspace.read(name) != "untouched"
-        workspace.stop()
+                    assert sandbox.read(name) != "untouched"
+        sandbox.stop()
         thread.join()
     assert written and refused, "the race took place"
 
 
 @pytest.mark.parametrize("name", ["link", "folder/a.txt", "dangling", "dangling/a.txt"])
 def test_links_are_refused_by_name(outside: Path, name: str) -> None:
-    with closing(Workspace()) as workspace:
-        workspace.run(f"ln -s {outside}/canary.txt link; ln -s {outside} folder; ln -s {outside}/none dangling")
-        with pytest.raises(ValueError, match=r"workspace path .* link"):
-            workspace.write(name, "x")
+    with closing(folder_here()) as sandbox:
+        sandbox.run(f"ln -s {outside}/canary.txt link; ln -s {outside} folder; ln -s {outside}/none dangling")
+        with pytest.raises(ValueError, match=r"sandbox path .* link"):
+            sandbox.write(name, "x")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256, "", ".", "a/../..", "/", "../" * 60 + "tmp/x"])
 def test_names_that_are_no_paths_inside_are_refused(name: str) -> None:
-    with closing(Workspace()) as workspace, pytest.raises(ValueError, match="workspace path"):
-        workspace.write(name, "x")
+    with closing(folder_here()) as sandbox, pytest.raises(ValueError, match="sandbox path"):
+        sandbox.write(name, "x")
 
 
 def test_what_a_write_finds_in_its_way() -> None:
-    with closing(Workspace({"run.sh": "old"})) as workspace:
-        workspace.run(
+    with closing(folder_here({"run.sh": "old"})) as sandbox:
+        sandbox.run(
             "chmod 755 run.sh; mkdir taken; mkfifo pipe; ln run.sh twin; mkdir -p locked; chmod 0 locked run.sh"
         )
-        workspace.write("run.sh", "new")
-        assert workspace.run("cat run.sh; cat twin 2>&1").output.startswith("new")
-        workspace.write("locked/a.txt", "inside")
-        assert workspace.read("locked/a.txt") == "inside"
+        sandbox.write("run.sh", "new")
+        assert sandbox.run("cat run.sh; cat twin 2>&1").output.startswith("new")
+        sandbox.write("locked/a.txt", "inside")
+        assert sandbox.read("locked/a.txt") == "inside"
         for name in ("taken", "pipe"):
             with pytest.raises(ValueError, match="no regular file"):
-                workspace.write(name, "x")
-        workspace.write("text", "a\ud800b")
-        assert workspace.run("wc -c < text").output.strip() == "5"
+                sandbox.write(name, "x")
+        sandbox.write("text", "a\ud800b")
+        assert sandbox.run("wc -c < text").output.strip() == "5"
 
 
-def copied(source: Workspace, **limits: int) -> dict[str, str]:
+def copied(source: SandboxFolder, **limits: int) -> dict[str, str]:
     """Files that a judge gets, by path; links as what they say."""
     source.stop()
     found = {}
@@ -125,14 +126,14 @@ def copied(source: Workspace, **limits: int) -> dict[str, str]:
 
 
 def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) -> None:
-    with closing(Workspace({"src/a.py": "a", "left/b.py": "b"})) as workspace:
-        workspace.run(
+    with closing(folder_here({"src/a.py": "a", "left/b.py": "b"})) as sandbox:
+        sandbox.run(
             "ln src/a.py src/twin; ln -s a.py src/near; ln -s ../src/a.py src/round; ln -s /etc/passwd far; "
             f"ln -s {outside}/canary.txt farther; ln -s ../../../etc/passwd up; ln -s src/../../x over; ln -s . self; "
             "mkfifo pipe; mkdir empty; echo s > src/run; chmod 4755 src/run; echo 0 > src/locked; chmod 0 src/locked; "
             "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'"
         )
-        assert copied(workspace) == {
+        assert copied(sandbox) == {
             "src/a.py": "a",
             "src/twin": "a",
             "src/near": "-> a.py",
@@ -156,9 +157,9 @@ def test_a_link_stays_inside_if_nothing_climbs_after_a_name(target: str, depth: 
 
 def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -> None:
     """`d/l -> ..` stays inside, and `x -> d/l/..` looks as if it did."""
-    with closing(Workspace()) as workspace:
-        workspace.run("mkdir d; ln -s .. d/l; ln -s d/l/.. x")
-        assert copied(workspace) == {"d/l": "-> .."}
+    with closing(folder_here()) as sandbox:
+        sandbox.run("mkdir d; ln -s .. d/l; ln -s d/l/.. x")
+        assert copied(sandbox) == {"d/l": "-> .."}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,8 @@ def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -
 )
 def test_what_cannot_be_copied_is_a_mistake_of_the_agent(make: str) -> None:
     limits = Limits(disk_bytes=8 << 20, timeout_seconds=60, cpu_seconds=30)
-    with closing(Workspace({"make.py": make}, limits=limits)) as workspace:
-        workspace.run("python3 make.py")
-        workspace.stop()
-        with closing(workspace.fresh()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):
-            workspace.copy_to(judge, leave_out=lambda path: False)
+    with closing(folder_here({"make.py": make}, limits=limits)) as sandbox:
+        sandbox.run("python3 make.py")
+        sandbox.stop()
+        with closing(sandbox.fresh()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):
+            sandbox.copy_to(judge, leave_out=lambda path: False)

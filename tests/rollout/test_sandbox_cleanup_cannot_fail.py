@@ -1,4 +1,4 @@
-"""Whatever a session leaves, its folder goes or is passed over: no `close` raises, and the next workspace starts."""
+"""Whatever a session leaves, its folder goes or is passed over: no `close` raises, and the next sandbox starts."""
 
 import logging
 import os
@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import folder_here
 
-from tree_rl.rollout.sandbox.confined.trees import remove_tree
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.files.trees import remove_tree
 from tree_rl.rollout.sandbox.ownership import PREFIX, remove_left_over_folders
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.processes.limits import Limits
 
 LEFT = {
     "1,500 folders": "for i in range(1500): os.mkdir('d'); os.chdir('d')\nopen('x', 'w').close()",
@@ -27,10 +27,10 @@ LEFT = {
 @pytest.mark.parametrize("left", LEFT)
 def test_close_removes_whatever_a_command_left(left: str) -> None:
     patient = Limits(timeout_seconds=60, cpu_seconds=30)
-    with closing(Workspace({"make.py": f"import os\n{LEFT[left]}"}, limits=patient)) as workspace:
-        result = workspace.run("python3 make.py")
+    with closing(folder_here({"make.py": f"import os\n{LEFT[left]}"}, limits=patient)) as sandbox:
+        result = sandbox.run("python3 make.py")
         assert result.exit_code == 0 or "disk limit" in result.output, result
-    assert not workspace.directory.parent.exists()
+    assert not sandbox.directory.parent.exists()
 
 
 def chattr(flag: str, path: Path) -> bool:
@@ -43,7 +43,7 @@ def test_what_cannot_be_removed_is_logged_and_passed_over(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(open_folder))
-    left = open_folder / f"{PREFIX}workspace-left"
+    left = open_folder / f"{PREFIX}sandbox-left"
     held = left / "files" / "deep" / "held"
     held.mkdir(parents=True)
     (held / "file").write_text("x")
@@ -55,12 +55,12 @@ def test_what_cannot_be_removed_is_logged_and_passed_over(
             assert remove_left_over_folders() == []
         assert str(left) in caplog.text
         assert [path.name for path in left.rglob("*") if path.is_file()] == ["file"]
-        with closing(Workspace({"a": "b"})) as workspace:
-            assert workspace.run("cat a").output == "b"
-            workspace.write("stays", "x")
-            assert chattr("+i", workspace.directory / "stays")
+        with closing(folder_here({"a": "b"})) as sandbox:
+            assert sandbox.run("cat a").output == "b"
+            sandbox.write("stays", "x")
+            assert chattr("+i", sandbox.directory / "stays")
         # `close` told and did not raise.
-        assert str(workspace.directory.parent) in caplog.text
+        assert str(sandbox.directory.parent) in caplog.text
     finally:
         for path in (*open_folder.rglob("file"), *open_folder.rglob("stays")):
             chattr("-i", path)

@@ -1,4 +1,4 @@
-"""When a workspace has stopped, nothing that its commands started lives, and no call of it is under way."""
+"""When a sandbox has stopped, nothing that its commands started lives, and no call of it is under way."""
 
 import asyncio
 import os
@@ -11,16 +11,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import needs_bubblewrap
 
-from tree_rl.rollout.sandbox.confined.users import CommandUser, UserTakenError
-from tree_rl.rollout.sandbox.confinement import Limits, Means, working_means
-from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
-from tree_rl.rollout.sandbox.sandbox import ConfinedSandbox, SandboxOptions
-from tree_rl.rollout.sandbox.workspace import CommandResult, Workspace, command_threads
+from tree_rl.rollout.sandbox.errors import SandboxDied
+from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.processes.users import CommandUser, UserTakenError
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
 
 IS_ROOT = os.geteuid() == 0
-CONTAINED = [means for means in working_means() if IS_ROOT or means != "limits"]
-"""Means under which we promise that nothing is left. Without root, `limits` finds only what did not hide."""
+pytestmark = needs_bubblewrap
 PATIENT = Limits(timeout_seconds=120, cpu_seconds=60)
 HIDE = {
     "in the foreground": "sleep {}",
@@ -61,72 +62,67 @@ def odd_seconds(*parts: int) -> str:
 
 
 @pytest.mark.parametrize("hide", HIDE)
-@pytest.mark.parametrize("means", CONTAINED)
-def test_stop_returns_when_everything_is_dead(means: Means, hide: str) -> None:
-    seconds = odd_seconds(working_means().index(means), list(HIDE).index(hide))
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
+def test_stop_returns_when_everything_is_dead(hide: str) -> None:
+    seconds = odd_seconds(list(HIDE).index(hide))
+    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
         returned = []
         thread = threading.Thread(
-            target=lambda: returned.append(workspace.run(HIDE[hide].replace("{}", seconds))), daemon=True
+            target=lambda: returned.append(sandbox.run(HIDE[hide].replace("{}", seconds))), daemon=True
         )
         thread.start()
         wait_for(lambda: sleepers(seconds))
         time.sleep(0.1)
-        workspace.stop()
+        sandbox.stop()
         # At once: nobody waits for a process that is still dying.
         assert sleepers(seconds) == []
         thread.join(30)
         assert not thread.is_alive() and returned[0].exit_code != 0
         with pytest.raises(SandboxDied, match="stopped"):
-            workspace.run("true")
+            sandbox.run("true")
         with pytest.raises(SandboxDied, match="stopped"):
-            workspace.write("a", "b")
-        workspace.stop()
+            sandbox.write("a", "b")
+        sandbox.stop()
 
 
 @pytest.mark.parametrize("hide", HIDE)
-@pytest.mark.parametrize("means", CONTAINED)
-def test_a_command_that_returns_leaves_nothing(means: Means, hide: str) -> None:
-    seconds = odd_seconds(working_means().index(means), 100 + list(HIDE).index(hide))
+def test_a_command_that_returns_leaves_nothing(hide: str) -> None:
+    seconds = odd_seconds(100 + list(HIDE).index(hide))
     command = HIDE[hide].rpartition("sleep {}")[0] or "sleep {} & "
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
-        result = workspace.run(f"{command} echo done".replace("{}", seconds))
+    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
+        result = sandbox.run(f"{command} echo done".replace("{}", seconds))
         assert sleepers(seconds) == [], result
         assert not result.timed_out
 
 
-@pytest.mark.parametrize("means", CONTAINED)
-def test_a_fork_bomb_ends_with_its_command(means: Means) -> None:
-    seconds = odd_seconds(working_means().index(means), 200)
+def test_a_fork_bomb_ends_with_its_command() -> None:
+    seconds = odd_seconds(200)
     bomb = f"bomb() {{ setsid sleep {seconds} & bomb & bomb & }}; bomb; sleep 0.3"
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
-        workspace.run(bomb)
+    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
+        sandbox.run(bomb)
         assert sleepers(seconds) == []
 
 
-@pytest.mark.parametrize("means", CONTAINED)
-def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command(means: Means) -> None:
+def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command() -> None:
     """Who looks for it sees a process that is gone when looked at, and not yet the next one."""
     hop = "import os\nfor _ in range(20000):\n    os.write(1, b'.')\n    if os.fork(): os._exit(0)\n"
-    with closing(Workspace({"hop.py": hop}, means=means, limits=PATIENT)) as workspace:
-        result = workspace.run("(setsid python3 -S hop.py >hops 2>&1 &); until [ -s hops ]; do :; done")
-        hops = workspace.directory / "hops"
+    with closing(SandboxFolder({"hop.py": hop}, limits=PATIENT)) as sandbox:
+        result = sandbox.run("(setsid python3 -S hop.py >hops 2>&1 &); until [ -s hops ]; do :; done")
+        hops = sandbox.directory / "hops"
         assert hops.exists(), result
         before = hops.stat().st_size
         time.sleep(0.1)
         assert hops.stat().st_size == before
 
 
-@pytest.mark.parametrize("means", CONTAINED)
-def test_parallel_commands_do_not_end_each_other(means: Means) -> None:
+def test_parallel_commands_do_not_end_each_other() -> None:
     results: list[CommandResult] = []
-    with closing(Workspace(means=means, limits=PATIENT)) as workspace:
+    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
         wait = "until [ -e go ]; do sleep 0.05; done"
-        waits = threading.Thread(target=lambda: results.append(workspace.run(wait)))
+        waits = threading.Thread(target=lambda: results.append(sandbox.run(wait)))
         waits.start()
-        wait_for(lambda: workspace._running)
-        assert workspace.run("sleep 0.2 & echo short").output == "short\n"
-        workspace.write("go", "")
+        wait_for(lambda: sandbox._running)
+        assert sandbox.run("sleep 0.2 & echo short").output == "short\n"
+        sandbox.write("go", "")
         waits.join(60)
         assert results[0].exit_code == 0
 
@@ -135,7 +131,7 @@ def test_a_queued_command_never_starts(tmp_path: Path) -> None:
     """More calls than threads: those that wait in the queue must not start after the stop."""
 
     async def run() -> None:
-        sandbox = ConfinedSandbox(PATIENT)
+        sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
         await sandbox.start()
         try:
             number = 3 * command_threads()._max_workers
@@ -144,7 +140,7 @@ def test_a_queued_command_never_starts(tmp_path: Path) -> None:
             await sandbox.stop()
             done = await asyncio.gather(*calls, return_exceptions=True)
             assert sum(isinstance(one, SandboxDied) for one in done) >= number - command_threads()._max_workers
-            begun = len(list(sandbox._workspace.directory.iterdir()))  # type: ignore[union-attr]
+            begun = len(list(sandbox._folder.directory.iterdir()))  # type: ignore[union-attr]
             assert begun <= command_threads()._max_workers
             with pytest.raises(SandboxDied, match="stopped"):
                 await sandbox.run("true")
@@ -161,7 +157,7 @@ def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number: int) 
     """The agent writes again and again; after the stop the file never changes."""
 
     async def run() -> None:
-        sandbox = ConfinedSandbox(PATIENT)
+        sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
         await sandbox.start()
         try:
             racing = "i=0; while :; do i=$((i+1)); echo $i > count; (setsid sh -c 'echo $i > late' &); done"
@@ -170,11 +166,9 @@ def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number: int) 
                     await sandbox.run(racing)
             await asyncio.gather(sandbox.stop(), sandbox.stop())
             assert not sandbox._calls
-            workspace = sandbox._workspace
-            assert workspace is not None
-            before = workspace.read("count"), workspace.read("late")
+            before = await sandbox.read("count"), await sandbox.read("late")
             await asyncio.sleep(0.2)
-            assert (workspace.read("count"), workspace.read("late")) == before
+            assert (await sandbox.read("count"), await sandbox.read("late")) == before
             judge = sandbox.fresh()
             await judge.start()
             await sandbox.copy_to(judge, leave_out=lambda path: path == "late")
@@ -189,60 +183,50 @@ def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number: int) 
 
 def test_stop_and_close_work_before_a_start_and_during_one() -> None:
     async def run() -> None:
-        unstarted = ConfinedSandbox(PATIENT)
+        unstarted = LocalSandbox(SandboxOptions(limits=PATIENT))
         await unstarted.stop()
         await unstarted.close()
-        cancelled = ConfinedSandbox(PATIENT)
+        cancelled = LocalSandbox(SandboxOptions(limits=PATIENT))
         starting = asyncio.create_task(cancelled.start())
         await asyncio.sleep(0)
         starting.cancel()
         await cancelled.close()
-        assert cancelled._workspace is None or not cancelled._workspace.directory.exists()
+        assert cancelled._folder is None or not cancelled._folder.directory.exists()
 
     asyncio.run(run())
 
 
 def test_a_judge_has_another_directory_and_another_user() -> None:
-    with closing(Workspace({"secret": "of the agent"})) as workspace:
-        workspace.run("chmod 700 .; (setsid sleep 600 &)")
-        workspace.stop()
-        with closing(workspace.fresh()) as judge:
-            assert judge.directory != workspace.directory and judge.run("ls -A").output == ""
-            assert (judge.limits, judge.means) == (workspace.limits, workspace.means)
+    with closing(SandboxFolder({"secret": "of the agent"})) as sandbox:
+        sandbox.run("chmod 700 .; (setsid sleep 600 &)")
+        sandbox.stop()
+        with closing(sandbox.fresh()) as judge:
+            assert judge.directory != sandbox.directory and judge.run("ls -A").output == ""
+            assert (judge.limits, judge.unconfined) == (sandbox.limits, sandbox.unconfined)
             if IS_ROOT:
-                assert judge._user_id != workspace._user_id
+                assert judge._user_id != sandbox._user_id
                 assert judge.directory.stat().st_uid == judge._user_id
 
 
-@pytest.mark.skipif(not IS_ROOT, reason="only root gives a workspace a user of its own")
-def test_no_two_living_workspaces_share_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tree_rl.rollout.sandbox.confined.users.command_users", lambda: range(1 << 20, (1 << 20) + 3))
-    first = [Workspace() for _ in range(3)]
-    assert len({workspace._user_id for workspace in first}) == 3
+@pytest.mark.skipif(not IS_ROOT, reason="only root gives a sandbox a user of its own")
+def test_no_two_living_sandboxes_share_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tree_rl.rollout.sandbox.processes.users.command_users", lambda: range(1 << 20, (1 << 20) + 3))
+    first = [SandboxFolder() for _ in range(3)]
+    assert len({sandbox._user_id for sandbox in first}) == 3
     with pytest.raises(OSError, match="all taken"):
-        Workspace()
+        SandboxFolder()
     # Another process sees what is taken, too.
-    program = f"from tree_rl.rollout.sandbox.confined.users import CommandUser\nCommandUser({first[0]._user_id})"
+    program = f"from tree_rl.rollout.sandbox.processes.users import CommandUser\nCommandUser({first[0]._user_id})"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "belongs to another workspace" in other.stderr
+    assert "belongs to another sandbox" in other.stderr
     first[0].close()
-    with closing(Workspace()) as again:
+    with closing(SandboxFolder()) as again:
         assert again._user_id == first[0]._user_id
-    for workspace in first:
-        workspace.close()
+    for sandbox in first:
+        sandbox.close()
     with pytest.raises(UserTakenError):
         held = CommandUser(1 << 20)
         try:
             CommandUser(1 << 20)
         finally:
             held.close()
-
-
-def test_without_root_and_namespaces_there_is_no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.strictest_means", lambda: "limits")
-    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.os.geteuid", lambda: 1000)
-    with pytest.raises(ValueError, match=r"sandbox\.allow_unconfined=true"):
-        SandboxOptions()
-    with pytest.raises(SandboxError, match=r"no separate place for a judge.*sandbox\.allow_unconfined=true"):
-        ConfinedSandbox(Limits()).fresh()
-    assert isinstance(ConfinedSandbox(Limits(), allow_unconfined=True).fresh(), ConfinedSandbox)

@@ -1,4 +1,4 @@
-"""The user of a workspace's commands: no two workspaces that live at the same time share one."""
+"""The user of a sandbox's commands: no two sandboxes that live at the same time share one."""
 
 import errno
 import os
@@ -7,14 +7,12 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.processes import kill_user
-
 TRIES = 1000
 """Draws of a user before we say that none is free."""
 
 
 class UserTakenError(OSError):
-    """A workspace that lives has this user."""
+    """A living sandbox has this user."""
 
 
 class CommandUser:
@@ -23,7 +21,7 @@ class CommandUser:
     A name in the kernel holds it (an abstract Unix socket), so nothing is left of it when its owner is killed.
 
     Raises:
-        UserTakenError: another workspace has it.
+        UserTakenError: another sandbox has it.
     """
 
     def __init__(self, user_id: int) -> None:
@@ -34,7 +32,7 @@ class CommandUser:
         except OSError as error:
             self._held.close()
             if error.errno == errno.EADDRINUSE:
-                raise UserTakenError(f"user {user_id} belongs to another workspace") from error
+                raise UserTakenError(f"user {user_id} belongs to another sandbox") from error
             raise
 
     def close(self) -> None:
@@ -43,7 +41,7 @@ class CommandUser:
 
 
 def own_user() -> CommandUser | None:
-    """A user for a new workspace's commands; None where only this process's own is possible.
+    """A user for a new sandbox's commands; None where only this process's own is possible.
 
     Raises:
         OSError: no user is free.
@@ -56,19 +54,6 @@ def own_user() -> CommandUser | None:
         except UserTakenError:
             continue
     raise OSError(f"{TRIES} users for commands tried, all taken; does another process hold their names?")
-
-
-def kill_left_over_user(folder: Path) -> None:
-    """Kill the processes of the user that owns a dead workspace's files, unless a living workspace has that user."""
-    try:
-        owner = folder.stat(follow_symlinks=False).st_uid
-        if os.geteuid() != 0 or owner not in command_users():
-            return
-        user = CommandUser(owner)
-    except OSError:
-        return
-    kill_user(owner)
-    user.close()
 
 
 @cache

@@ -7,17 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tree_rl.rollout.sandbox.confined.control_group import GROUP_NOTE, TASKS_OF_CONFINEMENT, ControlGroup, parent_group
-from tree_rl.rollout.sandbox.confined.processes import (
-    children_of,
-    descendants_of,
-    die_first,
-    other_user_namespaces,
-    processes_of,
-)
-from tree_rl.rollout.sandbox.confined.trees import use_of
-from tree_rl.rollout.sandbox.confined.usage import usage_of
-from tree_rl.rollout.sandbox.confinement import Limits
+from tree_rl.rollout.sandbox.files.trees import use_of
+from tree_rl.rollout.sandbox.processes.control_group import GROUP_NOTE, TASKS_OF_SANDBOX, ControlGroup, parent_group
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.processes.processes import children_of, descendants_of, die_first
+from tree_rl.rollout.sandbox.processes.usage import usage_of
 
 Looked = TypeVar("Looked")
 Found = TypeVar("Found")
@@ -48,31 +42,24 @@ class Pace:
 
 
 class SessionBounds:
-    """Memory, processes and files of all commands of a workspace.
+    """Memory, processes and files of all commands of a sandbox.
 
     Args:
-        limits: the workspace's. A command may have more time or processes, but no session more memory.
-        user_id: the user that only these commands have; None if they share this process's.
+        limits: the sandbox's. A command may have more time or processes, but no session more memory.
         has_namespace: whether each command has a process namespace, so that no process leaves its parents.
-        is_closed: whether the confinement forbids user namespaces, so that none has to be looked for.
         folder: where we note the control group; no command may write there.
     """
 
-    def __init__(
-        self, limits: Limits, *, user_id: int | None, has_namespace: bool, is_closed: bool, folder: Path
-    ) -> None:
+    def __init__(self, limits: Limits, *, has_namespace: bool, folder: Path) -> None:
         self._limits = limits
-        self._user_id = user_id
         self._group: ControlGroup | None = None
         self._kills = 0
         self._has_namespace = has_namespace
-        self._is_closed = is_closed
         self._looking = threading.Lock()
         self._disk_pace, self._processes_pace = Pace(), Pace()
         self._is_full = False
         self._allowed_bytes: float = limits.disk_bytes
         self._looks_at_endless = 0
-        self._others: set[str] = set()
         parent = parent_group()
         if parent is not None:
             self._group = ControlGroup(parent, memory_bytes=limits.memory_bytes)
@@ -104,7 +91,7 @@ class SessionBounds:
 
         Args:
             top: open directory of its files.
-            running: limits by the process that confines a command.
+            running: limits by the outermost process of a command.
         """
         if not self._looking.acquire(blocking=False):
             return None
@@ -124,24 +111,11 @@ class SessionBounds:
         self._looks_at_endless += used == math.inf
         return self._is_full and (used > self._allowed_bytes or self._looks_at_endless > LOOKS_AT_ENDLESS)
 
-    def _opened_users(self, process_ids: set[int], first_processes: set[int]) -> bool:
-        """Whether processes stay in a user namespace of their own: there they could mount memory that no look finds.
-
-        Twice in a row, as the confinement of a command that just begins goes through namespaces too.
-        """
-        before, self._others = self._others, other_user_namespaces(process_ids, first_processes)
-        return not self._others.isdisjoint(before)
-
     def _exceeds_together(self, running: Mapping[int, Limits]) -> str | None:
         process_ids = descendants_of(running)
-        if self._user_id is not None and not self._has_namespace:
-            # Those that left their parents.
-            process_ids |= processes_of(self._user_id)
         first: set[int] = set()
         if self._has_namespace:
             first = {child for process_id in running for child in children_of(process_id)}
-        if not self._is_closed and self._opened_users(process_ids - set(running), first):
-            return "user namespaces are not allowed"
         die_first(process_ids)
         if self._group is not None:
             return None
@@ -149,7 +123,7 @@ class SessionBounds:
         if used.memory_bytes > self._limits.memory_bytes:
             return "memory limit exceeded"
         allowed = max((limits.processes for limits in running.values()), default=0)
-        if used.tasks > allowed + TASKS_OF_CONFINEMENT * len(running):
+        if used.tasks > allowed + TASKS_OF_SANDBOX * len(running):
             return "process limit exceeded"
         return None
 

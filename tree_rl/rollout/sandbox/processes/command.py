@@ -1,4 +1,4 @@
-"""One command of a workspace: started, read, and ended with everything that it started."""
+"""One command of a sandbox: started, read, and ended with everything that it started."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.processes import children_of, first_of_namespace, kill_and_wait
+from tree_rl.rollout.sandbox.processes.processes import children_of, first_of_namespace, kill_and_wait
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Script:
 
 
 class RunningCommand:
-    """A process that confines a command.
+    """A command with what stands in front of it.
 
     Args:
         argv: of the process; told the descriptor where bubblewrap writes about its namespace.
@@ -131,7 +131,7 @@ class RunningCommand:
         descriptors = [descriptor for descriptor in found if descriptor is not None]
         try:
             if not kill_and_wait(descriptors):
-                logger.warning("the processes that process %d confines do not end", outer)
+                logger.warning("the processes of the command %d do not end", outer)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

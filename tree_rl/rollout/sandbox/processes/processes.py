@@ -1,12 +1,9 @@
 """The processes that commands start: finding them, and killing them so that none is left when a call returns."""
 
-import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,17 +43,6 @@ def descendants_of(process_ids: Iterable[int]) -> set[int]:
     return found
 
 
-def processes_of(user_id: int) -> set[int]:
-    """Living processes with a user, real or saved; zombies are dead."""
-    found = set()
-    for process_id in _all_processes():
-        # Not the owner of the folder in /proc: a process can make that root.
-        status = _status(process_id)
-        if str(user_id) in status.get("Uid", []) and status["State"][0] not in ("Z", "X"):
-            found.add(process_id)
-    return found
-
-
 def _status(process_id: int) -> dict[str, list[str]]:
     """/proc/PID/status as words by field; empty if the process ended."""
     try:
@@ -72,20 +58,6 @@ def _all_processes() -> Iterator[int]:
 
 def _parent_of(process_id: int) -> int:
     return int(_status(process_id).get("PPid", ["0"])[0])
-
-
-def other_user_namespaces(process_ids: Iterable[int], first_processes: Iterable[int]) -> set[str]:
-    """User namespaces of processes that are neither this process's nor one of the given first processes'."""
-    known = {_user_namespace(process_id) for process_id in (os.getpid(), *first_processes)}
-    found = {_user_namespace(process_id) for process_id in process_ids} - known
-    return {name for name in found if name is not None}
-
-
-def _user_namespace(process_id: int) -> str | None:
-    try:
-        return os.readlink(PROC / str(process_id) / "ns/user")
-    except GONE:
-        return None
 
 
 def die_first(process_ids: Iterable[int]) -> None:
@@ -138,30 +110,6 @@ def kill_and_wait(descriptors: Iterable[int]) -> bool:
             poll.unregister(descriptor)
             waited.discard(descriptor)
     return not waited
-
-
-def kill_user(user_id: int) -> bool:
-    """Kill every process of a user. Returns whether all are dead; what stays is logged."""
-    setpriv = shutil.which("setpriv") or "setpriv"
-    argv = [setpriv, "--clear-groups", f"--reuid={user_id}", f"--regid={user_id}", "/bin/sh", "-c", "kill -KILL -1"]
-    deadline = time.monotonic() + DEATH_SECONDS
-    while True:
-        # The kernel signals all of them in one step, so that no fork is missed. Looking alone would miss one that was
-        # forked after /proc was listed, by one that had exited when its entry was read.
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-        )
-        left = processes_of(user_id)
-        # It runs as their user, so they may have killed it.
-        if not left and done.returncode >= 0:
-            return True
-        if time.monotonic() > deadline:
-            logger.warning("processes %s of user %d do not end", sorted(left)[:10], user_id)
-            return False
-        for process_id in left:
-            with contextlib.suppress(*GONE):
-                os.kill(process_id, signal.SIGKILL)
-        time.sleep(0.001)
 
 
 def kill_processes_in(folder: Path) -> None:

@@ -9,7 +9,7 @@ Done = TypeVar("Done")
 logger = logging.getLogger(__name__)
 
 
-async def to_the_end(work: Coroutine[Any, Any, Done]) -> Done:
+async def uninterrupted(work: Coroutine[Any, Any, Done]) -> Done:
     """Await work, also while the caller is cancelled, however often; the cancellation follows when the work is done."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None

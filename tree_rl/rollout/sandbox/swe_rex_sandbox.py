@@ -9,7 +9,6 @@ import posixpath
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,16 +16,14 @@ import aiohttp
 from swerex.deployment.abstract import AbstractDeployment
 from swerex.deployment.config import (
     DockerDeploymentConfig,
-    LocalDeploymentConfig,
     ModalDeploymentConfig,
     RemoteDeploymentConfig,
 )
 from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
-from tree_rl.rollout.sandbox.confinement import Limits
-from tree_rl.rollout.sandbox.ownership import OwnedFolder
-from tree_rl.rollout.sandbox.rex.changes import KILL, MARK, MAX_BYTES, PUT, READ, TAKE, TREE, checked_changes
+from tree_rl.rollout.sandbox.container_changes import KILL, MARK, MAX_BYTES, PUT, READ, TAKE, TREE, checked_changes
+from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import (
     KEY,
     WITH_IMAGE,
@@ -36,12 +33,11 @@ from tree_rl.rollout.sandbox.sandbox import (
     SandboxOptions,
     quote,
 )
-from tree_rl.rollout.sandbox.to_the_end import to_the_end
-from tree_rl.rollout.sandbox.workspace import SEARCH_PATH, CommandResult
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
+from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 
 Answered = TypeVar("Answered")
 CONFIGS: Mapping[str, type] = {
-    "local": LocalDeploymentConfig,
     "docker": DockerDeploymentConfig,
     "modal": ModalDeploymentConfig,
     "remote": RemoteDeploymentConfig,
@@ -96,29 +92,26 @@ cat "$1/output"; status=$(cat "$1/status"); rm -rf "$1"; exit "$status"
 """Folder, tries, what to print on stderr if the command still runs."""
 
 
-class RexSandbox:
+class SweRexSandbox:
     """A SWE-ReX deployment.
 
     Args:
         image: for `docker` and `modal`.
-        directory: the working directory; None takes /workspace, for `local` a temporary directory.
+        directory: the working directory; None takes /workspace.
 
     Raises:
         SandboxError: SWE-ReX refuses the arguments.
     """
 
-    has_door = False
+    has_model_port = False
 
     def __init__(self, options: SandboxOptions, *, image: str | None, directory: str | None) -> None:
         self._options = options
-        self._is_local = options.backend == "local"
         self._directory = directory or "/workspace"
-        self._owned: OwnedFolder | None = None
         self._image = image
         self._mark = secrets.token_hex(8)
         self._is_started = self._is_stopped = False
         self._broken: str | None = None
-        self._calls: set[Future[CommandResponse]] = set()
         given = {name: value for name, value in options.arguments.items() if name != JUDGE}
         if image is not None and options.backend in WITH_IMAGE:
             given["image"] = image
@@ -131,7 +124,7 @@ class RexSandbox:
         except Exception as error:
             raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
 
-    def fresh(self) -> "RexSandbox":
+    def fresh(self) -> "SweRexSandbox":
         """A new container of the same image; for `remote` the server of `arguments.judge`.
 
         Raises:
@@ -143,23 +136,20 @@ class RexSandbox:
             arguments = {**{name: value for name, value in arguments.items() if name != JUDGE}, **arguments[JUDGE]}
             arguments[JUDGE] = {}
         elif self._options.backend == "remote":
-            if not self._options.allow_unconfined:
+            if not self._options.unconfined:
                 raise SandboxError(
                     f"{KEY}.backend=remote: a session is judged where its agent never was; name a second server of "
                     f"the same image in {KEY}.arguments.{JUDGE} (host, port, auth_token), or set "
-                    f"{KEY}.allow_unconfined=true"
+                    f"{KEY}.unconfined=true"
                 )
             directory += f"-{secrets.token_hex(4)}"
         # The first container still has its port.
         if self._options.backend == "docker":
             arguments.pop("port", None)
-        return RexSandbox(replace(self._options, arguments=arguments), image=self._image, directory=directory)
+        return SweRexSandbox(replace(self._options, arguments=arguments), image=self._image, directory=directory)
 
     async def start(self) -> None:
         """Start the deployment and make the working directory."""
-        if self._is_local:
-            self._owned = OwnedFolder("workspace")
-            self._directory = str(self._owned.path)
         try:
             async with asyncio.timeout(self._startup_seconds):
                 await self.deployment.start()
@@ -209,10 +199,9 @@ class RexSandbox:
             command,
             f"{MARK}={self._mark}",
         ]
-        environment = {"PATH": SEARCH_PATH, "HOME": self._directory} if self._is_local else None
         started = time.monotonic()
-        if self._is_local or limits.timeout_seconds <= REQUEST_SECONDS:
-            whole = Command(command=argv, timeout=limits.timeout_seconds + ANSWER_SECONDS, env=environment)
+        if limits.timeout_seconds <= REQUEST_SECONDS:
+            whole = Command(command=argv, timeout=limits.timeout_seconds + ANSWER_SECONDS)
             response = await self._answer(self._execute(whole))
         else:
             response = await self._run_asking(argv, limits.timeout_seconds + ANSWER_SECONDS)
@@ -252,7 +241,7 @@ class RexSandbox:
             await self._answer(self.deployment.runtime.write_file(WriteFileRequest(content=content, path=path)))
 
     async def stop(self) -> None:
-        """Kill what the session started, and wait for its calls.
+        """Kill what the session started.
 
         SWE-ReX's server executes one command at a time, so this may wait for one to reach its limit.
         """
@@ -263,7 +252,6 @@ class RexSandbox:
         try:
             async with asyncio.timeout(self._options.limits.timeout_seconds + 2 * ANSWER_SECONDS):
                 killed = await self._script(KILL, self._mark)
-                await asyncio.gather(*map(asyncio.wrap_future, tuple(self._calls)), return_exceptions=True)
             if killed.exit_code != 0:
                 self._broken = "its processes cannot be killed"
         except FAILURES as error:
@@ -272,8 +260,8 @@ class RexSandbox:
 
     async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
         """Put what the agent changed into another sandbox of this kind, then end this one."""
-        if not isinstance(judge, RexSandbox):
-            raise TypeError(f"copy_to: expected a started RexSandbox, received {type(judge).__name__}")
+        if not isinstance(judge, SweRexSandbox):
+            raise TypeError(f"copy_to: expected a started SweRexSandbox, received {type(judge).__name__}")
         if self._broken is not None:
             raise ValueError(f"the agent's sandbox does not answer: {self._broken}")
         tree = (await judge._answer(judge._script(TREE, judge._directory))).stdout.strip()
@@ -322,7 +310,7 @@ class RexSandbox:
 
     async def close(self) -> None:
         """Stop the deployment."""
-        await to_the_end(self._close())
+        await uninterrupted(self._close())
 
     async def _close(self) -> None:
         self._is_stopped = True
@@ -334,21 +322,9 @@ class RexSandbox:
         finally:
             # A deployment stops once more when it is collected, and complains that it was stopped.
             self.deployment.stop = _nothing_to_stop  # type: ignore[method-assign]
-            if self._owned is not None:
-                self._owned.close()
 
     async def _execute(self, command: Command) -> CommandResponse:
-        if not self._is_local:
-            return await self.deployment.runtime.execute(command)
-        # The local runtime blocks its event loop while a command runs; a thread has a loop to spare.
-        threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rex")
-        try:
-            call = threads.submit(lambda: asyncio.run(self.deployment.runtime.execute(command)))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
-            return await asyncio.wrap_future(call)
-        finally:
-            threads.shutdown(wait=False)
+        return await self.deployment.runtime.execute(command)
 
     async def _answer(self, call: Coroutine[Any, Any, Answered]) -> Answered:
         try:

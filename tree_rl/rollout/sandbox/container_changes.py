@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tree_rl.rollout.sandbox.confined.trees import MAX_DEPTH, stays_inside
+from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
 
 MAX_BYTES = 64 << 20
 """Most bytes of an agent's changes, unpacked."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.descriptors import (
+from tree_rl.rollout.sandbox.files.descriptors import (
     FOLDER_FLAGS,
     READ_FLAGS,
     folder_below,

@@ -11,7 +11,7 @@ SOCKET = "socket"
 
 @asynccontextmanager
 async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
-    """Serve `folder/socket` while the context lasts; the folder is a workspace's `door`."""
+    """Serve `folder/socket` while the context lasts; the folder is a sandbox's `model`."""
     carrying: set[asyncio.Task[None]] = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A killed process leaves no command running and no workspace behind."""
+"""A killed process leaves no command running and no sandbox behind."""
 
 import fcntl
 import os
@@ -11,18 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sandboxes_here import BOTH
 
-from tree_rl.rollout.sandbox.confinement import Means, working_means
 from tree_rl.rollout.sandbox.ownership import MAKING, PREFIX, OwnedFolder, remove_left_over_folders
-from tree_rl.rollout.sandbox.workspace import Workspace
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 OWN = "from tree_rl.rollout.sandbox.ownership import OwnedFolder"
 OWNER = """
 import sys
-from tree_rl.rollout.sandbox.workspace import Workspace
-workspace = Workspace({"a.txt": "alpha"}, means=sys.argv[1])
-print(workspace.directory.parent, flush=True)
-workspace.run(f"mkdir locked && chmod 0 locked; sleep {sys.argv[2]} & sleep {sys.argv[2]}")
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
+sandbox = SandboxFolder({"a.txt": "alpha"}, unconfined=sys.argv[1] == "unconfined")
+print(sandbox.directory.parent, flush=True)
+sandbox.run(f"mkdir locked && chmod 0 locked; sleep {sys.argv[2]} & sleep {sys.argv[2]}")
 """
 
 
@@ -58,11 +58,12 @@ def wait_for(condition: object, seconds: float = 10.0) -> bool:
     return bool(met)
 
 
-@pytest.mark.parametrize("means", working_means())
-def test_a_killed_owner_leaves_no_process_and_no_folder(means: Means) -> None:
+@pytest.mark.parametrize("unconfined", BOTH)
+def test_a_killed_owner_leaves_no_process_and_no_folder(unconfined: bool) -> None:
     # An odd number of seconds tells these sleeps from all others.
-    seconds = f"300.{os.getpid()}{working_means().index(means)}"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, means, seconds], stdout=subprocess.PIPE, text=True)
+    seconds = f"300.{os.getpid()}{int(unconfined)}"
+    argv = [sys.executable, "-c", OWNER, "unconfined" if unconfined else "", seconds]
+    owner = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
     assert wait_for(lambda: len(sleepers(seconds)) == 2)
@@ -71,14 +72,14 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(means: Means) -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    if means != "limits":
+    if not unconfined:
         assert wait_for(lambda: not sleepers(seconds))
     assert remove_left_over_folders() == [folder]
     assert wait_for(lambda: not sleepers(seconds))
     assert not folder.exists()
 
 
-def test_the_next_process_that_needs_a_workspace_sweeps(temporary: Path) -> None:
+def test_the_next_process_that_needs_a_sandbox_sweeps(temporary: Path) -> None:
     left = subprocess.run(
         [sys.executable, "-c", f"{OWN}\nprint(OwnedFolder('x').path)"],
         capture_output=True,
@@ -86,27 +87,27 @@ def test_the_next_process_that_needs_a_workspace_sweeps(temporary: Path) -> None
         check=True,
     ).stdout.strip()
     assert Path(left).is_dir()
-    program = "from tree_rl.rollout.sandbox.workspace import Workspace\nWorkspace().close()"
+    program = "from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder\nSandboxFolder().close()"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert list(temporary.iterdir()) == []
 
 
 def test_folders_of_living_owners_of_others_and_links_stay(temporary: Path, tmp_path: Path) -> None:
-    with closing(OwnedFolder("workspace")) as owned, closing(Workspace()) as workspace:
+    with closing(OwnedFolder("sandbox")) as owned, closing(SandboxFolder()) as sandbox:
         (tmp_path / "precious").mkdir()
-        (temporary / f"{PREFIX}workspace-link").symlink_to(tmp_path / "precious")
-        fresh = temporary / f"{PREFIX}{MAKING}workspace-fresh"
+        (temporary / f"{PREFIX}sandbox-link").symlink_to(tmp_path / "precious")
+        fresh = temporary / f"{PREFIX}{MAKING}sandbox-fresh"
         fresh.mkdir()
-        (temporary / "workspace-of-somebody").mkdir()
+        (temporary / "sandbox-of-somebody").mkdir()
         assert remove_left_over_folders() == []
-        assert owned.path.is_dir() and workspace.directory.is_dir() and (tmp_path / "precious").is_dir()
+        assert owned.path.is_dir() and sandbox.directory.is_dir() and (tmp_path / "precious").is_dir()
         os.utime(fresh, (0, 0))
         assert remove_left_over_folders() == [fresh]
-        (temporary / f"{PREFIX}workspace-link").unlink()
+        (temporary / f"{PREFIX}sandbox-link").unlink()
 
 
 def test_an_owner_holds_its_folder_until_it_removes_it(temporary: Path) -> None:
-    owned = OwnedFolder("workspace")
+    owned = OwnedFolder("sandbox")
     lock = os.open(owned.path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,8 +4,8 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from tree_rl.rollout.sandbox.confined.processes import GONE, PROC
-from tree_rl.rollout.sandbox.jail import SCRATCH, SCRATCH_BYTES
+from tree_rl.rollout.sandbox.processes.bubblewrap import SCRATCH, SCRATCH_BYTES
+from tree_rl.rollout.sandbox.processes.processes import GONE, PROC
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NUM_THREADS, RSS_PAGES = 17, 21

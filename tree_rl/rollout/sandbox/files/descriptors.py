@@ -17,9 +17,9 @@ NOT_A_FOLDER = (errno.ELOOP, errno.ENOTDIR)
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The parts of a path relative to a workspace. Raises `ValueError` if it leads outside or names no file."""
+    """The parts of a path relative to a sandbox. Raises `ValueError` if it leads outside or names no file."""
     if "\0" in name or not _is_encodable(name):
-        raise ValueError(f"workspace path {name!r}: expected text that UTF-8 can hold, without NUL")
+        raise ValueError(f"sandbox path {name!r}: expected text that UTF-8 can hold, without NUL")
     parts: list[str] = []
     for part in name.split("/"):
         if part == "..":
@@ -31,12 +31,12 @@ def parts_of(name: str) -> tuple[str, ...]:
     if name.startswith("/") or not parts:
         raise ValueError(_outside(name))
     if any(len(os.fsencode(part)) > 255 for part in parts):
-        raise ValueError(f"workspace path {name[:100]!r}...: expected parts of at most 255 bytes")
+        raise ValueError(f"sandbox path {name[:100]!r}...: expected parts of at most 255 bytes")
     return tuple(parts)
 
 
 def _outside(name: str) -> str:
-    return f"workspace path {name!r} leads outside; expected a path relative to the workspace"
+    return f"sandbox path {name!r} leads outside; expected a path relative to the sandbox"
 
 
 def _is_encodable(text: str) -> bool:
@@ -86,7 +86,7 @@ def folder_below(top: int, parts: Sequence[str], *, make_for: int | None = None,
                 below = _make_folder(part, current, make_for)
             except OSError as error:
                 if error.errno in NOT_A_FOLDER:
-                    raise ValueError(f"workspace path {'/'.join(parts)!r} leads through a link or a file") from error
+                    raise ValueError(f"sandbox path {'/'.join(parts)!r} leads through a link or a file") from error
                 raise
             os.close(current)
             current = below
@@ -123,7 +123,7 @@ def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> 
     except FileNotFoundError:
         there = stat.S_IFREG | 0o644
     if not stat.S_ISREG(there):
-        raise ValueError(f"workspace path {name!r} leads through a link, or is no regular file")
+        raise ValueError(f"sandbox path {name!r} leads through a link, or is no regular file")
     with new_file(folder, name, mode=stat.S_IMODE(there) & 0o777 | 0o600, owner=owner) as made:
         _write_all(made, content)
 
@@ -142,7 +142,7 @@ def new_file(folder: int, name: str, *, mode: int, owner: int | None) -> Iterato
     try:
         os.rename(unknown, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
-        raise ValueError(f"workspace path {name!r} was changed while it was written: {error}") from error
+        raise ValueError(f"sandbox path {name!r} was changed while it was written: {error}") from error
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -157,7 +157,7 @@ def read_file(folder: int, name: str, *, max_bytes: int) -> bytes | None:
         opened = open_nofollow(name, READ_FLAGS, folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError(f"workspace path {name!r} is a link that perhaps leads outside") from error
+            raise ValueError(f"sandbox path {name!r} is a link that perhaps leads outside") from error
         return None
     with os.fdopen(opened, "rb") as stream:
         return stream.read(max_bytes) if stat.S_ISREG(os.fstat(opened).st_mode) else None

@@ -1,10 +1,9 @@
-"""A directory of files and a shell in it, where the commands of an agent run.
+"""A folder of this machine with files, and a shell in it inside bubblewrap.
 
 A command has limits of time, output, memory and processes, an empty environment and no network. What it starts dies
-with it. `confinement` says what this protects.
+with it. `processes.bubblewrap` says what it sees.
 """
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -12,12 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.confined.bounds import SessionBounds
-from tree_rl.rollout.sandbox.confined.command import RunningCommand, Script
-from tree_rl.rollout.sandbox.confined.descriptors import (
+from tree_rl.rollout.sandbox.errors import SandboxDied
+from tree_rl.rollout.sandbox.files.descriptors import (
     FOLDER_FLAGS,
     folder_below,
     hand_over,
@@ -25,21 +23,14 @@ from tree_rl.rollout.sandbox.confined.descriptors import (
     read_file,
     write_file,
 )
-from tree_rl.rollout.sandbox.confined.processes import kill_processes_in, kill_user
-from tree_rl.rollout.sandbox.confined.trees import copy_tree
-from tree_rl.rollout.sandbox.confined.users import own_user
-from tree_rl.rollout.sandbox.confinement import (
-    HIDING,
-    SEARCH_PATH,
-    Limits,
-    Means,
-    confined_argv,
-    forbids_user_namespaces,
-    strictest_means,
-)
-from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
-from tree_rl.rollout.sandbox.jail import PLACE, lay_out_jail, write_accounts
-from tree_rl.rollout.sandbox.ownership import FILES, OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.sandbox.files.trees import copy_tree
+from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
+from tree_rl.rollout.sandbox.processes.bounds import SessionBounds
+from tree_rl.rollout.sandbox.processes.bubblewrap import CALLS, MODEL, PLACE, SEARCH_PATH, lay_out, sandbox_argv
+from tree_rl.rollout.sandbox.processes.command import RunningCommand, Script
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
+from tree_rl.rollout.sandbox.processes.users import own_user
 
 REFUSED = 126
 """Exit status of a command that no shell could read."""
@@ -61,12 +52,12 @@ class CommandResult:
     """Wall-clock time."""
 
 
-class Workspace:
-    """A temporary directory that exists until `close`; if this process is killed, until the next one needs a workspace.
+class SandboxFolder:
+    """A temporary directory that exists until `close`; if this process is killed, until the next one needs a sandbox.
 
     Args:
         files: relative path -> content, written at the start.
-        means: how commands are confined; None takes the strictest that works here.
+        unconfined: commands run without bubblewrap.
         readable: further paths that commands see, read-only.
 
     Raises:
@@ -78,46 +69,37 @@ class Workspace:
         files: Mapping[str, str] | None = None,
         *,
         limits: Limits | None = None,
-        means: Means | None = None,
+        unconfined: bool = False,
         readable: Sequence[Path] = (),
     ) -> None:
         self.limits = limits or Limits()
-        self.means = means or strictest_means()
+        self.unconfined = unconfined
         self._running: dict[RunningCommand, Limits] = {}
         self._stopped = False
         self._changed = threading.Condition()
         self._readable = tuple(readable)
         with contextlib.ExitStack() as if_it_fails:
-            # A user of its own gives each workspace its own process limit and no rights on anybody's files.
+            # A user of its own gives each sandbox its own process limit and no rights on anybody's files.
             self._user = own_user()
             if self._user is not None:
                 if_it_fails.callback(self._user.close)
             _remove_left_over_once()
-            self._owned = OwnedFolder("workspace")
+            self._owned = OwnedFolder("sandbox")
             if_it_fails.callback(self._owned.close)
             self._parent = self._owned.path
             self._parent.chmod(0o711)
-            self.directory = self._parent / FILES
+            self.directory = self._parent / "files"
             self.directory.mkdir(mode=0o700)
             self._top = os.open(self.directory, FOLDER_FLAGS)
             if_it_fails.callback(os.close, self._top)
             hand_over(self._top, self._user_id)
-            self.door = self._parent / "door"
-            """Folder that commands see, read-only, at `jail.DOOR`."""
-            self.door.mkdir(mode=0o755)
-            self._bounds = SessionBounds(
-                self.limits,
-                user_id=self._user_id,
-                has_namespace=self.means != "limits",
-                is_closed=forbids_user_namespaces(self.means),
-                folder=self._parent,
-            )
+            self.model = self._parent / MODEL
+            """Folder that commands see, read-only, at `MODEL_PLACE`."""
+            self.model.mkdir(mode=0o755)
+            self._bounds = SessionBounds(self.limits, has_namespace=not unconfined, folder=self._parent)
             if_it_fails.callback(self._bounds.close)
-            if self.means in HIDING:
-                write_accounts(self._parent, **self._ids_seen())
-            if self.means == "mounts":
-                lay_out_jail(self._parent, self.directory, network=self.limits.network, readable=self._readable)
-            self.place = PLACE if self.means in HIDING else str(self.directory)
+            lay_out(self._parent, user_id=self._user_id or os.geteuid(), group_id=self._user_id or os.getegid())
+            self.place = str(self.directory) if unconfined else PLACE
             for name, content in (files or {}).items():
                 self.write(name, content)
             if_it_fails.pop_all()
@@ -125,16 +107,6 @@ class Workspace:
     @property
     def _user_id(self) -> int | None:
         return None if self._user is None else self._user.user_id
-
-    def _ids_seen(self) -> dict[str, int]:
-        """User and group of commands as they see them; without root, `mounts` shows them as root."""
-        if self._user_id is not None:
-            return {"user_id": self._user_id, "group_id": self._user_id}
-        is_root_inside = self.means == "mounts"
-        return {
-            "user_id": 0 if is_root_inside else os.geteuid(),
-            "group_id": 0 if is_root_inside else os.getegid(),
-        }
 
     def stop(self) -> None:
         """Kill everything that commands started, and return when all is dead and every call of `run` has returned.
@@ -163,21 +135,12 @@ class Workspace:
         if self._user is not None:
             self._user.close()
 
-    def fresh(self) -> "Workspace":
-        """An empty workspace of another user, with the same limits, means and readable paths.
+    def fresh(self) -> "SandboxFolder":
+        """An empty folder, of another user where this process is root, with the same limits and readable paths."""
+        return SandboxFolder(limits=self.limits, unconfined=self.unconfined, readable=self._readable)
 
-        Raises:
-            SandboxError: commands of this one could reach it: this process is not root, and there are no namespaces.
-        """
-        if self.means == "limits" and self._user is None:
-            raise SandboxError(
-                "no separate place for a judge: without root and without namespaces, commands could leave processes "
-                "that reach it; run as root, or where bubblewrap or namespaces work"
-            )
-        return Workspace(limits=self.limits, means=self.means, readable=self._readable)
-
-    def copy_to(self, other: "Workspace", *, leave_out: Callable[[str], bool]) -> None:
-        """Copy regular files, and links that stay inside, to another workspace's user. Call `stop` first.
+    def copy_to(self, other: "SandboxFolder", *, leave_out: Callable[[str], bool]) -> None:
+        """Copy regular files, and links that stay inside, to another sandbox's user. Call `stop` first.
 
         Args:
             leave_out: is told the relative path of a file or link; True leaves it out.
@@ -204,10 +167,10 @@ class Workspace:
 
         Args:
             environment: variables besides PATH and HOME.
-            limits: for this command; its network stays the workspace's.
+            limits: for this command; its network stays the sandbox's.
 
         Raises:
-            SandboxDied: the workspace was stopped.
+            SandboxDied: the sandbox was stopped.
         """
         limits = replace(limits or self.limits, network=self.limits.network)
         started = time.monotonic()
@@ -239,32 +202,31 @@ class Workspace:
         )
 
     def _begin(self, script: Script, environment: Mapping[str, str], limits: Limits) -> RunningCommand:
-        """Start a command, unless the workspace was stopped; after `stop` none starts."""
-
-        def argv(info: int) -> list[str]:
-            return confined_argv(
-                script.argv,
-                directory=self.directory,
-                user_id=self._user_id,
-                limits=limits,
-                means=self.means,
-                readable=self._readable,
-                info=info,
-                group=self._bounds.group,
-            )
-
+        """Start a command, unless the sandbox was stopped; after `stop` none starts."""
         with self._changed:
             if self._stopped:
-                raise SandboxDied("the workspace was stopped")
+                raise SandboxDied("the sandbox was stopped")
             self._repair()
             self._bounds.begin(self._top, [limits, *self._running.values()])
-            running = RunningCommand(
-                argv,
-                directory=self.directory,
-                environment={"PATH": SEARCH_PATH, "HOME": self.place, **environment},
-                inherited=() if script.descriptor is None else (script.descriptor,),
-                has_namespace=self.means != "limits",
-            )
+            with open(self._parent / CALLS, "rb") as calls:
+                argv = partial(
+                    sandbox_argv,
+                    script.argv,
+                    directory=self.directory,
+                    user_id=self._user_id,
+                    limits=limits,
+                    unconfined=self.unconfined,
+                    readable=self._readable,
+                    calls=calls.fileno(),
+                    group=self._bounds.group,
+                )
+                running = RunningCommand(
+                    argv,
+                    directory=self.directory,
+                    environment={"PATH": SEARCH_PATH, "HOME": self.place, **environment},
+                    inherited=[calls.fileno(), *([] if script.descriptor is None else [script.descriptor])],
+                    has_namespace=not self.unconfined,
+                )
             self._running[running] = limits
         return running
 
@@ -282,18 +244,14 @@ class Workspace:
         return status
 
     def _end_left_over(self) -> None:
-        """Kill what no namespace ends: processes that left their group."""
-        if self.means != "limits":
-            return
-        if self._user_id is not None:
-            kill_user(self._user_id)
-        else:
+        """Kill what no namespace ends: processes that left their group, as far as they can be found."""
+        if self.unconfined:
             kill_processes_in(self._parent)
 
     def _repair(self) -> None:
         """Make the directory usable, whatever a command did to it."""
         if self._top < 0 or not self.directory.is_dir():
-            raise SandboxDied("the workspace is gone")
+            raise SandboxDied("the sandbox is gone")
         os.fchmod(self._top, 0o700)
 
     def _exceeded(self) -> str | None:
@@ -303,27 +261,23 @@ class Workspace:
         with self._open_top() as top:
             return self._bounds.exceeded(top, {command.process.pid: limits for command, limits in running.items()})
 
-    async def run_async(self, command: str) -> CommandResult:
-        """`run` without blocking the event loop. Of all commands two per core run at a time, as they also wait."""
-        return await asyncio.get_running_loop().run_in_executor(command_threads(), self.run, command)
-
     def write(self, name: str, content: str) -> None:
         """Write a text file, creating its folders. Characters that UTF-8 cannot hold are written as surrogates.
 
         Raises:
             ValueError: the path leads outside, or through a link.
-            SandboxDied: the workspace was stopped.
+            SandboxDied: the sandbox was stopped.
         """
         *folders, last = parts_of(name)
         if self._stopped:
-            raise SandboxDied("the workspace was stopped")
+            raise SandboxDied("the sandbox was stopped")
         text = content.encode("utf-8", errors="surrogatepass")
         with self._open_top() as top:
             try:
                 with folder_below(top, folders, make=True, make_for=self._user_id) as folder:
                     write_file(folder, last, text, owner=self._user_id)
             except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-                raise ValueError(f"workspace path {name!r} was changed while it was written: {error}") from error
+                raise ValueError(f"sandbox path {name!r} was changed while it was written: {error}") from error
 
     def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
         """Read a text file; None if there is no such regular file.
@@ -341,10 +295,10 @@ class Workspace:
 
     @contextlib.contextmanager
     def _open_top(self) -> Iterator[int]:
-        """A descriptor of the directory that stays open although another thread closes the workspace."""
+        """A descriptor of the directory that stays open although another thread closes the sandbox."""
         with self._changed:
             if self._top < 0:
-                raise SandboxDied("the workspace is gone")
+                raise SandboxDied("the sandbox is gone")
             top = os.dup(self._top)
         try:
             yield top
@@ -357,5 +311,17 @@ _remove_left_over_once = cache(remove_left_over_folders)
 
 @cache
 def command_threads() -> ThreadPoolExecutor:
-    """Threads that wait for commands."""
-    return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="workspace")
+    """Threads that wait for commands. Of all commands two per core run at a time, as they also wait."""
+    return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="commands")
+
+
+@cache
+def why_no_bubblewrap() -> str | None:
+    """Why bubblewrap runs no commands on this machine, in its own words; None if it does."""
+    try:
+        with contextlib.closing(SandboxFolder()) as probe:
+            # It forks, as a process limit that counts the trainer's own processes would fail only then.
+            done = probe.run("(:) & wait")
+    except (OSError, SandboxDied) as error:
+        return str(error)
+    return None if done.exit_code == 0 else " ".join(done.output.split()) or f"status {done.exit_code}"

@@ -1,0 +1,246 @@
+"""Commands really run, and what they must not do they cannot do."""
+
+import os
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from sandboxes_here import BOTH, folder_here, needs_bubblewrap
+
+from tree_rl.rollout.sandbox.processes.bubblewrap import SEARCH_PATH
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.processes.users import command_users, users_known
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
+
+
+@pytest.fixture(params=BOTH)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
+    limits = Limits(timeout_seconds=2, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
+    with closing(
+        SandboxFolder({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, unconfined=request.param)
+    ) as made:
+        yield made
+
+
+def running(marker: str) -> int:
+    """Processes of this machine whose command line contains a marker."""
+    found = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                found += marker in (entry / "cmdline").read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
+
+
+def wait_until_gone(marker: str) -> None:
+    """Fail unless processes with a marker, which would run for an hour, end within half a minute."""
+    for _ in range(600):
+        if not running(marker):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still running: {running(marker)} processes with {marker}")
+
+
+def test_commands_see_and_change_the_files(sandbox: SandboxFolder) -> None:
+    result = sandbox.run("cat a.txt sub/b.txt && printf '%s' gamma > c.txt && ls | sort | tr '\\n' ' '; exit 3")
+    assert (result.output, result.exit_code, result.timed_out) == ("alpha\nbeta\na.txt c.txt sub ", 3, False)
+    assert sandbox.read("c.txt") == "gamma"
+    assert sandbox.read("missing.txt") is None
+    sandbox.write("sub/deep/d.txt", "delta")
+    assert sandbox.run("cat sub/deep/d.txt; echo more >> sub/deep/d.txt; echo oops >&2").output == "deltaoops\n"
+
+
+def test_the_environment_is_empty(sandbox: SandboxFolder) -> None:
+    os.environ["SECRET_OF_THE_TRAINER"] = "x"
+    names = {line.split("=")[0] for line in sandbox.run("env").output.splitlines()}
+    assert names <= {"PATH", "HOME", "PWD", "SHLVL", "_", "OLDPWD"}
+
+
+def test_an_infinite_loop_ends_at_a_limit(sandbox: SandboxFolder) -> None:
+    assert sandbox.run("while :; do :; done").exit_code != 0
+    assert sandbox.run("sleep 3600").timed_out
+
+
+def test_endless_output_is_cut(sandbox: SandboxFolder) -> None:
+    result = sandbox.run("head -c 10000000 /dev/zero | tr '\\0' x")
+    assert result.truncated and result.output == "x" * 2000
+    assert sandbox.run("yes").truncated
+
+
+def test_nothing_outlives_its_command(sandbox: SandboxFolder) -> None:
+    # Waiting for it would last beyond the limit.
+    result = sandbox.run("sleep 3141.59 & echo started")
+    assert (result.output, result.timed_out) == ("started\n", False)
+    wait_until_gone("3141.59")
+
+
+@needs_bubblewrap
+def test_a_detached_process_dies_with_its_namespace() -> None:
+    with closing(SandboxFolder()) as sandbox:
+        sandbox.run("setsid sleep 2718.28 >/dev/null 2>&1 & echo started")
+        wait_until_gone("2718.28")
+
+
+def test_a_fork_bomb_is_contained(sandbox: SandboxFolder) -> None:
+    if os.geteuid() != 0 and sandbox.unconfined:
+        pytest.skip("without root and a namespace there is no process limit of the sandbox's own")
+    result = sandbox.run("bomb() { bomb 161803 | bomb 161803 & }; bomb; sleep 1; echo still here")
+    wait_until_gone("161803")
+    assert sandbox.run("echo alive").output == "alive\n", result
+
+
+@pytest.mark.parametrize("target", ["../escape.txt", "/escape.txt", "/etc/escape.txt", "/root/escape.txt"])
+def test_writing_outside_fails(sandbox: SandboxFolder, target: str) -> None:
+    if os.geteuid() != 0 and sandbox.unconfined and target == "../escape.txt":
+        pytest.skip("without root and bubblewrap, the user's own rights apply")
+    if os.geteuid() != 0 and target.startswith("/root"):
+        pytest.skip("only root can tell what is in /root")
+    path = (sandbox.directory / target).resolve()
+    result = sandbox.run(f"echo x > {target}")
+    assert result.exit_code != 0 or not sandbox.unconfined
+    assert not path.exists()
+
+
+def test_sandboxes_cannot_read_each_other(sandbox: SandboxFolder) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs a user per sandbox, hence root")
+    with closing(SandboxFolder({"secret.txt": "s3cret"}, unconfined=sandbox.unconfined)) as other:
+        assert "s3cret" not in sandbox.run(f"cat {other.directory}/secret.txt").output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a sandbox a user of its own")
+def test_sandboxes_have_users_of_their_own() -> None:
+    with ExitStack() as stack:
+        sandboxes = [stack.enter_context(closing(folder_here())) for _ in range(20)]
+        users = {sandbox.directory.stat().st_uid for sandbox in sandboxes}
+        assert len(users) == 20 and all(user in command_users() for user in users)
+        assert sandboxes[0].run("touch mine; ls mine").output == "mine\n"
+
+
+def test_users_of_commands_are_as_many_as_the_namespace_knows() -> None:
+    everybody, container = users_known("0 0 4294967295\n"), users_known("0 100000 65536\n")
+    # Pairs that share a user among 512 sessions at once: three of 40,000 users, one in 16,000 runs of these.
+    assert 512**2 / 2 / len(everybody) < 1e-4
+    assert container[0] >= 20_000 and container[-1] < 65_536
+
+
+def test_a_large_file_cannot_be_written(sandbox: SandboxFolder) -> None:
+    sandbox.run("head -c 8000000 /dev/zero > big.bin")
+    assert (sandbox.directory / "big.bin").stat().st_size <= 1 << 20
+
+
+def test_memory_is_limited() -> None:
+    with closing(folder_here(limits=Limits(memory_bytes=64 << 20))) as sandbox:
+        assert sandbox.run("x=$(head -c 200000000 /dev/zero | tr '\\0' y); echo got ${#x}").exit_code != 0
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/passwd", "sub/../../outside.txt"])
+def test_paths_that_lead_outside_are_refused(sandbox: SandboxFolder, name: str) -> None:
+    with pytest.raises(ValueError, match="leads outside"):
+        sandbox.read(name)
+    with pytest.raises(ValueError, match="leads outside"):
+        sandbox.write(name, "x")
+
+
+def test_a_planted_link_does_not_lead_outside(sandbox: SandboxFolder) -> None:
+    sandbox.run("ln -s /etc/passwd answer.txt; mkfifo pipe")
+    with pytest.raises(ValueError, match="leads outside"):
+        sandbox.read("answer.txt")
+    assert sandbox.read("pipe") is None
+
+
+def test_close_removes_everything() -> None:
+    sandbox = folder_here({"a": "b"})
+    sandbox.run("mkdir -p x/y && chmod 0 x")
+    sandbox.close()
+    assert not sandbox.directory.exists()
+
+
+@pytest.mark.parametrize("unconfined", BOTH)
+def test_a_command_costs_milliseconds(unconfined: bool) -> None:
+    with closing(SandboxFolder(unconfined=unconfined)) as sandbox:
+        sandbox.run("true")
+        # Processor time: other work on the machine delays commands, but does not make them dearer.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        for _ in range(20):
+            sandbox.run("cat /dev/null")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds / 20 < 0.03
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
+        Limits(processes=0)
+
+
+@needs_bubblewrap
+def test_a_command_sees_no_file_process_or_variable_of_the_trainer(open_folder: Path) -> None:
+    secret = open_folder / "secret.txt"
+    secret.write_text("trainers-secret")
+    secret.chmod(0o755)
+    os.environ["SECRET_OF_THE_TRAINER"] = "trainers-secret"
+    with closing(SandboxFolder()) as sandbox:
+        attacks = (
+            f"cat {secret} {Path(__file__)} /proc/*/environ /proc/*/root{secret}; ls {open_folder}",
+            "find / -xdev -maxdepth 5 -name 'secret.txt'; grep -rl trainers-secret /tmp /home /root /etc",
+            "mount -t proc proc /tmp; nsenter -t 1 -m cat /etc/shadow; chroot / id; umount -l /proc",
+            "ls /proc | grep -c '^[0-9]'",
+        )
+        outputs = [sandbox.run(attack).output for attack in attacks]
+    assert not any("trainers-secret" in output or "root:*" in output or "import" in output for output in outputs)
+    assert int(outputs[-1]) < 10
+
+
+@needs_bubblewrap
+def test_the_network_is_reached_only_when_the_limits_say_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        command = f'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {port}), 2); print("reached")\''
+        for network in (False, True):
+            limits = Limits(network=network, memory_bytes=2 << 30)
+            with closing(SandboxFolder(limits=limits)) as sandbox:
+                assert ("reached" in sandbox.run(command).output.splitlines()) == network
+
+
+def test_many_small_files_fill_only_the_allowance() -> None:
+    limits = Limits(disk_bytes=8 << 20, timeout_seconds=20, cpu_seconds=20)
+    with closing(folder_here(limits=limits)) as sandbox:
+        result = sandbox.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
+        assert "[disk limit exceeded]" in result.output
+        assert not result.timed_out and result.exit_code == -9
+        assert sandbox.run("rm -f f*; echo freed").output == "freed\n"
+
+
+def test_text_that_is_no_utf8_arrives() -> None:
+    with closing(folder_here()) as sandbox:
+        assert sandbox.run("printf 'a\\377b'").output == "a\ufffdb"
+
+
+@needs_bubblewrap
+def test_a_sandbox_lies_at_the_same_place_in_every_session() -> None:
+    outputs = set()
+    for _ in range(2):
+        with closing(SandboxFolder()) as sandbox:
+            outputs.add(sandbox.run("pwd; echo ~; echo x > /tmp/scratch; ls /tmp").output)
+    assert outputs == {"/workspace\n/workspace\nscratch\n"}
+
+
+@needs_bubblewrap
+def test_the_commands_user_has_a_name_and_no_account_of_the_machine_shows() -> None:
+    with closing(SandboxFolder(limits=Limits(memory_bytes=64 << 30))) as sandbox:
+        seen = sandbox.run("whoami; id -gn; cd ~; pwd; cut -d: -f1 /etc/passwd; cut -d: -f1 /etc/group").output
+        assert seen.split() == ["agent", "agent", "/workspace", *2 * ["agent", "root", "nobody"]]
+        assert sandbox.run("echo me::0:0::/:/bin/sh >> /etc/passwd").exit_code != 0
+        if shutil.which("git", path=SEARCH_PATH):
+            commit = "git -c user.email=a@b -c user.name=a commit -q --allow-empty -m empty"
+            assert sandbox.run(f"git init -q . && {commit} && git log --format=%s").output == "empty\n"
+        if shutil.which("node", path=SEARCH_PATH):
+            assert sandbox.run("node -p 'os.userInfo().username'").output == "agent\n"

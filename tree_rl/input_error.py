@@ -1,0 +1,5 @@
+"""What a user gave cannot be used."""
+
+
+class InputError(ValueError):
+    """A file, an option or an output cannot be used; the message says on one line what to do."""

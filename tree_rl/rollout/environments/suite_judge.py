@@ -1,0 +1,151 @@
+"""Judges by a suite of unittest or pytest: published benchmarks, and tasks of your own in these formats.
+
+Code under test shares a process with such tests, so canaries stand among them. Files of the agent that configure or
+shadow the test framework are not taken over; the task's own stand in their place.
+"""
+
+import base64
+import posixpath
+import re
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from tree_rl.rollout.environments.canaries.planting import Planted, plant
+from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, judge, passed_tests, verdicts_of
+from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.sandbox import Sandbox, quote
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
+
+Run = Callable[[str], Awaitable[CommandResult]]
+"""Executes a command in the repository."""
+UNITTEST_RUNNER = "unittest_runner.py"
+READ_BYTES = 24_000
+"""Bytes of a test file in the image that one command reads: their base64 fits the smallest sensible output limit."""
+MAX_TEST_FILE_BYTES = 1 << 20
+ADDED_TO_PYTEST = "export PYTEST_ADDOPTS='--maxfail=0'; "
+"""A configuration that stops at the first failure would stop at a canary."""
+CONFIGURING = {
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "noxfile.py", ".coveragerc", "sitecustomize.py", "usercustomize.py"),
+}
+SHADOWED = sys.stdlib_module_names - {"test"} | {
+    *("_pytest", "pytest", "pluggy", "iniconfig", "py", "exceptiongroup", "tomli", "packaging", "pygments", "xdist")
+}
+"""Modules that an interpreter or a test framework imports, where a file of the agent could come first."""
+IMPORTABLE = (".py", ".so", ".pyd")
+
+
+async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
+    """Run a task's tests with canaries among them.
+
+    Args:
+        sandbox: holds the repository and the task's tests.
+        run: executes a command there.
+    """
+    planted = plant(
+        await _test_sources(task, run),
+        targets=task.test_targets,
+        counting=(*task.fail_to_pass, *task.pass_to_pass),
+        is_pytest=task.log_format == "pytest",
+    )
+    await sandbox.write(planted.files)
+    runner = f".{secrets.token_hex(8)}.py"
+    if task.log_format == "unittest":
+        await sandbox.write({runner: Path(__file__).with_name(UNITTEST_RUNNER).read_text(encoding="utf-8")})
+    command = task.test_command.replace("{tests}", quote(planted.targets)).replace("{runner}", runner)
+    result = await run((ADDED_TO_PYTEST if task.log_format == "pytest" else "") + command)
+    return _decide(task, planted, result.output)
+
+
+def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
+    verdicts = verdicts_of(output, log_format=task.log_format)
+    doubt = planted.doubt(verdicts)
+    if task.log_format == "unittest" and verdicts:
+        output = "".join(f"{' '.join(sorted(said))} {name}\n" for name, said in sorted(verdicts.items()))
+    shown = output[-REPORT_CHARACTERS:]
+    if doubt:
+        return judge(task, (), f"{doubt}\n{shown}")
+    return judge(task, passed_tests(verdicts), shown)
+
+
+async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:
+    """Path -> text of the files of tests that the command names whole, as far as they can be read."""
+    sources = {}
+    for path in dict.fromkeys(path for path in map(partial(test_path, task.log_format), task.test_targets) if path):
+        text = None if task.test_patch else task.test_files.get(path)
+        text = await _read(run, path) if text is None else text
+        if text is not None:
+            sources[path] = text
+    return sources
+
+
+def test_path(log_format: str, target: str) -> str | None:
+    """The file that a target names whole; None for a folder or a part of a file."""
+    path = target.replace(".", "/") + ".py" if log_format == "unittest" else posixpath.normpath(target)
+    return path if path.endswith(".py") and not path.startswith(("/", "../")) else None
+
+
+async def _read(run: Run, path: str) -> str | None:
+    """A text file of the sandbox; None if there is none, or a large one."""
+    content = b""
+    while len(content) < MAX_TEST_FILE_BYTES:
+        command = f"tail -c +{len(content) + 1} {quote([path])} | head -c {READ_BYTES} | base64"
+        done = await run(command)
+        try:
+            read = base64.b64decode("".join(done.output.split()), validate=True)
+        except ValueError:
+            return None
+        content += read
+        if len(read) < READ_BYTES:
+            break
+    try:
+        return content.decode() if 0 < len(content) < MAX_TEST_FILE_BYTES else None
+    except UnicodeDecodeError:
+        return None
+
+
+def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str], bool]:
+    """Which of the agent's files would configure or shadow the test framework or the tests.
+
+    Args:
+        present: names at the top of the repository as the task has it; `task.files` know theirs.
+    """
+    tests = _own_tests(task)
+    roots = {"", *(folder for path in tests for folder in _folders_of(path))}
+    modules = {path.partition(".")[0] for path in tests} | roots - {""}
+    own = set(present) | {path.partition("/")[0] for path in task.files}
+
+    def leave_out(path: str) -> bool:
+        *folders, name = path.split("/")
+        if CONFIGURING & {*folders, name} or path in tests:
+            return True
+        for depth, part in enumerate(path.split("/")):
+            above = "/".join(folders[:depth])
+            module = posixpath.join(above, part.partition(".")[0])
+            is_folder = depth < len(folders)
+            if module in modules and module not in roots and is_folder:
+                # A folder takes the place of a module of tests: tests/test_a/ beside tests/test_a.py.
+                return True
+            if module in modules and not is_folder and name.endswith(IMPORTABLE) and path not in task.files:
+                return True
+            is_own = part in own if not above else path in task.files
+            if above in roots and not is_own and part.partition(".")[0] in SHADOWED:
+                return True
+        return False
+
+    return leave_out
+
+
+def _own_tests(task: SweTask) -> set[str]:
+    """Paths of the files that the task brings or names as tests."""
+    named = {
+        path for path in (test_path(task.log_format, target.partition("::")[0]) for target in task.test_targets) if path
+    }
+    return {*task.test_files, *re.findall(r"^diff --git a/.* b/(.*)$", task.test_patch, re.MULTILINE), *named}
+
+
+def _folders_of(path: str) -> list[str]:
+    return [str(folder) for folder in PurePosixPath(path).parents if str(folder) != "."]

@@ -1,0 +1,1 @@
+"""File work by descriptor: what an agent's commands may change meanwhile."""

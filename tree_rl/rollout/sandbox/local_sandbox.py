@@ -1,0 +1,148 @@
+"""A sandbox in a folder of this machine, for an event loop."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tree_rl.rollout.sandbox import model_port
+from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
+from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
+from tree_rl.rollout.sandbox.processes.bubblewrap import MODEL_PLACE
+from tree_rl.rollout.sandbox.processes.limits import Limits
+from tree_rl.rollout.sandbox.sandbox import KEY, Sandbox, SandboxOptions, quote
+from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
+from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
+
+Done = TypeVar("Done")
+PROGRAM = Path(model_port.__file__)
+
+
+class LocalSandbox:
+    """A `SandboxFolder`: commands see their directory and the system's programs."""
+
+    def __init__(self, options: SandboxOptions) -> None:
+        self._options = options
+        self.has_model_port = not options.unconfined
+        self._folder: SandboxFolder | None = None
+        self._stopped = False
+        self._calls: set[Future[Any]] = set()
+
+    async def start(self) -> None:
+        """Make the directory."""
+
+        def make() -> None:
+            # Here, so that `close` finds it although the caller was cancelled.
+            options = self._options
+            readable = [Path(path) for path in options.readable]
+            self._folder = SandboxFolder(limits=options.limits, unconfined=options.unconfined, readable=readable)
+
+        try:
+            await self._in_thread(make)
+        except SandboxDied as error:
+            raise SandboxError(f"{KEY}.backend=local did not start: {error}") from error
+
+    async def run(self, command: str) -> CommandResult:
+        """Execute a command."""
+        return await self._in_thread(partial(self._alive().run, command), command_threads())
+
+    async def write(self, files: Mapping[str, str]) -> None:
+        """Write files."""
+        folder = self._alive()
+
+        def write() -> None:
+            for name, content in files.items():
+                folder.write(name, content)
+
+        await self._in_thread(write)
+
+    async def read(self, name: str) -> str | None:
+        """Read a text file, also after `stop`; None if there is no such regular file.
+
+        Raises:
+            ValueError: the path leads outside, or through a link.
+        """
+        return await self._in_thread(partial(self._started().read, name), counts=False)
+
+    async def run_agent(
+        self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
+    ) -> CommandResult:
+        """Execute a program whose only network is the gateway, unless it is unconfined."""
+        folder = self._alive()
+        if self._options.unconfined:
+            return await self._in_thread(partial(folder.run, command, environment=variables, limits=limits))
+        await self._in_thread(partial(shutil.copy, PROGRAM, folder.model))
+        program, socket = f"{MODEL_PLACE}/{PROGRAM.name}", f"{MODEL_PLACE}/{SOCKET}"
+        command = quote(["python3", "-I", "-B", program, socket, str(port), command])
+        async with socket_to(*gateway, folder.model):
+            return await self._in_thread(partial(folder.run, command, environment=variables, limits=limits))
+
+    async def stop(self) -> None:
+        """Kill what runs, and wait for every thread that served the session."""
+        self._stopped = True
+        await self._stop_folder()
+        # A call that was cancelled has a thread all the same.
+        await asyncio.gather(*map(asyncio.wrap_future, tuple(self._calls)), return_exceptions=True)
+        await self._stop_folder()
+
+    async def _stop_folder(self) -> None:
+        if self._folder is not None:
+            await self._in_thread(self._folder.stop, counts=False)
+
+    def fresh(self) -> "LocalSandbox":
+        """Another directory, of another user where this process is root."""
+        return LocalSandbox(self._options)
+
+    async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
+        """Copy the agent's files into another local sandbox."""
+        if not isinstance(judge, LocalSandbox):
+            raise TypeError(f"copy_to: expected a LocalSandbox, received {type(judge).__name__}")
+        copy = partial(self._started().copy_to, judge._started(), leave_out=leave_out)
+        await self._in_thread(copy, counts=False)
+
+    async def close(self) -> None:
+        """Stop, and remove the directory."""
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        await self.stop()
+        if self._folder is not None:
+            await self._in_thread(self._folder.close, counts=False)
+
+    async def _in_thread(
+        self, act: Callable[[], Done], threads: ThreadPoolExecutor | None = None, *, counts: bool = True
+    ) -> Done:
+        """Call something that blocks.
+
+        Args:
+            threads: None takes a thread of its own: an agent works for minutes, and commands need their few threads.
+            counts: whether `stop` waits for it.
+        """
+        own = threads or ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox")
+        try:
+            call = own.submit(act)
+            if counts:
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+            return await asyncio.wrap_future(call)
+        except OSError as error:
+            raise SandboxDied(f"the sandbox failed: {error}") from error
+        finally:
+            if threads is None:
+                own.shutdown(wait=False)
+
+    def _alive(self) -> SandboxFolder:
+        if self._stopped:
+            raise SandboxDied("the sandbox was stopped")
+        folder = self._started()
+        if not folder.directory.is_dir():
+            raise SandboxDied("the sandbox is gone")
+        return folder
+
+    def _started(self) -> SandboxFolder:
+        if self._folder is None:
+            raise SandboxDied("the sandbox was not started")
+        return self._folder

@@ -1,0 +1,167 @@
+"""What stands in front of a command: bubblewrap, and the kernel's limits.
+
+A command sees the system's programs and its own directory, nothing else. It shares the kernel: agents that attack the
+kernel need virtual machines.
+"""
+
+import os
+import platform
+import shutil
+import struct
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from tree_rl.rollout.sandbox.processes.limits import Limits
+
+PLACE = "/workspace"
+"""Where a command finds its directory. The same in every session, so that its output is the same."""
+MODEL = "model"
+"""Folder beside the directory that holds the socket to the model."""
+MODEL_PLACE = "/run/model"
+"""Where a command finds that folder, read-only."""
+ACCOUNTS = "accounts"
+"""Folder beside the directory with the files `passwd` and `group` that commands see: none of the machine's accounts."""
+CALLS = "calls"
+"""File beside the directory with the filter of system calls."""
+USER = "agent"
+"""Name of the commands' user. `whoami`, git and Node fail for a user without a name."""
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where commands find programs."""
+SYSTEM_PATH = f"{SEARCH_PATH}:/usr/local/sbin:/usr/sbin:/sbin"
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SETTINGS = ("alternatives", "ld.so.cache", "nsswitch.conf", "localtime")
+NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
+SCRATCH = ("/tmp", "/dev/shm")
+"""The only places besides the directory that a command can write to. They are in memory, and new for every command."""
+SCRATCH_BYTES = 64 << 20
+"""Size of each."""
+
+BEGIN = 'echo 1000 >/proc/self/oom_score_adj && { [ -z "$0" ] || echo 0 >"$0/cgroup.procs"; } && exec "$@"'
+"""What the first process of a command does: the kernel's first choice when memory is short, in its control group."""
+REFUSED_CALLS = {
+    "x86_64": (0xC000003E, (29, 64, 68)),
+    "aarch64": (0xC00000B7, (194, 190, 186)),
+}
+"""A machine's number in seccomp, and its calls shmget, semget and msgget. System V memory outlives the processes that
+made it, so that no look finds it."""
+
+
+def sandbox_argv(
+    command: Sequence[str],
+    info: int,
+    *,
+    directory: Path,
+    user_id: int | None,
+    limits: Limits,
+    unconfined: bool,
+    readable: Sequence[Path],
+    calls: int,
+    group: Path | None,
+) -> list[str]:
+    """Put bubblewrap and the limits in front of a command.
+
+    Args:
+        info: descriptor where bubblewrap tells the first process of its namespace.
+        directory: shown at `PLACE`, writable. Its parent holds what `lay_out` made.
+        user_id: the user it runs as; None keeps this process's user (only root may change it).
+        unconfined: leaves bubblewrap out; the limits stay.
+        readable: further paths, shown where they are, read-only.
+        calls: descriptor of the filter of system calls.
+        group: control group that it joins.
+
+    Returns:
+        argv to execute, programs of the machine as absolute paths: the trainer's PATH finds them, not the command's.
+    """
+    argv = ["/bin/sh", "-c", BEGIN, "" if group is None else str(group)]
+    if user_id is not None or unconfined:
+        # Root is exempt from the process limit, so a command never runs as root. bubblewrap needs no root.
+        user = [] if user_id is None else ["--clear-groups", f"--reuid={user_id}", f"--regid={user_id}"]
+        argv += [_program("setpriv"), "--pdeathsig=KILL", "--no-new-privs", *user, "--"]
+    if not unconfined:
+        argv += [_program("bwrap"), "--info-fd", str(info), "--seccomp", str(calls)]
+        argv += _view(directory, network=limits.network, readable=readable)
+    return [
+        *argv,
+        # The view shows the system's programs only.
+        _program("prlimit") if unconfined else "prlimit",
+        f"--cpu={limits.cpu_seconds}",
+        f"--fsize={limits.file_bytes}",
+        f"--as={limits.memory_bytes}",
+        # Outside a namespace the limit counts all processes of the user, and the trainer has many.
+        *([f"--nproc={limits.processes}"] if user_id is not None or not unconfined else []),
+        "--nofile=256",
+        "--core=0",
+        "--",
+        *command,
+    ]
+
+
+def _view(directory: Path, *, network: bool, readable: Sequence[Path]) -> list[str]:
+    """bubblewrap's arguments: namespaces, and the files of the system."""
+    argv = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
+    argv += [*(["--share-net"] if network else []), "--size", str(SCRATCH_BYTES), "--tmpfs", "/"]
+    for path in (Path("/", name) for name in SYSTEM):
+        if path.is_symlink():
+            argv += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            argv += ["--ro-bind", str(path), str(path)]
+    # What holds devices is in memory too and has no size, so nobody may write to it.
+    argv += ["--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"]
+    for place in SCRATCH:
+        argv += ["--size", str(SCRATCH_BYTES), "--tmpfs", place]
+    settings = (Path("/etc", name) for name in (*SETTINGS, *(NETWORK_SETTINGS if network else ())))
+    for shown in (*(path for path in settings if path.exists()), *readable):
+        argv += ["--ro-bind", str(shown), str(shown)]
+    for name in ("passwd", "group"):
+        argv += ["--ro-bind", str(directory.parent / ACCOUNTS / name), f"/etc/{name}"]
+    argv += ["--ro-bind", str(directory.parent / MODEL), MODEL_PLACE]
+    return [*argv, "--bind", str(directory), PLACE, "--remount-ro", "/", "--chdir", PLACE, "--"]
+
+
+def lay_out(parent: Path, *, user_id: int, group_id: int) -> None:
+    """Write what bubblewrap shows and reads beside a directory.
+
+    Args:
+        parent: of the directory; not writable by its commands.
+        user_id: the commands' user.
+        group_id: the commands' group.
+    """
+    folder = parent / ACCOUNTS
+    folder.mkdir(mode=0o755)
+    # The first line of an id counts: the user may be one of the two.
+    people = [(USER, user_id, group_id, PLACE), ("root", 0, 0, "/root"), ("nobody", 65534, 65534, "/nonexistent")]
+    passwd = "".join(f"{name}:x:{user}:{group}::{home}:/bin/sh\n" for name, user, group, home in people)
+    groups = "".join(f"{name}:x:{group}:\n" for name, _, group, _ in people)
+    for file, text in (("passwd", passwd), ("group", groups)):
+        (folder / file).write_text(text, encoding="ascii")
+        (folder / file).chmod(0o644)
+    (parent / CALLS).write_bytes(_filter())
+
+
+def _filter() -> bytes:
+    """A program for seccomp: `REFUSED_CALLS` do not exist, nor do calls of programs for another machine (32 bits).
+
+    On a machine that is not listed there are no calls at all, so bubblewrap does not work.
+    """
+    machine, refused = REFUSED_CALLS.get(platform.machine(), (0, ()))
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    allow, does_not_exist = 0x7FFF0000, 0x00050000 | 38
+    x32 = 0x40000000
+    tests = [(at_least, x32), *((equal, number) for number in refused)]
+    steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, does_not_exist), (load, 0, 0, 0)]
+    # Each test that holds jumps to the last step.
+    steps += [(code, len(tests) - number, 0, value) for number, (code, value) in enumerate(tests)]
+    steps += [(answer, 0, 0, allow), (answer, 0, 0, does_not_exist)]
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _program(name: str) -> str:
+    return _found(name, os.environ.get("PATH", ""))
+
+
+@cache
+def _found(name: str, path: str) -> str:
+    """A program's absolute path; its name if there is none."""
+    found = shutil.which(name, path=os.pathsep.join((path, SYSTEM_PATH)))
+    return os.path.abspath(found) if found else name

@@ -1,0 +1,36 @@
+"""What the commands of a sandbox may use."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one command may use.
+
+    Raises:
+        ValueError: a limit is not positive.
+    """
+
+    timeout_seconds: float = 30.0
+    """Wall-clock time until everything it started is killed."""
+    cpu_seconds: int = 30
+    """CPU time of each process."""
+    output_bytes: int = 65_536
+    """Output kept (standard output and error together)."""
+    file_bytes: int = 16 << 20
+    """Size of any file it writes."""
+    disk_bytes: int = 256 << 20
+    """Size of the whole directory; a file, folder or link counts at least 4 KiB, and a tree deeper than 128 folders is
+    too large. We look a few times a second and kill a command beyond it."""
+    memory_bytes: int = 2 << 30
+    """Address space of each process, and memory that all processes of a sandbox occupy together, with what they keep in
+    /tmp and /dev/shm. A command beyond it is killed."""
+    processes: int = 64
+    """Processes and threads at a time, of all commands of a sandbox together."""
+    network: bool = False
+    """True if it reaches the machine's network."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if name != "network" and getattr(self, name) <= 0:
+                raise ValueError(f"Limits.{name}={getattr(self, name)}: expected a positive value")

@@ -1,1 +1,0 @@
-"""What a sandbox behind SWE-ReX does by scripts of its own."""
