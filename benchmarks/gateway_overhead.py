@@ -53,8 +53,6 @@ class Call:
     """Between arrival and answer, inside the gateway's process."""
     model: float = 0.0
     """The model's."""
-    late: float = 0.0
-    """Part of the model's time: how long its answer waited for the event loop. Timers add up to 1 ms."""
 
 
 CALL: ContextVar[Call] = ContextVar("CALL")
@@ -76,12 +74,10 @@ class Model:
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
         """Pause. Uneven pauses keep sessions out of step."""
-        call, asked = CALL.get(), self.pause_s * random.uniform(0.5, 1.5)
         started = time.perf_counter()
-        await asyncio.sleep(asked)
+        await asyncio.sleep(self.pause_s * random.uniform(0.5, 1.5))
         ids = random.choice(self.answers)
-        call.model = time.perf_counter() - started
-        call.late = call.model - asked
+        CALL.get().model = time.perf_counter() - started
         self.given[session].append((prompt_ids, ids))
         return Generation(token_ids=ids, log_probs=(-1.0,) * len(ids), finish_reason="stop")
 
@@ -204,7 +200,6 @@ async def serve(
     }
     figures = {
         "gateway": [1e3 * (call.total - call.model) for call in timed],
-        "wake-up": [1e3 * call.late for call in timed],
         "round trip": [1e3 * (trip - call.model) for trip, call in zip(chain.from_iterable(trips), timed, strict=True)],
     }
     for name, milliseconds in figures.items():

@@ -94,7 +94,7 @@ class Script:
 
 
 def script_with_overlap(
-    por: float, *, groups: int, sessions: int, scale: float = 1.0, turns: int | None = None, recording: Path = RECORDING
+    por: float, *, groups: int, sessions: int, scale: float = 1.0, turns: int | None = None
 ) -> Script:
     """The recorded sessions, with thoughts dropped in as many turns as bring the overlap nearest to `por`.
 
@@ -104,9 +104,8 @@ def script_with_overlap(
         sessions: of each prompt.
         scale: factor on all lengths.
         turns: most turns of a session; None keeps all.
-        recording: JSON, a list of {"prompt": tokens, "sessions": [[[reply, observation], ...], ...]}.
     """
-    tasks = json.loads(recording.read_text())
+    tasks = json.loads(RECORDING.read_text())
     candidates = (
         Script(
             groups=tuple(
