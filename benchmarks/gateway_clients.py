@@ -27,7 +27,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
     },
 }
-WORDS = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text().split()
+WORDS = (Path(__file__).parents[1] / "docs" / "code.md").read_text().split()
 TEN_MEGABYTES = json.dumps({"messages": [{"role": "user", "content": "x" * (10 << 20)}]}).encode()
 
 
