@@ -32,7 +32,7 @@ from tree_rl.rollout.gateway.options import GatewayOptions
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "tests" / "rollout" / "reasoning_chat.jinja"
-WORDS = (ROOT / "docs" / "architecture.md").read_text().split()
+WORDS = (ROOT / "docs" / "code.md").read_text().split()
 LOADS = ("1x30", "1x100", "16x30", "64x10", "64x30")
 """Sessions at once and calls of each."""
 TOOL = {

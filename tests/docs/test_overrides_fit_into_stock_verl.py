@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.launch.short_forms import expand
 
@@ -19,13 +18,3 @@ def test_overrides_fit_into_stock_verl(document: str) -> None:
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=expand(overrides, "ppo_trainer"))
     assert config.trainer.v1.trainer_mode in ("tree_sync", "sync")
-
-
-def test_verls_keys_that_stand_for_those_of_others_exist() -> None:
-    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
-    keys = re.findall(r"`((?:actor_rollout_ref|algorithm|critic|data|reward|trainer)(?:\.\w+)+)[=`]", text)
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer")
-    missing = object()
-    assert len(keys) > 5
-    assert not [key for key in keys if OmegaConf.select(config, key, default=missing) is missing]

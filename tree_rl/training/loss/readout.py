@@ -1,7 +1,7 @@
 """What the rows' loss reads from a partitioned forest: outputs of edges, or values of tokens.
 
 A slot is the edge (or token) whose outputs are computed, in exactly one partition: an edge belongs to the partition of
-its source token (docs/architecture.md, "What always holds" 3).
+its source token (docs/code.md, "What always holds" 2).
 Legend: E slots, e slots of a partition, F flat tokens.
 """
 

@@ -1,4 +1,4 @@
-"""The script of docs/from_verl.md is verl's without the marked lines, and a job on trees with them."""
+"""The script of docs/from_verl.md is verl's without the marked line, and a job on trees with it."""
 
 import re
 import shlex
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 from jobs import check_train, on_this_machine
+from omegaconf import OmegaConf
 from shell_blocks import ROOT
 
 from tree_rl.verl_plugin.launch.short_forms import expand
@@ -15,25 +16,39 @@ PAGE = (ROOT / "docs" / "from_verl.md").read_text(encoding="utf-8")
 
 
 def script(*, of_trees: bool) -> list[str]:
-    """The words of verl's command, or of ours."""
+    """The words of verl's command, without or with the marked line."""
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     lines = [line[1:] for line in block.splitlines() if line[0] in (" +" if of_trees else " -")]
     return shlex.split(" ".join(line.removesuffix("\\") for line in lines))
 
 
+def overrides_of(words: list[str]) -> list[str]:
+    """What follows verl's program."""
+    return words[words.index("verl.trainer.main_ppo") + 1 :]
+
+
 def test_stock_verl_takes_its_lines() -> None:
     stock, tree = script(of_trees=False), script(of_trees=True)
-    assert stock[:3] == ["python", "-m", "verl.trainer.main_ppo"] and tree[:3] == ["python", "-m", "tree_rl.train"]
-    assert len(tree) == len(stock) + 1
+    assert [word for word in tree if word not in stock] == ["trainer.v1.trainer_mode=tree_sync"]
     with initialize_config_module("verl.trainer.config", version_base=None):
-        assert compose("ppo_trainer", overrides=stock[3:]).actor_rollout_ref.rollout.n == 16
+        assert compose("ppo_trainer", overrides=overrides_of(stock)).actor_rollout_ref.rollout.n == 16
 
 
-def test_the_marked_lines_make_it_a_job_on_trees(tmp_path: Path) -> None:
-    check_train(on_this_machine(script(of_trees=True)[3:], tmp_path))
+def test_the_marked_line_makes_it_a_job_on_trees(tmp_path: Path) -> None:
+    check_train(on_this_machine(overrides_of(script(of_trees=True)), tmp_path))
 
 
-@pytest.mark.parametrize("table", ["Line by line", "More of it"])
+def test_keys_that_stand_for_those_of_others_exist() -> None:
+    section = PAGE.split("## From AReaL, TRL or ART")[1]
+    keys = re.findall(r"`((?:actor_rollout_ref|algorithm|critic|data|reward|trainer)(?:\.\w+)+)[=`]", section)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer")
+    missing = object()
+    assert len(keys) > 5
+    assert not [key for key in keys if OmegaConf.select(config, key, default=missing) is missing]
+
+
+@pytest.mark.parametrize("table", ["Line by line", "Checkpoints, resume, export"])
 def test_keys_of_the_tables_exist(table: str) -> None:
     section = PAGE.split(f"## {table}")[1].split("\n## ")[0]
     spans = re.findall(r"`([^`]+=[^`]+)`", section)
