@@ -1,4 +1,4 @@
-"""Writes docs/keys.md, every key of the options, from the dataclasses that read them: python docs/site/keys.py."""
+"""Writes the tables of docs/configuration.md from the dataclasses that read the keys: python docs/site/keys.py."""
 
 import ast
 import inspect
@@ -6,7 +6,6 @@ import itertools
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,24 @@ from tree_rl.verl_plugin.agent_loops.agent_loop_options import GatewayAgentOptio
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.options import TreeConfig
 
-PAGE = Path(__file__).parents[1] / "keys.md"
+PAGE = Path(__file__).parents[1] / "configuration.md"
 AGENT = "actor_rollout_ref.rollout.custom.gateway_agent"
-SECTIONS: list[tuple[str, str, type]] = [
-    ("The tree engine", "tree", TreeConfig),
-    ("Agents on the gateway", AGENT, GatewayAgentOptions),
-    ("The gateway", f"{AGENT}.gateway", GatewayOptions),
-    ("A side call", f"{AGENT}.gateway.side_calls[i]", SideCall),
-    ("The agent `react`", f"{AGENT}.agent_options.options", ReActOptions),
-    ("The agent `mini_swe`", f"{AGENT}.agent_options.options", MiniSweOptions),
-    ("The agent `command_line`", f"{AGENT}.agent_options.options", CommandLineOptions),
-    ("Harnesses", f"{AGENT}.agent_options.options", HarnessOptions),
-    ("Sandboxes", f"{AGENT}.agent_options.sandbox", SandboxOptions),
-    ("Limits of a command", f"{AGENT}.agent_options.sandbox.limits", Limits),
-    ("The embedded rollout engine", "actor_rollout_ref.rollout.engine_kwargs.hf", HFRolloutOptions),
-]
-"""Heading, where the keys stand in verl's config, and the dataclass that reads them."""
+AGENTS_OPTIONS = f"{AGENT}.agent_options.options"
+SECTIONS: dict[str, tuple[str, type]] = {
+    "tree": ("tree", TreeConfig),
+    "gateway_agent": (AGENT, GatewayAgentOptions),
+    "gateway": (f"{AGENT}.gateway", GatewayOptions),
+    "side_call": (f"{AGENT}.gateway.side_calls[i]", SideCall),
+    "react": (AGENTS_OPTIONS, ReActOptions),
+    "mini_swe": (AGENTS_OPTIONS, MiniSweOptions),
+    "command_line": (AGENTS_OPTIONS, CommandLineOptions),
+    "harness": (AGENTS_OPTIONS, HarnessOptions),
+    "sandbox": (f"{AGENT}.agent_options.sandbox", SandboxOptions),
+    "limits": (f"{AGENT}.agent_options.sandbox.limits", Limits),
+    "hf": ("actor_rollout_ref.rollout.engine_kwargs.hf", HFRolloutOptions),
+}
+"""Name in the page's marks, where the keys stand in verl's config, and the dataclass that reads them."""
+MARKED = re.compile(r"(<!-- keys: (\w+) -->\n).*?(<!-- end of keys -->)", re.DOTALL)
 FROM_VERL = {
     "agent_options": "none",
     "max_context_tokens": "verl's `prompt_length + response_length`",
@@ -46,37 +47,23 @@ FROM_VERL = {
     "template_options": "verl's `data.apply_chat_template_kwargs`",
 }
 """By key, the default that the agent loops give to a field that has none of its own."""
-HEAD = """# Every key
-
-Made from the dataclasses that read the keys, by `python docs/site/keys.py`; a test holds the two equal.
-[Configuration](configuration.md) says why you would change a key and what else tree_rl adds to a config. verl's own
-options are in [verl's options on trees](verl_options.md), those of other libraries' environments in
-[environments](environments.md#environments-of-other-libraries).
-"""
 
 
-def page() -> str:
-    """The whole page, as Markdown."""
-    return "\n".join([HEAD, *(line for section in SECTIONS for line in table(*section))]).rstrip() + "\n"
+def page(text: str) -> str:
+    """The page with the tables between its marks made anew."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{table(*SECTIONS[found[2]])}\n{found[3]}", text)
 
 
-def table(title: str, place: str, options: type) -> Iterator[str]:
-    """Heading and table of one dataclass."""
-    said = meanings(options)
-    shown = {entry.name: entry for entry in fields(options) if not entry.name.startswith("_")}
-    yield f"## {title}\n"
-    yield f"Under `{place}`. {first_line(options)}\n"
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
-    for name, entry in shown.items():
-        usual = FROM_VERL.get(name) or default(entry)
-        yield f"| `{name}` | {kind(options, name)} | {usual} | {cell(said.get(name, ''))} |"
-    yield ""
-
-
-def first_line(options: type) -> str:
-    """Of the class's docstring, as a sentence."""
-    return cell((inspect.getdoc(options) or "").splitlines()[0].partition(";")[0].rstrip(".") + ".")
+def table(place: str, options: type) -> str:
+    """What one dataclass reads, as Markdown."""
+    said, hints = meanings(options), typing.get_type_hints(options)
+    lines = [f"Under `{place}`:", "", "| key | default | meaning |", "|---|---|---|"]
+    for entry in fields(options):
+        if not entry.name.startswith("_"):
+            usual = FROM_VERL.get(entry.name) or default(entry)
+            meaning = cell(choices(hints[entry.name], said[entry.name]) + said[entry.name])
+            lines.append(f"| `{entry.name}` | {usual} | {meaning} |")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def meanings(options: type) -> dict[str, str]:
@@ -90,26 +77,12 @@ def meanings(options: type) -> dict[str, str]:
     return said
 
 
-def kind(options: type, name: str) -> str:
-    """The type of a field in words that YAML knows."""
-    hint = typing.get_type_hints(options)[name]
-    return cell(" or ".join(dict.fromkeys(words(hint))))
-
-
-def words(hint: Any) -> Iterator[str]:
-    """Names of the alternatives of a type."""
-    origin = typing.get_origin(hint)
-    if origin is typing.Literal:
-        yield from (f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in typing.get_args(hint))
-    elif origin in (tuple, list):
-        yield "list"
-    elif origin is None or isinstance(hint, type):
-        names = {str: "text", int: "integer", float: "number", bool: "true, false", type(None): "null"}
-        yield "mapping" if is_dataclass(hint) or hint not in names else names[hint]
-    elif origin in (typing.Union, type(int | str)):
-        yield from (word for part in typing.get_args(hint) for word in words(part))
-    else:
-        yield "mapping"
+def choices(hint: Any, said: str) -> str:
+    """The values of a field that takes few, where its docstring leaves one out."""
+    parts = (hint, *typing.get_args(hint))
+    literals = [value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part)]
+    names = [f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in literals]
+    return "" if all(name.strip("`") in said for name in names) else f"{', '.join(names)}. "
 
 
 def default(entry: Field[Any]) -> str:
@@ -122,7 +95,8 @@ def default(entry: Field[Any]) -> str:
                 for part in fields(made)
                 if getattr(made, part.name) != part.default
             )
-            return f"`{{{', '.join(pairs)}}}`"
+            shown = ", ".join(pairs)
+            return f"`{{{shown}}}`" if shown else "its defaults"
         return "none"
     if entry.default is MISSING:
         return "required"
@@ -140,4 +114,4 @@ def cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`docs/verl_options.md` has a row for every option of verl, and what a row claims is so."""
+"""`docs/verl_options.md` has a line for every option of verl, and what a line claims is so."""
 
 import re
 from dataclasses import dataclass, fields, is_dataclass
@@ -47,31 +47,33 @@ NESTED = {
     "router_replay": EngineRouterReplayConfig,
     "policy_loss": PolicyLossConfig,
 }
-"""Options that stand for several, which have rows of their own."""
+"""Options that stand for several, which have lines of their own."""
 OF_OTHER_SECTIONS = {"_target_", "optim", "checkpoint", "fsdp_config", "fsdp", "model"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionRow:
-    """One row of the page."""
+    """One line of the page's lists."""
 
     section: str
     options: tuple[str, ...]
     result: str
     quoted: tuple[str, ...]
-    """What its last cell quotes: tests, or a message."""
+    """What follows the options: tests, or a message."""
     alone: bool
-    """Whether the row names options without a condition."""
+    """Whether the line names options without a condition."""
 
 
 @cache
 def rows() -> tuple[OptionRow, ...]:
-    found, section = [], ""
+    found, section, result = [], "", ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             section = re.findall(r"`([^`]+)`", line)[0]
-        if line.startswith("| `"):
-            named, result, evidence = (cell.strip() for cell in line.strip("|").split(" | "))
+        if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
+            result = heading[1].lower()
+        if line.startswith("* `"):
+            named, _, evidence = line.removeprefix("* ").partition(": ")
             conditional = re.sub(r"`[^`]+`,?", "", named).strip()
             options = tuple(re.findall(r"`([^`]+)`", named))
             found.append(
@@ -102,7 +104,7 @@ def config_with(**changes: Any) -> DictConfig:
 
 
 def verls_options(section: str) -> set[str]:
-    """Every option that verl has in a section, as rows name it."""
+    """Every option that verl has in a section, as lines name it."""
     made = SECTIONS[section]
     declared = set() if made is None else {field.name for field in fields(made)}
     listed = OmegaConf.select(stock_config(), section).keys()
@@ -200,7 +202,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "critic.ulysses_sequence_parallel_size=2: verl's critic does not read it": {f"critic.{SEQUENCE_PARALLEL}": 2},
     "checkpoint.async_save=True: only Megatron saves in the background": {f"{ACTOR}.checkpoint.async_save": True},
 }
-"""Message of a refused row -> what a config sets to get it."""
+"""Message of a refused line -> what a config sets to get it."""
 
 
 def test_every_refusal_is_tried() -> None:

@@ -28,16 +28,16 @@ class GatewayOptions:
     """What becomes of a turn that an agent sends back. `reuse` continues the ids that the model generated. `branch`
     tokenizes its text anew, as a stock server does: the session branches where the ids differ."""
     reasoning: Reasoning = "field"
-    """Where an agent finds reasoning: in a field or block of its own, or inside the text."""
+    """`field`: agents find reasoning in a field or block of its own. `inline`: inside the text."""
     sampling_from: SamplingFrom = "trainer"
-    """Whose temperature, top_p and so on apply. An agent's leave the distribution that is trained."""
+    """Whose temperature, top_p and so on apply. An `agent`'s leave the distribution that `trainer` trains."""
     json_output: JsonOutput = "refuse"
     """What becomes of a request for JSON (`response_format`, `output_config.format`). `refuse` answers with status 400.
     `instruct` writes the schema into the system text, and the model may still write something else. `enforce` lets the
     model server draw nothing but JSON of the schema; log-probs are then those of the constrained draw."""
     side_calls: tuple[SideCall, ...] = KNOWN_SIDE_CALLS
-    """Calls beside the task, and what they weigh. As an option: a list of objects, each with the fields of `SideCall`.
-    They come before the known ones; one with the name of a known one and no pattern of its own changes its weight."""
+    """Calls beside the task, and their weight in training. Yours come before the known ones; one with the name of a
+    known one and no pattern changes its weight."""
     host: str = "127.0.0.1"
     """Address to listen on. Only this machine reaches the default. The port is a free one."""
     max_calls: int = 1000

@@ -1,0 +1,39 @@
+"""docs/configuration.md lists every key of the options' dataclasses as the code has it."""
+
+import importlib.util
+import re
+from dataclasses import fields
+from types import ModuleType
+
+import pytest
+from shell_blocks import ROOT
+
+PAGE = ROOT / "docs" / "configuration.md"
+
+
+@pytest.fixture(scope="module")
+def keys() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_keys", ROOT / "docs" / "site" / "keys.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_what_the_dataclasses_say(keys: ModuleType) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == keys.page(text), "run: python docs/site/keys.py"
+
+
+def test_every_dataclass_has_its_table(keys: ModuleType) -> None:
+    marked = keys.MARKED.findall(PAGE.read_text(encoding="utf-8"))
+    assert sorted(name for _, name, _ in marked) == sorted(keys.SECTIONS)
+
+
+def test_no_key_is_missing_or_unexplained(keys: ModuleType) -> None:
+    for place, options in keys.SECTIONS.values():
+        table = keys.table(place, options)
+        rows = re.findall(r"(?m)^\| `(\w+)` \| (.+) \| (.+) \|$", table)
+        assert f"`{place}`" in table
+        assert [row[0] for row in rows] == [entry.name for entry in fields(options) if entry.name[0] != "_"]
+        assert all(len(row[2]) > 10 for row in rows), rows
