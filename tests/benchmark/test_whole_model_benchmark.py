@@ -172,6 +172,7 @@ def test_losses_of_trees_and_rows_follow_each_other(build: partial[random_engine
     assert len(set(losses[:, 0])) == 3 and abs(losses[0, 0] - np.log(TINY.shape.vocab)) < 0.1
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_a_model_with_experts(tmp_path: Path) -> None:
     out = tmp_path / "whole_model.csv"
     sizes = ["--num-rows", "4", "--row-tokens", "64", "--flat-tokens", "256", "--max-tokens", "512", "--repeats", "1"]

@@ -12,8 +12,12 @@ from tree_rl.tree.forest import Forest
 ALL = {**FAMILIES, "glm4_moe": BIASED}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    sorted(
+        {(family, list(SHAPES)[at % len(SHAPES)]) for at, family in enumerate(ALL)} | {("qwen3_moe", s) for s in SHAPES}
+    ),
+)
 def test_forest_equals_rows_alone(family: str, shape: str) -> None:
     model, rows = build(ALL[family]), SHAPES[shape]
     expected = gradients(model, weighted(branch_log_probs(model, rows)))

@@ -112,6 +112,7 @@ def test_scattered_layers_on_gpus_are_those_of_one(tmp_path: Path) -> None:
     spawn(gpu_rank_main, 4 if torch.cuda.device_count() >= 4 else 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_scattered_layers_and_models_are_those_of_one_rank(tmp_path: Path) -> None:
     expected = {(size, case.name): on_one_rank(case) for size, cases in WHOLE.items() for case in cases}
     torch.save(expected, tmp_path / "expected.pt")

@@ -27,8 +27,10 @@ def _collector_waits() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_collector_waits")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [*((kind, "partitions") for kind in KINDS), *(("dense", way) for way in WAYS if way != "partitions")],
+)
 def test_the_collector_finds_no_tensor(kind: str, way: str) -> None:
     max_tokens, saving = WAYS[way]
     model = build(kind)

@@ -20,7 +20,7 @@ from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.path_weights import path_weight_columns
 
-ROW_LOSSES = ("gspo", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo", "sapo")
+ROW_LOSSES = ("gspo", "dro", "sapo")
 CASES = [
     *(("verl", "vanilla", mode) for mode in AGG_MODES),
     *(("verl", loss, "seq-mean-token-mean") for loss in ROW_LOSSES),

@@ -1,4 +1,4 @@
-"""`tree-rl bench`: updates of trees against rows, timed. Imports torch, and verl for `--against verl`."""
+"""`tree-rl bench`: times updates of trees against updates of rows. Imports torch, and verl for `--against verl`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BenchOption:
-    """Options of `bench`, which no other command has."""
+    """Options that only `bench` has."""
 
     Model = Annotated[
         str, typer.Option(help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b.")
@@ -99,7 +99,7 @@ def bench_update(
     """
     require_extra("train", "bench")
     require_extra("report", "bench")
-    # torch and transformers: some seconds that inspect and plan do not pay.
+    # torch and transformers take seconds to import; inspect and plan do not need them.
     from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
     from tree_rl.benchmark.bench_options import BenchOptions, ModelChoice, Workload
@@ -141,7 +141,7 @@ def bench_update(
 
 
 def _run_against_verl(options: "BenchOptions") -> None:
-    """Import what needs verl, if it is there."""
+    """Run the comparison that imports verl."""
     require_extra("verl", "--against verl")
     from tree_rl.benchmark.against_verl.verl_updates import run_against_verl
 
