@@ -1,4 +1,4 @@
-"""What becomes of each field of a request. `docs/request_fields.md` shows these tables; tests hold them against the SDKs."""
+"""What becomes of each field of a request. docs/request_fields.md shows these tables; tests hold them to the SDKs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
