@@ -27,8 +27,9 @@ from tree_rl.tree import Forest
 from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
 
 PAGE = ROOT / "docs" / "extend.md"
-TASK = {"words": {"tree": "a plant", "row": "a line"}, "wanted": "row"}
-MESSAGES = [{"role": "user", "content": "Name a word."}]
+PAGE_OF_ENVIRONMENTS = ROOT / "docs" / "environments.md"
+TASK = {"number": 37}
+MESSAGES = [{"role": "user", "content": "Guess a number between 1 and 100."}]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder with the page's files, importable."""
     folder = tmp_path_factory.mktemp("extend")
     named = re.findall(r"`(\w+)\.py`[^`]*:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(named) == 4 == PAGE.read_text(encoding="utf-8").count("```python")
+    environments = re.findall(r"```python\n(.*?)```", PAGE_OF_ENVIRONMENTS.read_text(encoding="utf-8"), re.DOTALL)
+    named += [("guess", text) for text in environments if "class GuessEnvironment" in text]
     for name, text in named:
         (folder / f"{name}.py").write_text(text)
-    assert len(named) == 6 == PAGE.read_text(encoding="utf-8").count("```python")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         yield folder
@@ -77,7 +80,7 @@ def play(tokenizer: PreTrainedTokenizerBase, words: list[str], **options: Any) -
         limits = GatewayOptions(max_context_tokens=2048, max_turn_tokens=32)
         async with Gateway(tokenizer=tokenizer, backend=Script(tokenizer, words), options=limits) as gateway:
             opened = gateway.open_session()
-            agent = AgentInEnvironment(environment="glossary.Glossary", timeout_seconds=60, **options)
+            agent = AgentInEnvironment(environment="guess.GuessEnvironment", timeout_seconds=60, **options)
             result = await agent.run(gateway.endpoint(opened), messages=MESSAGES, task=TASK)
             record = await gateway.close_session(opened)
         return result, rows_of_calls(record.calls)
@@ -85,21 +88,23 @@ def play(tokenizer: PreTrainedTokenizerBase, words: list[str], **options: Any) -
     return asyncio.run(session())
 
 
-def test_agent_and_environment_play_by_their_config_keys(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    result, rows = play(tokenizer, ["leaf", "row"], agent="asker.Asker")
-    assert (result.reward, result.status) == (1.0, "completed")
-    assert len(rows) == 1 and "no such word" in tokenizer.decode(rows[0].token_ids)
+def test_an_agent_with_options_plays_an_environment_by_their_config_keys(
+    files: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    result, rows = play(tokenizer, ["50", "37"], agent="forks.Forks", options={"width": 1})
+    assert (result.reward, result.status) == (1 / 2, "completed")
+    assert len(rows) == 1 and "too high" in tokenizer.decode(rows[0].token_ids)
 
 
-def test_a_session_that_never_finds_the_word_earns_nothing(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    result, _ = play(tokenizer, ["leaf", "bark", "root"], agent="asker.Asker")
+def test_a_session_that_never_finds_the_number_earns_nothing(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    result, _ = play(tokenizer, ["50", "sixty"], agent="forks.Forks", options={"width": 1})
     assert (result.reward, result.status) == (0.0, "limit")
 
 
 def test_forks_leave_a_row_per_draw_that_share_the_way_to_it(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    words = ["tree", "leaf", "bark", "row", "root", "twig"]
-    result, rows = play(tokenizer, list(words), agent="forks.Forks", options={"width": 3, "turns": 2})
-    assert result.reward == 1.0
+    guesses = ["50", "25", "30", "37", "40", "45"]
+    result, rows = play(tokenizer, guesses, agent="forks.Forks", options={"width": 3, "turns": 2})
+    assert result.reward == 1 / 6
     # Of three draws at the first turn one goes on, and forks into three at the second: five leaves.
     assert len(rows) == 5
     forest = Forest.from_rows([row.token_ids for row in rows])

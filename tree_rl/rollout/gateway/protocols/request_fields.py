@@ -1,4 +1,4 @@
-"""What becomes of each field of a request. `docs/gateway.md` shows these tables; tests hold them against the SDKs."""
+"""What becomes of each field of a request. docs/request_fields.md shows these tables; tests hold them to the SDKs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ def _refused(note: str, *neutral: Any) -> FieldTreatment:
 
 
 _SAMPLED = _honoured("with `sampling_from: agent`; otherwise the trainer's apply")
-_TEMPLATE = _no_effect("the trainer's `template_options` decide how the model thinks")
-_ACCOUNTING = _no_effect("it names the user or the bill")
+_TEMPLATE = _no_effect("the trainer's `template_options` decide")
+_ACCOUNTING = _no_effect("accounting")
 _CACHE = _no_effect("the model server caches every prefix")
-_STORE = _no_effect("the gateway records every call, and shows it to nobody")
-_ONE_MODEL = _no_effect("one model answers, at one speed and one place")
+_STORE = _no_effect("every call is recorded")
+_ONE_MODEL = _no_effect("there is one model, at one speed and place")
 _TOOLS = _honoured("offered to the model; `strict` has no effect")
 _JSON = _honoured("as `json_output` says: refused, asked for, or enforced")
 _CONSTRAINT = _refused("the gateway constrains tokens by response_format alone; leave it out")
@@ -60,17 +60,17 @@ _CONSTRAINT_NAMES = (
 _NO_ENGINE = _refused("not supported by this gateway; leave it out")
 
 CHAT_FIELDS: Mapping[str, FieldTreatment] = {
-    "messages": _honoured("images, sound, videos and files become a line that says so"),
+    "messages": _honoured("images, sound, videos and files become a line of text"),
     "model": _honoured("comes back in the answer; every name is the same model"),
     "max_completion_tokens": _honoured("the gateway's own limits hold, too"),
     "max_tokens": _honoured("the older name"),
-    "n": _honoured("up to 128 answers, siblings behind one prompt"),
+    "n": _honoured("up to 128 answers, siblings in the tree"),
     "stop": _honoured("up to 64 texts"),
     "stream": _honoured("a stream begins when its answer is complete"),
     "stream_options": _honoured("`include_usage`"),
     "tools": _TOOLS,
     "tool_choice": _honoured("see [forced calls](#forced-calls); `none` offers no tools"),
-    "parallel_tool_calls": _honoured("false ends the turn behind its first call"),
+    "parallel_tool_calls": _honoured("false ends the turn after its first call"),
     "response_format": _JSON,
     "logprobs": _honoured("of the generated tokens"),
     "top_logprobs": _refused("expected 0: the model server reports drawn tokens alone"),
@@ -82,7 +82,7 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
     "frequency_penalty": _SAMPLED,
     "repetition_penalty": _SAMPLED,
     "seed": _SAMPLED,
-    "continue_final_message": _honoured("the last message, an assistant's, is continued"),
+    "continue_final_message": _honoured("continues a last assistant message"),
     "reasoning_effort": _TEMPLATE,
     "verbosity": _TEMPLATE,
     "chat_template_kwargs": _TEMPLATE,
@@ -111,7 +111,7 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
 
 MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
     "messages": _honoured(
-        "a last assistant message is continued; images and documents without text become a line that says so"
+        "a last assistant message is continued; images and documents without text become a line of text"
     ),
     "model": _honoured("comes back in the answer; every name is the same model"),
     "max_tokens": _honoured("required; the gateway's own limits hold, too"),
@@ -120,7 +120,7 @@ MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
     "stream": _honoured("a stream begins when its answer is complete"),
     "tools": _TOOLS,
     "tool_choice": _honoured(
-        "see [forced calls](#forced-calls); `disable_parallel_tool_use` ends the turn behind its first call"
+        "see [forced calls](#forced-calls); `disable_parallel_tool_use` ends the turn after its first call"
     ),
     "output_config": _honoured("`format` as `json_output` says; `effort` has no effect"),
     "output_format": _honoured("the older name of `output_config.format`"),
