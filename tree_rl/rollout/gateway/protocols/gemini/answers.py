@@ -1,4 +1,4 @@
-"""Answers of Gemini's API, whole and streamed."""
+"""Answers of Gemini's API, complete and streamed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.gemini.requests import METHODS, GeminiReq
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
 PING = b"\n\n"
-"""Empty in an event stream and between elements of a JSON list. Google's clients know no comments."""
+"""White space, valid in an event stream and in a JSON list. Google's clients do not accept comments."""
 ERROR_STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -32,7 +32,7 @@ def answer(request: GeminiRequest, completion: Completion) -> dict[str, Any]:
 
 
 def stream(request: GeminiRequest, completion: Completion) -> Iterator[bytes]:
-    """The chunks of a streamed answer, as events or as a list."""
+    """The chunks of a streamed answer, as events or as a JSON list."""
     for number, chunk in enumerate(_chunks(request, completion)):
         yield _written(request, chunk, is_first=number == 0)
     yield b"" if request.as_events else b"]"
@@ -50,7 +50,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
 
 
 def error_event(request: GeminiRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has begun."""
+    """An error after a stream has started."""
     written = _written(request, error_body(error), is_first=True)
     return written if request.as_events else written + b"]"
 
@@ -67,7 +67,7 @@ def model(name: str) -> dict[str, Any]:
 
 
 def _chunks(request: GeminiRequest, completion: Completion) -> Iterator[dict[str, Any]]:
-    """Thoughts, text and calls of each candidate. Its last chunk says why it ended; the very last has the usage."""
+    """Thoughts, text and calls of each candidate; its last chunk has the finish reason, the very last the usage."""
     last = len(completion.choices) - 1
     for index, choice in enumerate(completion.choices):
         parts = _parts(request, choice)
@@ -106,7 +106,7 @@ def _parts(request: GeminiRequest, choice: Choice) -> list[Part]:
         parts.append({"text": message.content})
     parts += [{"functionCall": {"id": one.id, "args": one.arguments, "name": one.name}} for one in message.tool_calls]
     if message.reasoning:
-        # The first part behind the thoughts carries them for clients that drop thoughts.
+        # The first part after the thoughts carries them for clients that drop thoughts.
         parts[0]["thoughtSignature"] = seal(message.reasoning)
         if request.with_thoughts:
             parts.insert(0, {"text": message.reasoning, "thought": True})
