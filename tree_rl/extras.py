@@ -1,4 +1,4 @@
-"""The extras of the package: which modules each installs, and the error that names a missing one."""
+"""The extras of the package: the modules that each installs, and the error for a missing one."""
 
 from importlib.util import find_spec
 
@@ -14,7 +14,7 @@ INSTALLED_BY = {
     "openenv": "tree_rl[environments]",
     "verifiers": "verifiers>=0.4,<0.5",
 }
-"""Modules that the base installation lacks -> the requirement that installs them."""
+"""Requirement that installs each module which the base installation lacks."""
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -31,7 +31,7 @@ def install_command(module: str) -> str:
 
 
 def require_extra(extra: str, needed_by: str) -> None:
-    """Raise a `MissingExtraError` if a module of an extra is not installed; does not import any of them."""
+    """Raise a `MissingExtraError` if a module of an extra is not installed, without importing any."""
     for module, package in INSTALLED_BY.items():
         if package == f"tree_rl[{extra}]" and find_spec(module) is None:
             raise MissingExtraError(needed_by, module)

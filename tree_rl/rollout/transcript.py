@@ -71,7 +71,6 @@ class Row:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and response."""
         return self.prompt_ids + self.response_ids
 
 

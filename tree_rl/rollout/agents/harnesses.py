@@ -20,13 +20,10 @@ class Harness:
     """How to install and start an agent."""
 
     program: str
-    """Name of the program."""
     install: str
-    """Command that installs the program."""
     command: str
     """Shell command with the placeholders of `CommandLineOptions.command`, `{program}` and `{arguments}`."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that the program needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

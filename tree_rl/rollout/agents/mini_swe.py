@@ -161,7 +161,6 @@ class _Shell:
         }
 
     def close(self) -> None:
-        """Cancel the running command, and refuse further ones."""
         self._is_closed = True
         if self._running is not None:
             self._running.cancel()

@@ -171,7 +171,6 @@ class ReActAgent:
         talk.messages += [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
 
     def _history(self, message: Any, calls: Sequence[Any]) -> dict[str, Any]:
-        """An assistant turn in the form of the history."""
         sent: dict[str, Any] = message.model_dump(exclude_none=True)
         if calls:
             sent["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]

@@ -26,7 +26,6 @@ class Case:
     """
 
     name: str
-    """Name of the test."""
     program: str
     """Body of a function that returns a plain value; the repository can be imported."""
     expected: str
@@ -67,7 +66,6 @@ def passed_cases(cases: Sequence[Case], key: Mapping[str, str], output: str) -> 
     raises for the child's output.
 
     Args:
-        cases: the argument of `programs_for_child`.
         key: names by id, from `programs_for_child`.
         output: the child's output, with answers in lines `ID JSON`.
     """

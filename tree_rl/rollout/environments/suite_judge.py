@@ -39,12 +39,7 @@ IMPORTABLE = (".py", ".so", ".pyd")
 
 
 async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
-    """Run a task's tests with canaries among them.
-
-    Args:
-        sandbox: sandbox with the repository and the task's tests.
-        run: executes a command in the repository.
-    """
+    """Run a task's tests with canaries among them."""
     planted = plant(
         await _test_sources(task, run),
         targets=task.test_targets,
@@ -140,7 +135,6 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
 
 
 def _own_tests(task: SweTask) -> set[str]:
-    """Paths of the files that the task adds or names as tests."""
     named = {
         path for path in (test_path(task.log_format, target.partition("::")[0]) for target in task.test_targets) if path
     }

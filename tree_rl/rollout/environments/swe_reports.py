@@ -30,7 +30,6 @@ class TestReport:
     pass_to_pass: tuple[int, int]
     """Number of unchanged verdicts among tests that must keep theirs, and number of these tests."""
     output: str
-    """End of the run's output."""
 
     @property
     def is_solved(self) -> bool:

@@ -56,23 +56,19 @@ class HttpApplication:
         self._model = model
 
     def add(self, session: Session) -> None:
-        """Serve a session."""
         self._by_id[session.id] = session
         self._by_token[token_digest(session.token)] = session
         self._responses[session.id] = openai_responses.StoredResponses()
 
     def remove(self, session: Session) -> None:
-        """Stop serving it. Idempotent."""
         self._by_id.pop(session.id, None)
         self._by_token.pop(token_digest(session.token), None)
         self._responses.pop(session.id, None)
 
     def sessions(self) -> list[Session]:
-        """The sessions that are served."""
         return list(self._by_id.values())
 
     def app(self) -> Starlette:
-        """The ASGI application."""
         ends: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", openai_chat.PATH, partial(self._answer, openai_chat, openai_chat.read_request)),
             (

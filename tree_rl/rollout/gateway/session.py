@@ -216,8 +216,6 @@ class Session:
         )
 
     async def _up_to_one_call(self, prompt: Prompt, answer: Answer) -> Answer:
-        """Cut an answer with several tool calls after the first."""
-
         def cut() -> Answer:
             _, fault_of_all = self._recorder.read(prompt, answer.text, 0)
 

@@ -78,14 +78,12 @@ class Changes:
     packed: bytes
     """tar.gz of regular files, and links that stay inside."""
     gone: tuple[str, ...]
-    """Names of deleted files."""
 
 
 def checked_changes(packed: bytes, gone: bytes, *, leave_out: Callable[[str], bool]) -> Changes:
     """Keep the changes that may go into another container.
 
     Args:
-        packed: tar.gz.
         gone: names of deleted files, each ended by NUL.
         leave_out: returns True for a relative path to skip.
 

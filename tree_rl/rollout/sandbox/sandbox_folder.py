@@ -47,9 +47,7 @@ class CommandResult:
     timed_out: bool
     """True if the wall-clock limit ended it."""
     truncated: bool
-    """True if output was dropped."""
     seconds: float
-    """Wall-clock time."""
 
 
 class SandboxFolder:

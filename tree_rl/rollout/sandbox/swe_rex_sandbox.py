@@ -56,7 +56,6 @@ STILL_RUNNING = "still running"
 JUDGE = "judge"
 """Key in the arguments of `remote` with the server where sessions are judged."""
 CHUNK_BYTES = 4 << 20
-"""Bytes of an agent's changes read per command."""
 SCRIPT = """\
 cd "$1" || exit 126
 output=$(mktemp) || exit 126

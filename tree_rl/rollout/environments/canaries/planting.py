@@ -72,7 +72,6 @@ def plant(
 
     Args:
         sources: texts, by path, of the files that `targets` name completely.
-        targets: targets of the test command.
         counting: reported names of the tests that count; only next to one of them is a canary certain to run.
         is_pytest: True if pytest runs the tests, False for unittest.
     """
@@ -116,11 +115,9 @@ class Names:
         return name
 
     def word(self) -> str:
-        """A random word for a value."""
         return self._rng.choice(WORDS)
 
     def new(self, prefix: str) -> str:
-        """A name of several words."""
         while True:
             words = self._rng.sample(self._words, self._rng.randint(2, 5))
             is_camel = prefix and not prefix.endswith("_")

@@ -34,7 +34,6 @@ class SideCall:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Pattern for the value of each header, by its name."""
     system: str = ""
-    """Pattern for a system text."""
     user: str = ""
     """Pattern for the last message, if it is a user's."""
 

@@ -82,7 +82,6 @@ class Dialect(Protocol):
 
         Args:
             sent: id that the client sends; most templates write no ids, so it stays as it is.
-            name: name of the tool.
             index: index of the call in the conversation.
         """
         return sent

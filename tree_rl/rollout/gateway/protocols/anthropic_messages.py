@@ -42,14 +42,12 @@ def read_count_request(body: Any) -> ChatRequest:
 
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     (choice,) = completion.choices
     content = list(_blocks(choice.message))
     return _message(request, completion, content=content, choice=choice)
 
 
 def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
-    """The events of a streamed answer."""
     (choice,) = completion.choices
     started = _message(request, completion, content=[], choice=None)
     yield _event("message_start", {"message": started})
@@ -65,12 +63,10 @@ def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    """The body of an answer to `count_tokens`."""
     return MessageTokensCount(input_tokens=num_tokens).model_dump(mode="json")
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
-    """The body of an error."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": kind, "message": str(error)}
     if isinstance(error, RequestError) and error.field == "thread":
@@ -80,17 +76,14 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has started."""
     return _event("error", error_body(error))
 
 
 def models(name: str) -> dict[str, Any]:
-    """The body of `GET /v1/models`."""
     return {"data": [model(name)], "has_more": False, "first_id": name, "last_id": name}
 
 
 def model(name: str) -> dict[str, Any]:
-    """One entry of the list of models."""
     made = ModelInfo.model_construct(id=name, display_name=name, created_at="1970-01-01T00:00:00Z", type="model")
     return made.model_dump(mode="json", exclude_unset=True, warnings=False)
 
@@ -128,7 +121,6 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
 
 
 def _tools(fields: Fields, choice: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The offered tools, and those of which one must be called."""
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     kind = choice.text("type")
     if kind not in ("auto", "none", "any", "tool"):

@@ -15,7 +15,6 @@ class JsonDemand:
     """The text of the answer must be JSON."""
 
     schema: Mapping[str, Any]
-    """JSON schema of the answer."""
     field: str
     """Path of the request's field, for errors."""
 
@@ -44,7 +43,6 @@ def tools_to_call(tools: Sequence[Mapping[str, Any]], *, named: str | None, fiel
     """The tools of which an answer must call one.
 
     Args:
-        tools: tools that the request offers, in OpenAI's function format.
         named: the tool that the client names; None for any.
         field: path of the request's field, for errors.
 

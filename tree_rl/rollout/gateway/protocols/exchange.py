@@ -22,7 +22,6 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Function schemas in OpenAI's format."""
     count: int = 1
-    """Number of answers (`n`)."""
     max_tokens: int | None = None
     """Limit of generated tokens for one answer; None means the gateway's."""
     stop: tuple[str, ...] = ()
@@ -53,7 +52,6 @@ class ChatRequest:
 
     @property
     def stream_type(self) -> str:
-        """Media type of a streamed answer."""
         return "text/event-stream; charset=utf-8"
 
 
@@ -69,7 +67,6 @@ class Choice:
     stop_sequence: str | None
     """The text that ended the answer, if `stop_cause` is `stop_sequence`."""
     num_tokens: int
-    """Generated tokens."""
     tokens: tuple[tuple[str, float], ...] | None
     """Text and log-prob of each token; None unless the client asked for log-probs."""
     reasoning_tokens: int | None = None
@@ -88,7 +85,6 @@ class Completion:
 
     @property
     def completion_tokens(self) -> int:
-        """Generated tokens of all answers."""
         return sum(choice.num_tokens for choice in self.choices)
 
 

@@ -59,7 +59,6 @@ def read_request(body: Any) -> ChatRequest:
 
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     head = _head(request, completion, "chat.completion")
     # Written by hand in the order of the SDK's type; a test compares the two.
     return {
@@ -81,7 +80,6 @@ def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
 
 
 def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
-    """The events of a streamed answer."""
     for index, choice in enumerate(completion.choices):
         for delta, log_probs in _deltas(choice):
             yield _chunk(request, completion, [{"index": index, "delta": delta, "logprobs": log_probs}])
@@ -93,24 +91,20 @@ def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
-    """The body of an error."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     field, code = (error.field, error.code) if isinstance(error, RequestError) else (None, "model_server")
     return {"error": {"message": str(error), "type": kind, "param": field, "code": code}}
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has started."""
     return _event(error_body(error))
 
 
 def models(name: str) -> dict[str, Any]:
-    """The body of `GET /v1/models`."""
     return {"object": "list", "data": [model(name)]}
 
 
 def model(name: str) -> dict[str, Any]:
-    """One entry of the list of models."""
     return Model(id=name, created=0, object="model", owned_by="tree_rl").model_dump(mode="json")
 
 
@@ -166,7 +160,6 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
 
 
 def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The offered tools, and those of which one must be called."""
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     choice = fields.raw("tool_choice")
     if choice is None or choice == "auto":

@@ -39,9 +39,6 @@ def checked_dialect(dialect: Dialect, render: Render, *, specials: Sequence[str]
     """Return a dialect that reads the template's calls unchanged, and otherwise one that also counts unread calls.
 
     Templates without tools are not checked.
-
-    Args:
-        specials: the control tokens.
     """
     opened = _rendered(render, [ASKED], tools=[TOOL], is_prompt=True)
     turn, is_open = _written_call(dialect, render, opened)

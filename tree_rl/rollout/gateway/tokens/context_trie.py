@@ -25,7 +25,6 @@ class GeneratedTurn:
     """The generated turn of a node."""
 
     call: int
-    """Index of the recorded call."""
     raw_text: str
     """Text that the model wrote and the agent saw."""
     response_ids: tuple[int, ...]

@@ -27,9 +27,7 @@ class OwnTurn:
     history: tuple[ChatMessage, ...]
     """Messages of its prompt, with their reasoning."""
     agent: str
-    """Name of the agent that made the call."""
     call: int
-    """Index of the recorded call."""
     before: tuple[int, ...]
     """Calls that generated the turns in its history, in order."""
     key: bytes
@@ -144,7 +142,6 @@ class OwnTurns:
         )
 
     def add(self, behind: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
-        """Add a turn that was generated after these messages."""
         key = key_alone(message)
         turn = OwnTurn(
             message=message,
@@ -163,7 +160,6 @@ class OwnTurns:
         self._of_call[call] = self._behind[behind.key] = turn
 
     def of_call(self, call: int) -> OwnTurn:
-        """The turn that a recorded call generated."""
         return self._of_call[call]
 
     def _with_keys(self, messages: Sequence[ChatMessage], agent: str) -> _Sent:

@@ -114,7 +114,6 @@ class Renderer:
         return self._templates[source]
 
     def pieces(self, text: str) -> list[str]:
-        """Cut a text before every special token."""
         return [piece for piece in self._cut.split(text) if piece]
 
     def encode(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:

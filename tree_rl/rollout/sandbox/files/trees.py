@@ -24,7 +24,6 @@ ENTRY_BYTES = 4096
 MAX_DEPTH = 128
 """Deepest nesting of folders. A deeper tree counts as too large."""
 COPY_BYTES = 1 << 20
-"""Bytes copied at a time."""
 
 
 class TooLarge(ValueError):  # noqa: N818

@@ -16,7 +16,8 @@ from tree_rl.rollout.sandbox.processes.usage import usage_of
 Looked = TypeVar("Looked")
 Found = TypeVar("Found")
 LOOKS_AT_ENDLESS = 20
-"""Number of checks that a tree deeper than `MAX_DEPTH` survives: its size is infinite, so we cannot see it grow."""
+"""Number of checks that a command survives if the tree was already deeper than `MAX_DEPTH` when it started: such a tree
+counts as infinite, so we cannot see it grow."""
 LONGEST_SECONDS = 1.0
 """Longest time between two checks."""
 
@@ -28,11 +29,9 @@ class Pace:
         self._next = 0.0
 
     def is_due(self) -> bool:
-        """True if it is time for the next check."""
         return time.monotonic() >= self._next
 
     def timed(self, look: Callable[[Looked], Found], at: Looked) -> Found:
-        """Call `look` and measure how long it takes."""
         started = time.monotonic()
         try:
             return look(at)
@@ -67,7 +66,6 @@ class SessionBounds:
 
     @property
     def group(self) -> Path | None:
-        """The control group that commands join."""
         return None if self._group is None else self._group.path
 
     def begin(self, top: int, running: Sequence[Limits]) -> None:
@@ -135,11 +133,9 @@ class SessionBounds:
         return "memory limit exceeded" if self._kills > before else None
 
     def kill_all(self) -> None:
-        """Kill all processes in the control group."""
         if self._group is not None:
             self._group.kill()
 
     def close(self) -> None:
-        """Remove the control group. Idempotent."""
         if self._group is not None:
             self._group.close()

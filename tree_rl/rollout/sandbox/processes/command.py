@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 DRAIN_BYTES = 64 << 20
 """Total output after which we kill a command. Up to here we drop what exceeds the kept part."""
 READ_BYTES = 1 << 20
-"""Bytes read at a time."""
 LOOK_SECONDS = 0.1
 """Time between two checks of the session's limits."""
 LONGEST_ARGUMENT_BYTES = 120_000

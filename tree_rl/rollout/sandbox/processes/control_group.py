@@ -58,7 +58,6 @@ class ControlGroup:
             return 0
 
     def kill(self) -> bool:
-        """Kill all processes of the group. Returns True if none is left."""
         return kill_group(self.path)
 
     def close(self) -> None:

@@ -36,7 +36,6 @@ class CommandUser:
             raise
 
     def close(self) -> None:
-        """Release the id. Idempotent."""
         self._held.close()
 
 

@@ -26,7 +26,6 @@ Part = dict[str, Any]
 
 
 def answer(request: GeminiRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     candidates = [_candidate(index, _parts(request, choice), choice) for index, choice in enumerate(completion.choices)]
     return _body(request, completion, candidates, usage=_usage(completion))
 
@@ -39,29 +38,24 @@ def stream(request: GeminiRequest, completion: Completion) -> Iterator[bytes]:
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    """The body of an answer to `countTokens`."""
     return {"totalTokens": num_tokens}
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
-    """The body of an error."""
     status = ERROR_STATUS.get(error.status, "FAILED_PRECONDITION" if error.status < 500 else "INTERNAL")
     return {"error": {"code": error.status, "message": str(error), "status": status}}
 
 
 def error_event(request: GeminiRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has started."""
     written = _written(request, error_body(error), is_first=True)
     return written if request.as_events else written + b"]"
 
 
 def models(name: str) -> dict[str, Any]:
-    """The body of `GET /v1beta/models`."""
     return {"models": [model(name)]}
 
 
 def model(name: str) -> dict[str, Any]:
-    """One entry of the list of models."""
     methods = [*METHODS, "countTokens"]
     return {"name": f"models/{name}", "version": "1", "displayName": name, "supportedGenerationMethods": methods}
 

@@ -36,7 +36,6 @@ def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatM
 
 
 def text_of_parts(parts: Iterable[Fields], left_out: list[str]) -> str:
-    """The joined texts of parts."""
     return "\n".join(_text(part, left_out) for part in parts)
 
 

@@ -107,12 +107,10 @@ def read_count_request(body: Any, *, model: str) -> ChatRequest:
 
 
 def key_of(request: Request) -> str | None:
-    """The key that a client of Gemini sends."""
     return request.headers.get(KEY_HEADER) or request.query_params.get("key")
 
 
 def speaks_gemini(request: Request) -> bool:
-    """True if a request uses Gemini's API."""
     path = request.scope["path"]
     return (
         KEY_HEADER in request.headers
@@ -122,7 +120,6 @@ def speaks_gemini(request: Request) -> bool:
 
 
 def camel(name: Any) -> Any:
-    """A key in camel case."""
     return re.sub("_([a-z])", lambda found: found[1].upper(), name) if isinstance(name, str) else name
 
 
@@ -143,7 +140,6 @@ def _content(fields: ProtoFields) -> dict[str, Any]:
 
 
 def _tools(fields: ProtoFields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The offered tools, and those of which one must be called."""
     tools: list[Mapping[str, Any]] = []
     for tool in fields.objects("tools"):
         foreign = [name for name in tool.names() if name != "functionDeclarations" and tool.raw(name) is not None]

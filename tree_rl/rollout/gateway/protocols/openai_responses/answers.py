@@ -16,7 +16,6 @@ from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
 
 def answer(request: ResponsesRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     (choice,) = completion.choices
     is_cut = choice.stop_cause == "length"
     return response(
@@ -30,7 +29,6 @@ def answer(request: ResponsesRequest, completion: Completion) -> dict[str, Any]:
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    """The body of an answer to `input_tokens`."""
     return {"input_tokens": num_tokens, "object": "response.input_tokens"}
 
 

@@ -16,13 +16,11 @@ Event = tuple[str, dict[str, Any]]
 
 
 def stream(request: ResponsesRequest, completion: Completion) -> Iterator[bytes]:
-    """The events of a streamed answer."""
     for number, (kind, body) in enumerate(_events(request, completion)):
         yield _written(f"response.{kind}", {**body, "sequence_number": number})
 
 
 def error_event(request: ResponsesRequest, error: RequestError | BackendError) -> bytes:
-    """The events of an error after a stream has started."""
     body = openai_chat.error_body(error)
     fields = {key: body["error"][key] for key in ("code", "message", "param")}
     failure = {"code": error_code(error), "message": str(error)}
@@ -56,7 +54,6 @@ def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(item: Mapping[str, Any]) -> Iterator[Event]:
-    """The events that fill an item."""
     match item["type"]:
         case "reasoning":
             for index, part in enumerate(item["summary"]):

@@ -67,7 +67,6 @@ class ResponsesRequest(ChatRequest):
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
     input_items: tuple[Mapping[str, Any], ...] = ()
-    """Input items as sent."""
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
@@ -146,7 +145,6 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
 
 
 def _refuse(fields: Fields) -> None:
-    """Refuse what the gateway does not support."""
     for key in REFUSED:
         if fields.raw(key):
             raise RequestError("not supported by this gateway; leave it out", field=key)

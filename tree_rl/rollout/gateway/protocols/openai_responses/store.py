@@ -19,7 +19,6 @@ MAX_STORED_BYTES = 32 << 20
 class _Stored:
     request: ResponsesRequest
     task: asyncio.Task[Completion] | None = None
-    """Task of a background response."""
     completion: Completion | None = None
 
 

@@ -106,7 +106,6 @@ def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple
 
 
 def seen_name(name: str, namespace: str | None) -> str:
-    """The name that the model sees."""
     return f"{namespace}{NAMESPACE_MARK}{name}" if namespace else name
 
 
