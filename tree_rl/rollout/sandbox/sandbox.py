@@ -87,7 +87,7 @@ class Sandbox(Protocol):
         """
 
     def fresh(self) -> "Sandbox":
-        """An unstarted sandbox with the same options: another directory and another user, or another container.
+        """An unstarted sandbox with the same options: another folder and another user, or another container.
 
         Raises `SandboxError` where the session's remains could affect it.
         """

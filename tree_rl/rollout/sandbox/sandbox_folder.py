@@ -51,7 +51,7 @@ class CommandResult:
 
 
 class SandboxFolder:
-    """A temporary directory until `close`; if this process is killed, until another process creates a sandbox.
+    """A temporary folder until `close`; if this process is killed, until another process creates a sandbox.
 
     Args:
         files: relative path -> content, written at the start.
@@ -122,7 +122,7 @@ class SandboxFolder:
         self._end_left_over()
 
     def close(self) -> None:
-        """Stop, and remove the directory. Idempotent; what cannot be removed is logged."""
+        """Stop, and delete the folder. Idempotent; logs what cannot be deleted."""
         self.stop()
         with self._changed:
             if self._top >= 0:
@@ -161,7 +161,7 @@ class SandboxFolder:
     def run(
         self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None
     ) -> CommandResult:
-        """Execute a POSIX shell command in the directory and wait for it.
+        """Execute a POSIX shell command in the folder and wait for it.
 
         Args:
             environment: variables besides PATH and HOME.
@@ -246,7 +246,7 @@ class SandboxFolder:
             kill_processes_in(self._parent)
 
     def _repair(self) -> None:
-        """Restore the permissions of the directory, which a command may have changed."""
+        """Restore the permissions of the folder, which a command may have changed."""
         if self._top < 0 or not self.directory.is_dir():
             raise SandboxDied("the sandbox is gone")
         os.fchmod(self._top, 0o700)
@@ -291,7 +291,7 @@ class SandboxFolder:
 
     @contextlib.contextmanager
     def _open_top(self) -> Iterator[int]:
-        """A descriptor of the directory that stays open even if another thread closes the sandbox."""
+        """A descriptor of the folder that stays open even if another thread closes the sandbox."""
         with self._changed:
             if self._top < 0:
                 raise SandboxDied("the sandbox is gone")

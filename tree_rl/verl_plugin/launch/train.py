@@ -99,7 +99,7 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
             )
         return ""
     notes = complete(config, written)
-    # Silenced, because verl repeats these checks and their warnings.
+    # Silenced, because verl will repeat these checks and their warnings.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _check(config, written)
@@ -107,7 +107,7 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
 
 
 def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
-    """Set FSDP2 and the class of the `tree` block if the user has not; return notes for the banner."""
+    """Set FSDP2 and the class of the `tree` block in `config` if the user has not; return notes for the banner."""
     notes = []
     for key in (f"{role}.strategy" for role in ROLES):
         if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":

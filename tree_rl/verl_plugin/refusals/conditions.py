@@ -211,7 +211,7 @@ def leaves_shards(size: Any, sizes: Any) -> Words | None:
     return leaves_ranks(size, sizes) if isinstance(size, int) and 0 < size < sizes["ranks"] else None
 
 
-# What a built model tells.
+# A built model.
 
 
 def heads_do_not_divide(size: Any, node: Any) -> Words | None:

@@ -97,7 +97,7 @@ def _imbalance(metrics: Mapping[str, Any]) -> str:
 def staleness_metrics(
     tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray, *, trainer_version: int
 ) -> dict[str, float]:
-    """Metrics of how many weight versions the rows lag behind the trainer, and of mixed versions.
+    """Metrics of the rows' staleness, in versions of the weights, and of trees with mixed versions.
 
     A version is the number of weight synchronisations before the tokens were sampled. verl's agent loops tag every row
     with the oldest and the newest version that generated a token of its session.

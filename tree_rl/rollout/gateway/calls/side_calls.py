@@ -34,6 +34,7 @@ class SideCall:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Pattern for the value of each header, by its name."""
     system: str = ""
+    """Pattern for the text of any system message."""
     user: str = ""
     """Pattern for the last message, if it is a user's."""
 

@@ -1,7 +1,7 @@
 """Wraps a command in bubblewrap and the kernel's limits.
 
-A command sees only the system's programs and its directory. It shares the kernel: agents that attack the kernel need
-virtual machines.
+A command sees only the system's programs and the sandbox's folder. It shares the kernel: agents that attack the kernel
+need virtual machines.
 """
 
 import os
@@ -15,15 +15,15 @@ from pathlib import Path
 from tree_rl.rollout.sandbox.processes.limits import Limits
 
 PLACE = "/workspace"
-"""Path at which a command sees its directory. The same in every session, so that outputs do not differ."""
+"""Path at which a command sees the sandbox's folder. The same in every session, so that outputs do not differ."""
 MODEL = "model"
-"""Folder next to the directory that holds the socket to the model."""
+"""Name of the folder, next to the sandbox's, with the socket to the model."""
 MODEL_PLACE = "/run/model"
 """Path at which a command sees that folder, read-only."""
 ACCOUNTS = "accounts"
-"""Folder next to the directory with the `passwd` and `group` that commands see: none of the machine's accounts."""
+"""Name of the folder, next to the sandbox's, with the `passwd` and `group` that commands see instead of ours."""
 CALLS = "calls"
-"""File next to the directory with the seccomp filter."""
+"""Name of the file, next to the sandbox's folder, with the seccomp filter."""
 USER = "agent"
 """Name of the commands' user. `whoami`, git and Node fail for a user without a name."""
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -33,7 +33,7 @@ SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 SETTINGS = ("alternatives", "ld.so.cache", "nsswitch.conf", "localtime")
 NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
 SCRATCH = ("/tmp", "/dev/shm")
-"""The only folders besides its directory that a command can write to. They are in memory and new for every command."""
+"""The only other folders that a command can write to. They are in memory and new for every command."""
 SCRATCH_BYTES = 64 << 20
 """Size of each folder of `SCRATCH`."""
 
@@ -122,7 +122,7 @@ def lay_out(parent: Path, *, user_id: int, group_id: int) -> None:
     """Write the accounts and the seccomp filter for the commands' user and group.
 
     Args:
-        parent: the parent of the commands' directory, which they cannot write to.
+        parent: the parent of the sandbox's folder, which commands cannot write to.
     """
     folder = parent / ACCOUNTS
     folder.mkdir(mode=0o755)

@@ -20,7 +20,7 @@ class Limits:
     file_bytes: int = 16 << 20
     """Size of any file that a command writes."""
     disk_bytes: int = 256 << 20
-    """Size of the whole directory; a file, folder or link counts at least 4 KiB, and a tree deeper than 128 folders is
+    """Size of the sandbox's folder; a file, folder or link counts at least 4 KiB, and a tree deeper than 128 folders is
     too large. We check a few times a second and kill a command that exceeds it."""
     memory_bytes: int = 2 << 30
     """Address space of each process, and memory of all processes of a sandbox together, including their files in /tmp

@@ -110,7 +110,7 @@ def kill_and_wait(descriptors: Iterable[int]) -> bool:
 
 
 def kill_processes_in(folder: Path) -> None:
-    """kill -9 every process whose working or home directory lies in a folder."""
+    """Send SIGKILL to every process whose working directory or HOME is in a folder."""
     for process_id in _all_processes():
         entry = PROC / str(process_id)
         try:
