@@ -1,4 +1,4 @@
-"""The extras of the package: which modules each installs, and the error that names a missing one."""
+"""The extras of the package: the modules that each installs, and the error for a missing one."""
 
 from importlib.util import find_spec
 
@@ -14,7 +14,7 @@ INSTALLED_BY = {
     "openenv": "tree_rl[environments]",
     "verifiers": "verifiers>=0.4,<0.5",
 }
-"""Modules that the base installation lacks -> the requirement that installs them."""
+"""Requirement that installs each module which the base installation lacks."""
 
 
 class MissingExtraError(ModuleNotFoundError):

@@ -1,4 +1,4 @@
-"""What a user gave cannot be used."""
+"""The error for unusable input of the user."""
 
 
 class InputError(ValueError):

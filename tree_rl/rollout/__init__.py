@@ -1,1 +1,1 @@
-"""What makes branches: environments, sandboxes, sessions, and the rows a session leaves behind."""
+"""Rollouts with branches: environments, sandboxes, agents, the recording gateway, and the rows of a session."""

@@ -1,4 +1,4 @@
-"""Router replay: the experts that a row's tokens visited, from the recorded calls.
+"""Router replay: the experts to which a row's tokens were routed, from the recorded calls.
 
 Legend: L decoder layers, K experts per token.
 """
@@ -11,15 +11,13 @@ from tree_rl.rollout.transcript import Row
 
 
 def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Experts that a row's tokens visited, [prompt and response tokens, L, K]; zeros where nothing was recorded.
+    """Experts of a row's tokens, [prompt and response tokens, L, K]; zeros where nothing was recorded.
 
     A token has the experts of the first call that computed it in this context, so branches agree on shared tokens.
+    None if a call that generated a token of the row recorded none.
 
     Args:
-        routes: of each call of the session.
-
-    Returns:
-        The experts. None if a call that generated a token of the row recorded none.
+        routes: experts of each call of the session.
     """
     calls = np.array(row.response_calls)
     recorded: list[np.ndarray] = []
@@ -28,7 +26,7 @@ def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray |
         of_call = routes[call] if call < len(routes) else None
         if of_call is None:
             return None
-        # Row and call are equal up to the last token that the call generated in the row.
+        # Row and call have the same tokens up to the last token that the call generated in the row.
         end = len(row.prompt_ids) + int(np.flatnonzero(calls == call)[-1]) + 1
         recorded.append(of_call[done:end])
         done += len(recorded[-1])

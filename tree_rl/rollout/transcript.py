@@ -1,8 +1,8 @@
 """Rows of a session's model calls, one per branch.
 
-The log-prob of a generated token holds for the exact tokens before it. So a token of a row is trained (mask 1) only if
-a call generated it behind exactly the row's tokens. All other tokens are context (mask 0), however similar their text.
-Side calls can weigh less, or nothing.
+The log-prob of a generated token is valid only after the exact tokens before it. So a token of a row is trained (mask
+1) only if a call generated it after exactly the row's tokens. All other tokens are context (mask 0), however similar
+their text. Side calls can have a smaller weight, or 0.
 """
 
 from collections import defaultdict
@@ -20,33 +20,29 @@ SharedTokens = Literal["every_row", "first_row"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCall:
-    """One request to the model, and its answer.
-
-    Raises:
-        ValueError: the prompt is empty, or log-probs do not match the response.
-    """
+    """One model call. Raises `ValueError` if the prompt is empty or log-probs do not match the response."""
 
     prompt_ids: tuple[int, ...]
-    """Token ids the model was given."""
+    """Token ids of the model's input."""
     response_ids: tuple[int, ...]
-    """Token ids it generated, with the end token."""
+    """Generated token ids, including the end token."""
     log_probs: tuple[float, ...] | None
-    """Log-prob of each generated token when it was drawn; None if the server reported none."""
+    """Log-prob of each generated token in the distribution it was sampled from; None if the server reported none."""
     turn: int = 0
-    """Number of assistant turns in its context."""
+    """Number of assistant turns in the context."""
     agent: str = "main"
-    """Name of the agent that asked."""
+    """Name of the agent that made the call."""
     side: str | None = None
     """Kind of side call (a title, a summary); None for the task itself."""
     weight: float = 1.0
-    """What its tokens count in training; 0 leaves them out."""
+    """Weight of its tokens in the loss; 0 excludes them."""
     min_version: int | None = None
-    """Oldest weights that generated a token of it; None if the server reported none."""
+    """Oldest version of the weights that generated a token; None if the server reported none."""
     max_version: int | None = None
-    """Newest weights that did."""
+    """Newest version of the weights that generated a token; None if the server reported none."""
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """int [prompt and generated tokens, decoder layers, experts per token], experts that each token visited. The last
-    token is missing if the model never read it. None if the server reported none."""
+    """int [prompt and generated tokens, decoder layers, experts per token], experts of each token. The last token is
+    missing if the model never processed it. None if the server reported none."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -60,10 +56,10 @@ class Row:
     """One branch of a session, as a trainer stores it."""
 
     prompt_ids: tuple[int, ...]
-    """The session's first prompt. If the branch does not start with it, its own context up to the first trained
+    """The session's first prompt. If the branch does not start with it, the branch's context up to the first trained
     token."""
     response_ids: tuple[int, ...]
-    """Everything behind the prompt: generated tokens, observations, history that was rendered anew."""
+    """All tokens after the prompt: generated tokens, observations, history that was rendered again."""
     response_mask: tuple[int, ...]
     """1 for a token that was generated in exactly this context and is trained in this row, otherwise 0."""
     response_log_probs: tuple[float, ...] | None
@@ -71,27 +67,27 @@ class Row:
     response_calls: tuple[int, ...]
     """Index of the call that generated the token in this context, whether this row trains it or not. -1 for context."""
     response_weights: tuple[float, ...] | None = None
-    """What each response token counts, 0.0 where the mask is 0. None if every trained token counts 1."""
+    """Weight of each response token in the loss, 0.0 where the mask is 0. None if every trained token has weight 1."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and response."""
         return self.prompt_ids + self.response_ids
 
 
 def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_row") -> list[Row]:
-    """Cut a session into rows.
+    """Split a session into rows.
 
     A call extends a row if its prompt continues all tokens of the row; the tokens between are an observation. Any other
-    call opens a new row: reasoning was stripped, or a parallel branch starts.
+    call starts a new row: reasoning was stripped, or a parallel branch begins.
 
     Args:
-        calls: in the order they were answered.
-        shared: where a generated token is trained that several rows contain in the same context. `every_row`: its
-            weight grows with the number of branches behind it, as with independent rows. `first_row`: once.
+        calls: calls in the order of their answers.
+        shared: in which rows a generated token is trained that several rows contain in the same context. `every_row`:
+            in all, so its weight grows with the number of branches after it, as with independent rows. `first_row`:
+            once.
 
     Returns:
-        Rows in the order they were opened, without those that train nothing. If no row trains, the first one.
+        Rows in the order of their first calls, without those that train nothing. If no row trains, the first one.
     """
     if not calls:
         return []
@@ -114,10 +110,10 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
 
 
 def _branches(calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int) -> list[int]:
-    """Last call of each row, in the order in which rows were opened.
+    """Index of each row's last call; rows in the order of their first calls.
 
     Args:
-        paths: nodes of the token trie that each call's tokens visit.
+        paths: nodes of the token trie on the path of each call's tokens.
     """
     branches: list[int] = []
     is_end = np.zeros(num_nodes, dtype=bool)
@@ -140,8 +136,8 @@ def _branches(calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes
 def _generated(
     calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The last call that generated each node of the token trie (-1: none), its log-prob there (0.0: none), and the
-    largest weight of a call that did (0.0: none)."""
+    """For each node of the token trie: the last call that generated it (-1: none), the log-prob there (0.0: none), and
+    the largest weight of a call that generated it (0.0: none)."""
     call_of_node = np.full(num_nodes, -1, dtype=np.int64)
     log_prob_of_node = np.zeros(num_nodes)
     weight_of_node = np.zeros(num_nodes)
@@ -167,9 +163,9 @@ def _row(
     last: int,
 ) -> Row:
     first_prompt = calls[0].prompt_ids
-    starts_alike = len(first_prompt) < len(tokens) and np.array_equal(tokens[: len(first_prompt)], first_prompt)
-    split = len(first_prompt) if starts_alike else len(calls[last].prompt_ids)
-    # A prompt may contain tokens that another call generated. Only the response is trained, so they stay in it.
+    has_first_prompt = len(first_prompt) < len(tokens) and np.array_equal(tokens[: len(first_prompt)], first_prompt)
+    split = len(first_prompt) if has_first_prompt else len(calls[last].prompt_ids)
+    # The last call's prompt may contain trained tokens of earlier calls. They must be in the response.
     split = min(split, int(mask.argmax())) if mask.any() else split
     has_log_probs = all(call.log_probs is not None for call in calls)
     return Row(

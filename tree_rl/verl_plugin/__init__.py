@@ -1,7 +1,7 @@
-"""The only part of tree_rl that knows verl, ray and vllm.
+"""The only part of tree_rl that imports verl, ray and vllm.
 
-verl imports it in every process (entry point `verl.plugins`). Each part registers when verl
-imports the module it belongs to, so a process imports only what it uses.
+verl imports it in every process (entry point `verl.plugins`). Each part registers when verl imports the module that it
+extends, so a process imports only what it uses.
 """
 
 import os
@@ -32,7 +32,7 @@ REGISTRATIONS = {
     "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer.trainers",
     "vllm.model_executor.layers.utils": "tree_rl.verl_plugin.cpu.vllm_cpu",
 }
-"""Module of verl or vLLM -> our module, imported right after it, that registers with it."""
+"""Our modules that register themselves, by the module of verl or vLLM after whose import we import them."""
 
 
 def _load(our_module: str, _: ModuleType) -> None:

@@ -1,7 +1,7 @@
-"""Every name of verl and TransferQueue that is no documented extension point, and the versions it was checked against.
+"""All names of verl and TransferQueue that are no documented extension points, and the supported versions.
 
-Names resolve on first use: a process pays only for the parts of verl it needs. The plug points of verl's extension
-guide are imported where they are used; the rest passes through here and is held by one contract test.
+Names are imported on first use, so that a process imports only the parts of verl it needs. Other modules import the
+plug points of verl's extension guide directly and everything else from here; one contract test checks that.
 """
 
 import importlib
@@ -58,7 +58,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "response_to_nested": "verl.workers.utils.padding",
     "upsample_batch_to_divisible_size": "verl.trainer.ppo.padding_utils",
     "KVBatchMeta": "transfer_queue",
-    # The actors that keep the rows, in the process that started them.
+    # The actors that store the rows; set in the process that started them.
     "_TQ_STORAGE": "transfer_queue.interface",
     # Supervised fine-tuning.
     "SFTTrainer": "verl.trainer.sft_trainer",
@@ -74,7 +74,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "get_hf_auto_model_class": "verl.utils.model",
     "update_model_config": "verl.utils.model",
 }
-"""Private or semi-public names -> the module that defines them."""
+"""Modules of private and semi-public names."""
 
 PRIVATE_MODULES: dict[str, str] = {
     "constants_ppo": "verl.trainer.constants_ppo",
@@ -84,11 +84,11 @@ PRIVATE_MODULES: dict[str, str] = {
     "transformer_impl": "verl.workers.engine.fsdp.transformer_impl",
     "transfer_queue": "transfer_queue",
 }
-"""Modules of which several functions are called -> their import path."""
+"""Import paths of modules of which we call several functions."""
 
 
 def check_verl_version() -> str:
-    """The installed verl version; an ImportError says that it is outside the supported range."""
+    """Return the installed verl version; raise an ImportError if it is outside the supported range."""
     installed = version("verl")
     if not SUPPORTED_VERL.contains(installed, prereleases=True):
         raise ImportError(
@@ -99,7 +99,7 @@ def check_verl_version() -> str:
 
 
 def import_statement(name: str) -> str:
-    """Code that imports a private name, for a process in which nothing of tree_rl may be imported."""
+    """Code that imports a private name, for a process that must not import tree_rl."""
     return f"from {PRIVATE_NAMES[name]} import {name}"
 
 

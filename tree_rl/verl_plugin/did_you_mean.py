@@ -1,20 +1,20 @@
-"""Names the choice that a mistyped word probably means."""
+"""Suggests the choice that a mistyped word probably means."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, cutoff: float = 0.75) -> str:
-    """Return "; did you mean X?", or "" where no choice is near (difflib's ratio of at least `cutoff`)."""
+    """Return "; did you mean X?", or "" if no choice is similar (difflib's ratio of at least `cutoff`)."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """As `did_you_mean`, for a dotted key; what it names exists.
+    """As `did_you_mean`, for a dotted key. Suggests only existing keys.
 
-    Each part that does not exist becomes the nearest that does. Where that leads to no key, a key with the same last
-    part in the same section is meant, at the place that looks most alike.
+    Replaces each unknown part by the most similar known one. If that gives no key, suggests the most similar key with
+    the same last part in the same section.
     """
     known = set(known)
     parts = key.split(".")
@@ -28,7 +28,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str:
 
 
 def _corrected(parts: list[str], before: tuple[str, ...], known: set[str]) -> str | None:
-    """The first key that exists, where parts are taken as they are, else as the nearest beside them."""
+    """The first existing key whose parts are the given parts or, if unknown, the most similar ones at their place."""
     depth = len(before)
     if depth == len(parts):
         return ".".join(before)

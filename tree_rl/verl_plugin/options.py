@@ -10,28 +10,28 @@ from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
 ENGINES = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
-"""Where verl's RL config holds an engine's options: of the actor, the reference policy and the critic."""
+"""Keys of an engine's options in verl's RL config: of the actor, the reference policy and the critic."""
 DISABLED, RECORDED, ROLLOUT = REPLAY_MODES = ("disabled", "R2", "R3")
-"""verl's `router_replay.mode`."""
+"""Values of verl's `router_replay.mode`."""
 REPLAY_KEY = "fsdp_config.router_replay.mode"
 ROUTES, REPLAYS = "routed_experts", "enable_routing_replay"
-"""Column of the routes to repeat; flag that verl's workers set per call for the engines that replay in stock verl. Left
-out, an engine with a mode replays."""
+"""Column with routes to repeat; flag that verl's workers set per call for engines that replay in stock verl. Without
+the flag, an engine with a mode replays."""
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
-"""verl's `model_type` of the tree engines: actor, reference policy and SFT; critic."""
+"""verl's `model_type` of the tree engines: one for actor, reference policy and SFT, one for the critic."""
 
 PATH_WEIGHT_COLUMNS = {"sep_avg": "tree_row_weights", "token_unique": "tree_token_weights"}
-"""`tree.path_weighting` -> column of the trainer's weights, one entry per response token; without the column an engine
-counts the rows of its own call."""
+"""Column of the trainer's weights, one entry per response token, by `tree.path_weighting`; without the column an engine
+counts the rows of its call."""
 
 
 @dataclass
 class TreeConfig(TreeOptions, BaseConfig):
-    """`TreeOptions` as verl's configs hold them; a ValueError names the key of a value that is no choice."""
+    """`TreeOptions` in verl's configs; raises a ValueError that names the key of an invalid value."""
 
     reuse_log_probs: bool | str = AUTO
-    """Source of the actor's old log-probs under the tree trainers: `auto` takes them from the update's own forward in
-    every step in which they are the same, true does so or refuses, false runs verl's pass before each update."""
+    """Source of the actor's old log-probs under the tree trainers: `auto` takes them from the update's forward in every
+    step in which they are the same, true does so or refuses the job, false runs verl's pass before each update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,10 +50,10 @@ class TreeFSDPEngineConfig(FSDPEngineConfig):
     """
 
     strategy: str = "fsdp2"
-    """The tree engine runs on FSDP2."""
+    """FSDP version; the tree engine needs FSDP2."""
 
     tree: Any = field(default_factory=TreeConfig)
-    """A `TreeConfig` or a mapping with its keys."""
+    """Tree options: a `TreeConfig` or a mapping with its keys."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +62,7 @@ class TreeFSDPEngineConfig(FSDPEngineConfig):
 
 
 def as_tree_config(value: Any) -> TreeConfig:
-    """Turn the `tree:` node of a config into a `TreeConfig`; a ValueError names an unknown key or value."""
+    """Convert a config's `tree:` node to a `TreeConfig`; raises a ValueError that names an unknown key or value."""
     if isinstance(value, TreeConfig):
         return value
     known = TreeConfig.__dataclass_fields__
@@ -76,11 +76,7 @@ def as_tree_config(value: Any) -> TreeConfig:
 
 
 def replay_mode(engine_config: Any) -> str:
-    """The `router_replay.mode` of an engine's config.
-
-    Raises:
-        ValueError: none of verl's modes.
-    """
+    """The `router_replay.mode` of an engine's config. Raises `ValueError` if it is none of verl's modes."""
     config = engine_config.get("router_replay", None)
     mode = DISABLED if config is None else str(config.get("mode", DISABLED))
     if mode not in REPLAY_MODES:

@@ -1,6 +1,6 @@
-"""Weights of `tree.path_weighting`, counted over whole groups before their rows go to ranks.
+"""Weights of `tree.path_weighting`, computed over whole groups before their rows are distributed to ranks.
 
-A rank may hold part of a group, so no engine can count K or g_t. Legend: B rows, F flat tokens.
+A rank may have only part of a group, so engines cannot count K or g_t. Legend: B rows.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
 ENGINE_CONFIGS = ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
-"""Where a config holds the `tree:` blocks of engines that train."""
+"""Keys of the options of engines that train."""
 
 
 def wanted_weightings(config: DictConfig) -> list[str]:
-    """The values of `tree.path_weighting` that need a column, of the engines that train."""
+    """The values of `tree.path_weighting` of the engines that train, if they need a column."""
     nodes = [OmegaConf.select(config, f"{path}.tree.path_weighting") for path in ENGINE_CONFIGS]
     return sorted({str(value) for value in nodes} & PATH_WEIGHT_COLUMNS.keys())
 
@@ -33,9 +33,9 @@ def path_weight_columns(
 
     Args:
         weightings: `sep_avg`, `token_unique`.
-        group_of_row: int [B], the prompt of each row; trees of two prompts stay apart.
+        group_of_row: int [B], the prompt of each row; prompts have separate trees.
         row_tokens: B arrays of token ids, prompt and response.
-        trained: B arrays, nonzero where the loss counts a token; a row and its array end together.
+        trained: B arrays, nonzero where the loss counts a token; aligned with the row's end.
     """
     columns: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(trained) for name in weightings}
     for group in np.unique(group_of_row).tolist():
@@ -59,7 +59,7 @@ def path_weight_columns(
 
 
 def _at_the_end(mask: np.ndarray, size: int) -> np.ndarray:
-    """bool [size], a mask that ends where its row ends."""
+    """bool [size], a mask padded at the start."""
     full = np.zeros(size, dtype=bool)
     full[size - len(mask) :] = mask != 0
     return full

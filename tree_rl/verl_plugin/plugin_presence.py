@@ -1,7 +1,7 @@
-"""Ends a job one of whose processes runs verl without this plugin or with another version of it, and names the process.
+"""Ends a job if one of its processes runs verl without this plugin or with another version, and names the process.
 
-Such a worker would train rows one by one or fail far from the cause. The probe reads what a worker has imported. It
-imports nothing itself: importing a function of this package would load the plugin and prove nothing.
+Such a worker would train rows one by one, or fail far from the cause. The probe reads what a worker has imported. It
+must not import this package itself, because that would load the plugin.
 """
 
 import logging
@@ -17,25 +17,25 @@ from tree_rl import __version__
 
 PLUGIN = "tree_rl.verl_plugin"
 JOB_VERSION = "TREE_RL_JOB_VERSION"
-"""Environment variable: the driver's version of tree_rl."""
+"""Environment variable with the driver's version of tree_rl."""
 ANSWER_SECONDS = 45.0
-"""How long a worker that has started may take to answer."""
+"""Longest wait for the answer of a worker that has started."""
 REMEDY = (
     f"install tree_rl {__version__} on every node, or send it along (docs/cluster.md, The plugin in every process); "
     f"leave VERL_USE_EXTERNAL_PLUGINS unset or auto, or set VERL_USE_EXTERNAL_MODULES={PLUGIN}"
 )
 Presence = tuple[str, str | None, str | None]
-"""A process: address and process id; version of the loaded plugin; version of verl. None where it is not loaded."""
+"""(address and process id, version of the loaded plugin, version of verl) of a process; None for what is not loaded."""
 
 logger = logging.getLogger(__name__)
 
 
 class PluginNotLiveError(RuntimeError):
-    """A job asks for trees, and one of its processes has no plugin or another version of it."""
+    """A process of a job on trees has no plugin, or another version of it."""
 
 
 def check_job_version(environ: Mapping[str, str]) -> None:
-    """Refuse with a PluginNotLiveError to load in a job whose driver has another version."""
+    """Raise a PluginNotLiveError if the job's driver has another version."""
     wanted = environ.get(JOB_VERSION, __version__)
     if wanted != __version__:
         place = f"{socket.gethostname()} (pid {os.getpid()}, python {sys.executable})"
@@ -45,9 +45,9 @@ def check_job_version(environ: Mapping[str, str]) -> None:
 
 
 def require_plugin_everywhere(more_workers: Sequence[Any] | None = None) -> None:
-    """Ask the named actors of this job and `more_workers` which plugin they run; Ray does not list names of dead ones.
+    """Check the plugin in the named actors of this job and in `more_workers`; Ray does not list dead named actors.
 
-    A PluginNotLiveError names each worker that lacks the plugin, has other versions, died or does not answer.
+    Raises a PluginNotLiveError that names each worker which lacks the plugin, has other versions, died or is silent.
     """
     workers = job_workers()
     known = {worker._actor_id for worker in workers.values()}
@@ -62,17 +62,16 @@ def require_plugin_everywhere(more_workers: Sequence[Any] | None = None) -> None
 
 
 def job_workers() -> dict[str, Any]:
-    """Named actors of this job, by name; verl names all of its workers and servers."""
+    """Actors of this job by name; verl names all of its workers and servers."""
     job = ray.get_runtime_context().get_job_id()
     actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors()}
     return {name: actor for name, actor in actors.items() if actor._actor_id.job_id.hex() == job}
 
 
 def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds: float) -> list[str]:
-    """Describe every worker, Ray handle by name, that differs from the driver.
+    """Describe every worker, given as Ray handle by name, that differs from the driver.
 
-    `answer_seconds` limits workers that run, from when they are first seen to; a worker that still starts may take as
-    long as it needs.
+    `answer_seconds` limits the wait for workers that run; a worker that still starts has no limit.
     """
     names = {worker.__ray_call__.remote(_probe()): name for name, worker in workers.items()}
     waiting = list(names)
@@ -96,7 +95,7 @@ def find_faults(workers: Mapping[str, Any], driver: Presence, *, answer_seconds:
 
 
 def _difference(worker: Presence, driver: Presence) -> str | None:
-    """What is wrong with a worker; None for a worker like the driver and for one that does not use verl."""
+    """What is wrong with a worker; None if it has the driver's versions or does not use verl."""
     place, tree_rl, verl = worker
     if verl is None:
         return None
@@ -109,7 +108,7 @@ def _difference(worker: Presence, driver: Presence) -> str | None:
 
 
 def _probe() -> Callable[[Any], Presence]:
-    """A function that describes the process it runs in; as a nested function it travels by value."""
+    """A function that describes the process in which it runs; nested, so that it is pickled by value."""
 
     def look(_worker: Any) -> Presence:
         import os
@@ -126,7 +125,7 @@ def _probe() -> Callable[[Any], Presence]:
 
 
 def _started(waiting: Sequence[Any], names: Mapping[Any, str], workers: Mapping[str, Any]) -> set[Any]:
-    """Those whose actor Ray has built; before that, its process may still be importing."""
+    """Answers of actors that Ray has built; before that, a process may still be importing."""
     handles = {answer: workers[names[answer]] for answer in waiting}
     state = ray._private.state.actors
     return {answer for answer, worker in handles.items() if state(worker._actor_id.hex()).get("State") == "ALIVE"}

@@ -1,1 +1,1 @@
-"""Agents that ask a recorded model over HTTP and work in an environment. One file each."""
+"""Agents that call a recorded model over HTTP and work in an environment."""

@@ -1,4 +1,4 @@
-"""Agents and environments as a config names them: the known names, their options, and what a wrong one says."""
+"""Builds agents and environments from a config: known names, their options, and errors for wrong ones."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, replace
@@ -39,7 +39,7 @@ ARGUMENTS: Mapping[str, Any] = {
     "sandbox": {},
     "environment_options": {},
 }
-"""Arguments of `AgentInEnvironment`, with their defaults."""
+"""Arguments of `AgentInEnvironment` and their defaults."""
 
 
 def build(
@@ -49,12 +49,12 @@ def build(
     sandbox: Mapping[str, Any] | None,
     environment_options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """An agent and an environment for one session; the arguments are those of `AgentInEnvironment`.
+    """Build an agent and an environment for one session from the arguments of `AgentInEnvironment`.
 
-    A local sandbox shows a harness's own installation.
+    A local sandbox can read the harness's installation.
 
     Raises:
-        ValueError: an unknown name, field or value, or an agent that is not installed; the key is named.
+        ValueError: an unknown name, field or value, or an agent that is not installed; names the key.
     """
     made = _make("agent", AGENTS, agent, options)
     sandbox = dict(sandbox or {})
@@ -70,7 +70,7 @@ def build(
 def _of_environment(
     sandbox: Mapping[str, Any] | None, environment_options: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """The options of an environment: those of its sandbox, or its own where it has none."""
+    """The options of an environment: those of its sandbox, or `environment_options` if it has none."""
     if sandbox and environment_options:
         raise ValueError(f"{CONFIG_KEY}.environment_options: expected no sandbox beside it, received {dict(sandbox)}")
     return environment_options or sandbox
@@ -81,10 +81,10 @@ def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
 
     Args:
         configured: arguments of `AgentInEnvironment`.
-        is_this_machine: whether sessions run here, so that what is installed here counts.
+        is_this_machine: True if sessions run on this machine, so that the programs installed here matter.
 
     Raises:
-        ValueError: as `build`. Classes that are not ours are left to it.
+        ValueError: as `build`, except for classes of the user.
     """
     unknown = sorted(set(configured) - {*ARGUMENTS, "timeout_seconds"})
     if unknown:
@@ -104,10 +104,7 @@ def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
 
 
 def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None) -> Any:
-    """An object of a class with its options, a frozen dataclass that its constructor takes as `options`.
-
-    A nested mapping replaces some defaults.
-    """
+    """Construct a class with its options, a dataclass; a nested mapping replaces some of a field's defaults."""
     made, taken = _class_and_options(kind, known, name, options)
     if not options:
         return made()
@@ -124,7 +121,7 @@ def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, 
 def _class_and_options(
     kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None
 ) -> tuple[Any, Any]:
-    """A class, and the class of its options, from the annotation of its constructor; the names of `options` fit it."""
+    """A class, and the class of its options by its constructor's annotation; checks the names of `options`."""
     module, _, class_name = known.get(name, name).rpartition(".")
     if not module:
         raise ValueError(

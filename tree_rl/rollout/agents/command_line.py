@@ -1,7 +1,7 @@
-"""Any command-line agent: a process in a sandbox whose environment variables point to the model.
+"""Runs any command-line agent in a sandbox, with environment variables that direct it to the model.
 
-In a `local` sandbox the agent and everything it starts reach the session's gateway and nothing else of the network;
-its HOME is the repository's directory.
+In a `local` sandbox the agent and everything it starts can connect to the session's gateway alone, and HOME is the
+repository's directory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import quote
 
 PORT = 8700
-"""Where an agent inside bubblewrap finds the gateway: the same in every session."""
+"""Port of the gateway inside bubblewrap. The same in every session, so that prompts do not differ."""
 LAST_LINES = 20
-"""Lines of a failed program's output that the training log shows."""
+"""Number of lines of a failed program's output in the training log."""
 
 
 def program_limits() -> Limits:
-    """What a program and all that it starts may use, unless the config says otherwise."""
+    """Default limits of a program and everything it starts."""
     return Limits(
         timeout_seconds=1800,
         cpu_seconds=1800,
@@ -36,14 +36,10 @@ def program_limits() -> Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandLineOptions:
-    """Which program, and what it may use.
-
-    Raises:
-        ValueError: no command, or one that does not take the task.
-    """
+    """The program and its limits. Raises `ValueError` if `command` has no `{prompt}`."""
 
     command: str
-    """Shell command; `{prompt}` is replaced by the task, quoted, and `{model}` by the model's name. For example
+    """Shell command; `{prompt}` is replaced by the quoted task, and `{model}` by the model's name. For example
     `claude --print --dangerously-skip-permissions {prompt}`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables besides `OPENAI_BASE_URL, OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
@@ -57,7 +53,7 @@ class CommandLineOptions:
 
 
 class CommandLineAgent:
-    """Runs the program in the environment's sandbox: with `run_agent` and `has_model_port`, as in `SweEnvironment`."""
+    """Runs the program by the environment's `run_agent`, which `SweEnvironment` has. The task is all messages' text."""
 
     def __init__(self, options: CommandLineOptions) -> None:
         self.options = options
@@ -65,7 +61,6 @@ class CommandLineAgent:
     async def run(
         self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint
     ) -> Outcome:
-        """Work on the task: the text of all messages."""
         if not hasattr(environment, "run_agent"):
             raise AgentError(f"command_line needs an environment with run_agent, received {type(environment).__name__}")
         runs: Any = environment

@@ -1,6 +1,6 @@
-"""Command-line agents that are known by name: how each is started so that it asks the gateway and nobody else.
+"""Starts well-known command-line agents, unmodified, so that each calls the gateway alone.
 
-docs/agents has a page for each. Each runs unmodified, as its maker installs it.
+docs/agents has a page for each.
 """
 
 from collections.abc import Mapping
@@ -12,33 +12,30 @@ from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import quote
 
 HOME = "/tmp/home"
-"""HOME of a harness: in memory and new in every session. Its settings would change the repository otherwise."""
+"""HOME of a harness: in memory and new in every session, so that its settings do not change the repository."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Harness:
-    """How an agent is installed and started."""
+    """How to install and start an agent."""
 
     program: str
-    """Its name."""
     install: str
-    """Command that installs it."""
     command: str
-    """Shell command; `{program}`, `{arguments}` and what `CommandLineOptions.command` replaces."""
+    """Shell command with the placeholders of `CommandLineOptions.command`, `{program}` and `{arguments}`."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that it needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HarnessOptions:
-    """What may differ from the harness's usual start."""
+    """Options of a harness."""
 
     arguments: str = ""
-    """Further arguments of its command line, as a shell reads them: `--max-turns 30`."""
+    """Further arguments of the command line, as for a shell: `--max-turns 30`."""
     program: str = ""
-    """Its program, by name or path; empty takes the usual name."""
+    """Name or path of the program; empty means its usual name."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables; they win."""
+    """Further environment variables, which override the harness's."""
     limits: Limits = field(default_factory=program_limits)
     """Limits of the program and everything it starts."""
 
@@ -55,7 +52,7 @@ class HarnessAgent(CommandLineAgent):
         super().__init__(self._options(quote([self._name]), {}))
 
     def find_program(self) -> InstalledProgram:
-        """Find it on this machine, and start it from there. Raises `ValueError` if it is not installed."""
+        """Find the program on this machine, and use it. Raises `ValueError` if it is not installed."""
         found = find_program(self._name, self.harness.install)
         self.options = self._options(quote([str(found.path)]), {"PATH": found.search_path})
         return found

@@ -1,7 +1,7 @@
-"""Plays an agent in an environment for the gateway's agent loop: reset, work, score, clean up.
+"""Runs an agent in an environment for the gateway's agent loop: reset, work, score, clean up.
 
-Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.AgentInEnvironment`, and in
-`agent_options` the arguments below.
+Config: `rollout.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.AgentInEnvironment`, with the
+arguments below in `agent_options`.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 logger = logging.getLogger(__name__)
 
 AGENT_END_S = 10.0
-"""Time that an agent has to end once it is cancelled and the model and its tools refuse it."""
+"""Longest wait for an agent to end after it was cancelled and its model and tools refuse its calls."""
 Status = Literal[
     "completed", "limit", "out_of_calls", "timed_out", "agent_failed", "sandbox_died", "environment_failed"
 ]
 SCORED: tuple[Status, ...] = ("completed", "limit", "out_of_calls", "timed_out", "agent_failed", "sandbox_died")
-"""Ends of sessions with a reward. A sandbox that dies after the start gives 0.0: its agent may have killed it."""
+"""Statuses with a reward. `sandbox_died` after the start has reward 0.0, because the agent may have killed it."""
 MISJUDGED = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
-"""What `score` raises over what an agent left, on purpose or not. No reward would hide the session."""
+"""Errors of `score` that an agent's files can cause. They give reward 0.0, or agents could discard bad sessions."""
 NOTHING_DONE = Outcome(answer="", turns=0, malformed_calls=0, is_complete=False)
 
 
 class SessionLost(RuntimeError):  # noqa: N818
-    """A session that nobody can score. It leaves no rows; its siblings go on."""
+    """A session that cannot be scored. It leaves no rows; its siblings continue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +42,15 @@ class FinishedTask:
     """How work on a task ended."""
 
     status: Status
-    """completed: the agent ended by itself. limit: its own limit of turns, or the context's, ended it. out_of_calls: it
-    ended, however, after the gateway had refused a call beyond `max_calls`. timed_out: it took too long. agent_failed:
+    """completed: the agent ended by itself. limit: its limit of turns or the context length ended it. out_of_calls: it
+    ended in any way after the gateway had refused a call beyond `max_calls`. timed_out: it took too long. agent_failed:
     it raised or crashed. sandbox_died: the sandbox had started and stopped answering. environment_failed: the
     environment did not start, or its machine failed."""
     reward: float | None
-    """None if nobody can score the session."""
+    """Reward of the session; None if it cannot be scored."""
     outcome: Outcome
     detail: str
-    """The error that ended it; empty if none did."""
+    """Message of the error that ended the session; empty if none did."""
 
 
 async def run_task(
@@ -62,14 +62,14 @@ async def run_task(
     messages: Sequence[Mapping[str, Any]],
     timeout_seconds: float,
 ) -> FinishedTask:
-    """Work on one task. What goes wrong becomes the status; any other exception is a bug.
+    """Work on one task. Failures become the status; any other exception is a bug.
 
-    Nothing of the session runs when it is scored, and nothing is left when this returns or is cancelled: no model call,
-    process or thread.
+    No model call, process or thread of the session runs while it is scored, or is left when this returns or is
+    cancelled.
 
     Args:
-        environment: fresh; reset, scored and closed here.
-        timeout_seconds: of the agent's work; starting and scoring have the environment's own limits.
+        environment: a new environment; reset, scored and closed here.
+        timeout_seconds: limit of the agent's work. The environment limits its start and scoring itself.
     """
     worked = _Worked(status="environment_failed", outcome=NOTHING_DONE, detail="")
     reward: float | None = None
@@ -78,26 +78,26 @@ async def run_task(
         await environment.reset(task)
         is_reset = True
         worked = await _work(agent, environment, endpoint, messages, timeout_seconds)
-        # Most programs crash over the refusal, and some end as if they were done.
+        # Most programs crash after the refusal, and some end as if they were done.
         if worked.status != "timed_out" and endpoint.ran_out_of_calls is not None and endpoint.ran_out_of_calls():
             worked = replace(worked, status="out_of_calls")
         reward = await _score(environment, worked)
     except SandboxDied as error:
         worked = replace(worked, status="sandbox_died", detail=str(error))
-        # Its commands, or tests of what it wrote, may have killed it.
+        # The agent's commands, or tests of its code, may have killed the sandbox.
         reward = 0.0 if is_reset else None
     except (SandboxError, OSError, ValueError, KeyError, RuntimeError) as error:
         worked = replace(worked, status="environment_failed", detail=f"{type(error).__name__}: {error}")
     finally:
         await uninterrupted(_close(environment))
-    # The detail may quote what the model wrote.
+    # The detail may quote text of the model.
     detail = worked.detail.encode("utf-8", "backslashreplace").decode()
     return FinishedTask(status=worked.status, reward=reward, outcome=worked.outcome, detail=detail)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Worked:
-    """What an agent did, before it is scored."""
+    """An agent's work before it is scored."""
 
     status: Status
     outcome: Outcome
@@ -111,16 +111,16 @@ async def _work(
     messages: Sequence[Mapping[str, Any]],
     timeout_seconds: float,
 ) -> _Worked:
-    """Let the agent work, until it ends or its time is up, and stop whatever it started.
+    """Let the agent work until it ends or its time is up, and stop everything it started.
 
-    Raises `SandboxDied` and `SandboxError`. Where the machine fails, scoring fails too.
+    Raises `SandboxDied` and `SandboxError`. If the machine fails, scoring fails too.
     """
     working = asyncio.create_task(agent.run(messages, environment=environment, endpoint=endpoint))
     try:
         await asyncio.wait({working}, timeout=timeout_seconds)
         timed_out = not working.done()
     finally:
-        # Also where this task itself is cancelled.
+        # Also if this task is cancelled.
         await uninterrupted(_stop(working, environment, endpoint))
     if timed_out:
         detail = f"the agent took longer than {timeout_seconds:g} s"
@@ -133,7 +133,7 @@ async def _work(
         raise error
     if isinstance(error, AgentError):
         return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=str(error))
-    # The model may have led it there. A session that it can end without a reward is one that it can hide.
+    # The model may have caused the error. Without a reward it could discard bad sessions.
     logger.error("%s failed with what no agent should raise", type(agent).__name__, exc_info=error)
     return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=f"{type(error).__name__}: {error}")
 
@@ -141,20 +141,20 @@ async def _work(
 async def _stop(working: asyncio.Task[Outcome], environment: Environment, endpoint: Endpoint) -> None:
     """End an agent, its model calls and its processes.
 
-    An agent's thread cannot be cancelled: it ends when its model call is refused and its command has died. So these
-    stop first, and then the agent is waited for.
+    An agent's thread cannot be cancelled: it ends when its model call is refused and its command was killed. So we stop
+    those first, and then wait for the agent.
     """
     working.cancel()
     try:
         await endpoint.stop()
-        # Classes whose tools start nothing have no `stop`.
+        # `stop` is optional: tools of some environments start no processes.
         if hasattr(environment, "stop"):
             await environment.stop()
     finally:
         for _ in range(2):
             if not working.done():
                 await asyncio.wait({working}, timeout=AGENT_END_S)
-                # One that caught the first cancellation gets another.
+                # Agents that caught the first cancellation get another.
                 working.cancel()
         if not working.done():
             logger.error("an agent does not end; the model and its tools refuse it")
@@ -173,7 +173,7 @@ async def _score(environment: Environment, worked: _Worked) -> float:
 
 
 async def _close(environment: Environment) -> None:
-    """Clean up. What fails here fails for this session alone."""
+    """Clean up. A failure here must not affect other sessions."""
     (error,) = await asyncio.gather(environment.close(), return_exceptions=True)
     if error is not None:
         logger.error("%s.close() failed", type(environment).__name__, exc_info=error)
@@ -186,12 +186,12 @@ class AgentInEnvironment:
         agent: one of `agents_by_name.AGENTS`, or a class as `package.module.Class`.
         options: fields of the agent's options.
         environment: one of `agents_by_name.ENVIRONMENTS`, or a class as `package.module.Class`.
-        sandbox: for software tasks, fields of `SandboxOptions`, with `limits` as fields of `Limits`.
-        environment_options: fields of the environment's options where it has no sandbox.
-        timeout_seconds: of the agent's work; what it reached by then is scored.
+        sandbox: fields of `SandboxOptions` for software tasks; `limits` holds fields of `Limits`.
+        environment_options: fields of the environment's options if it has no sandbox.
+        timeout_seconds: limit of the agent's work, which is then scored as it is.
 
     Raises:
-        ValueError: an unknown name, field or value; the key is named.
+        ValueError: an unknown name, field or value; names the key.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class AgentInEnvironment:
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
     ) -> AgentResult:
-        """Work on the task and score it. Raises `SessionLost` if nobody can score it."""
+        """Work on the task and score it. Raises `SessionLost` if it cannot be scored."""
         done = await run_task(
             agent=self._agent,
             environment=self._environment,
@@ -223,7 +223,7 @@ class AgentInEnvironment:
         if done.reward is None:
             raise SessionLost(f"{done.status}: {done.detail}")
         if done.detail:
-            # The model may have written some of it: no control characters, no line that looks like another's.
+            # The model may have written parts of it, so escape control characters and indent each line.
             lines = [ascii(line)[1:-1] for line in done.detail.splitlines()]
             logger.warning("agent %s: session %s: %s", self._name, done.status, "\n    ".join(lines))
         figures = {f"ended_{status}": float(done.status == status) for status in SCORED}

@@ -1,4 +1,4 @@
-"""Where a command-line agent is installed on this machine, and what of the machine it needs to run in a sandbox."""
+"""Finds a command-line agent on this machine, and the folders that it needs in a sandbox."""
 
 import os
 import shutil
@@ -14,25 +14,25 @@ ENVIRONMENT = "pyvenv.cfg"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledProgram:
-    """A program and the folders that a `local` sandbox must show for it."""
+    """A program and the folders that a `local` sandbox must make readable for it."""
 
     path: Path
-    """Path of the program, links followed."""
+    """Path of the program, with links resolved."""
     readable: tuple[str, ...]
-    """Folders beyond the system's programs, which every sandbox shows."""
+    """Folders that it needs besides the system's programs."""
     search_path: str
-    """PATH under which it finds its interpreter."""
+    """PATH with its interpreter."""
 
 
 def find_program(name: str, install: str) -> InstalledProgram:
     """Find a program that npm or pip installed, or a plain executable.
 
     Args:
-        name: looked up on the PATH; or a path.
+        name: name on the PATH, or a path.
         install: command that installs it, for the error.
 
     Raises:
-        ValueError: there is none, or the users of sandboxes cannot read it; says the remedy.
+        ValueError: it is not installed, or the users of sandboxes cannot read it; says the remedy.
     """
     found = shutil.which(name)
     if found is None:
@@ -47,7 +47,7 @@ def find_program(name: str, install: str) -> InstalledProgram:
         folders.append(interpreter.parent)
         search_path = f"{interpreter.parent}:{SEARCH_PATH}"
     if (folders[0] / ENVIRONMENT).is_file():
-        # A virtual environment is links to a Python that lies elsewhere.
+        # A virtual environment links to a Python in another folder.
         folders.append((folders[0] / "bin" / "python").resolve().parent.parent)
     for folder in folders:
         _check_open(folder)
@@ -56,7 +56,7 @@ def find_program(name: str, install: str) -> InstalledProgram:
 
 
 def _folder_of(path: Path) -> Path:
-    """The smallest folder that holds a program and its libraries."""
+    """The smallest folder that contains a program and its libraries."""
     if MODULES in path.parts:
         return Path(*path.parts[: path.parts.index(MODULES) + 1])
     is_in_environment = (path.parent.parent / ENVIRONMENT).is_file()
@@ -68,7 +68,7 @@ def _is_of_system(folder: Path) -> bool:
 
 
 def _check_open(folder: Path) -> None:
-    """Commands of sandboxes run as users of their own where the trainer is root."""
+    """Raise `ValueError` if the sandboxes' separate users, which exist if the trainer is root, cannot read a folder."""
     if os.geteuid() != 0:
         return
     for place in (folder, *folder.parents):

@@ -1,4 +1,4 @@
-"""mini-swe-agent, unmodified: its own loop, prompts and client. The gateway is its model, a sandbox its shell."""
+"""Runs mini-swe-agent unmodified: its loop, prompts and client, with the gateway as model and a sandbox as shell."""
 
 import asyncio
 import concurrent.futures
@@ -20,7 +20,7 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied
 
 os.environ |= {
-    # Nobody answers questions here, no price list is fetched, and no model of ours has a price.
+    # Ask no questions, fetch no price list, and compute no costs.
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
     "MSWEA_COST_TRACKING": "ignore_errors",
@@ -28,7 +28,7 @@ os.environ |= {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     **os.environ,  # the user's values win
 }
-# Both read these variables when they are imported. That takes seconds: only sessions of this agent import this file.
+# Both read these variables on import. The import takes seconds, so only sessions of this agent import this module.
 import litellm
 from litellm.exceptions import APIError, ContextWindowExceededError
 from minisweagent.agents.default import DefaultAgent
@@ -38,24 +38,20 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
 litellm.suppress_debug_info = True
 COMMAND_SECONDS = 1800.0
-"""No sandbox needs longer for a command: each has its own, smaller limit."""
+"""Time after which a command counts as lost; every sandbox's limit is smaller."""
 SUBMITTED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SYSTEM = {"system": "Linux", "release": "", "version": "", "machine": "x86_64"}
-"""What its prompt says of the machine. The same everywhere, so that sessions share their prompts."""
+"""Description of the machine in its prompt. The same everywhere, so that sessions share their prefix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniSweOptions:
-    """How mini-swe-agent works.
-
-    Raises:
-        ValueError: `max_turns` is not positive.
-    """
+    """Options of mini-swe-agent. Raises `ValueError` if `max_turns` is not positive."""
 
     max_turns: int = 30
-    """Model calls (`step_limit`)."""
+    """Limit of model calls (`step_limit`)."""
     config: str = "mini_textbased.yaml"
-    """Its own config file of prompts, by name or path; a text-based one."""
+    """Name or path of mini-swe-agent's config file with prompts; a text-based one."""
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
@@ -74,15 +70,15 @@ class MiniSweAgent:
         """Work on the task: the text of the last user message."""
         task = str(next(message["content"] for message in reversed(messages) if message["role"] == "user"))
         shell = _Shell(environment, asyncio.get_running_loop())
-        # A thread of its own: other sessions wait for the few threads of the event loop.
+        # A separate thread, because other sessions need the few threads of the event loop.
         threads = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="mini-swe")
         working = asyncio.get_running_loop().run_in_executor(threads, self._work, task, shell, endpoint)
-        # Reading the exception keeps asyncio quiet when nobody waits any more.
+        # Without this, asyncio warns of the exception when nobody waits any more.
         working.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(working)
         finally:
-            # Nothing interrupts a thread. Its command ends, its next command or model call is refused; then it ends.
+            # A thread cannot be interrupted. It ends when its next command or model call is refused.
             shell.close()
             threads.shutdown(wait=False)
             await asyncio.wait({working})
@@ -91,13 +87,13 @@ class MiniSweAgent:
         settings = get_config_from_spec(self.options.config)
         prompts = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
         asked: dict[str, Any] = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
-        # The agent itself tries again. Its client would sleep for as long as a busy server says, also after the end.
+        # The agent retries by itself. Its client would sleep as long as a busy server asks, even after the session.
         asked["max_retries"] = 0
         model = _Model(
             **{**settings.get("model", {}), "model_kwargs": asked},
             model_name=f"openai/{endpoint.model}",
         )
-        # No retry where the gateway refuses for good: the session is over, or has had its calls.
+        # Do not retry what the gateway refuses for good: the session is over or has made its calls.
         model.abort_exceptions = [*model.abort_exceptions, APIError]
         agent = DefaultAgent(model, shell, **prompts, step_limit=self.options.max_turns, cost_limit=0)
         try:
@@ -124,18 +120,17 @@ class MiniSweAgent:
 
 
 class _Model(LitellmTextbasedModel):
-    """Asks through a client that ends with the session; litellm keeps its own, and their connections, for an hour."""
+    """Uses a client that ends with the session; litellm would keep its clients' connections open for an hour."""
 
     client: openai.OpenAI
 
     def query(self, messages: list[dict[str, str]], **kwargs: Any) -> dict[str, Any]:
-        """Ask the model."""
         answer: dict[str, Any] = super().query(messages, client=self.client, **kwargs)
         return answer
 
 
 class _Shell:
-    """Our environment, which has a method `run`, as mini-swe-agent's; called from its thread."""
+    """Adapts our environment's `run` to mini-swe-agent's interface; called from its thread."""
 
     def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._environment = environment
@@ -145,7 +140,6 @@ class _Shell:
         self._running: concurrent.futures.Future[Any] | None = None
 
     def execute(self, action: Mapping[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run an action's command."""
         if self._is_closed:
             raise SandboxDied("the session is over")
         running = asyncio.run_coroutine_threadsafe(self._environment.run(action.get("command", "")), self._loop)
@@ -167,15 +161,14 @@ class _Shell:
         }
 
     def close(self) -> None:
-        """Cancel the command that runs, and refuse further ones."""
         self._is_closed = True
         if self._running is not None:
             self._running.cancel()
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """What its prompts may mention."""
+        """Variables of its prompts."""
         return {**SYSTEM, **kwargs}
 
     def serialize(self) -> dict[str, Any]:
-        """Nothing: the gateway keeps the record."""
+        """Empty, because the gateway keeps the record."""
         return {}

@@ -1,4 +1,4 @@
-"""The native agent: reason, act, observe, over the OpenAI API. Its options say what makes a conversation branch."""
+"""The native ReAct agent, over the OpenAI API. Its options decide where conversations branch."""
 
 import asyncio
 import ssl
@@ -23,12 +23,12 @@ TOOL_CALL = "<tool_call>"
 MALFORMED = "error: malformed tool call; its arguments are no JSON object"
 MAX_SUB_AGENT_TURNS = 5
 MAX_RESULT_CHARACTERS = 6000
-"""A longer tool result loses its middle."""
+"""Longest tool result; a longer one loses its middle."""
 SUMMARISE = (
     "Your context is nearly full. Write down, for yourself, what you have found and done and what is left to do."
 )
 MAX_RETRIES = 4
-"""Retries of a request that the model server refused for the moment."""
+"""Number of retries of a request that the model server refused temporarily."""
 GO_ON = "What you have found and done so far:\n\n{summary}\n\nGo on from here."
 SUB_AGENT = "You work on one part of a larger task. Do it, then answer with your result in a few sentences."
 DELEGATE: Mapping[str, Any] = {
@@ -47,21 +47,17 @@ DELEGATE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReActOptions:
-    """How the agent works.
-
-    Raises:
-        ValueError: a value is out of range; the message names it.
-    """
+    """Options of the agent. Raises `ValueError` if a value is out of range; the message names it."""
 
     max_turns: int = 20
-    """Model calls of the main line."""
+    """Limit of model calls on the main line."""
     parallel_tools: ParallelTools = True
-    """Several calls in a turn. true: run all, at the same time. false: run the first; the history keeps only that call.
-    branches: run all; the model answers each result in a sub-branch; the main line reads these answers."""
+    """Treatment of several calls in a turn. true: run all in parallel. false: run the first; the history keeps only
+    that call. branches: run all; the model answers each result in a sub-branch; the main line reads these answers."""
     sub_agents: bool = False
-    """Offer the tool `delegate`: a fresh conversation works on a task, and the main line reads its conclusion."""
+    """True offers the tool `delegate`: a new conversation works on a task, and the main line reads its conclusion."""
     compact_after_tokens: int | None = None
-    """When prompt and answer are longer, the task and the model's own summary replace the conversation. None: never."""
+    """Tokens of prompt and answer beyond which task and summary replace the conversation; None: never."""
     think: Think = "keep"
     """`keep` leaves reasoning in the history; `strip` removes it, and needs the gateway's `reasoning=inline`."""
 
@@ -98,7 +94,6 @@ class ReActAgent:
     async def run(
         self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint
     ) -> Outcome:
-        """Work on the task; see `TaskAgent`."""
         start = [dict(message) for message in messages]
         self._endpoint = endpoint
         async with openai.AsyncOpenAI(
@@ -148,7 +143,7 @@ class ReActAgent:
         return text, max_turns, False
 
     async def _ask(self, talk: _Conversation) -> tuple[Any, int] | None:
-        """The answer's choice and the tokens of prompt and answer; None where the session's limits end it."""
+        """The answer's choice and the number of tokens of prompt and answer; None if the session's limits end it."""
         assert self._endpoint is not None
         body = {
             "model": self._endpoint.model,
@@ -156,7 +151,7 @@ class ReActAgent:
             **({"tools": talk.tools} if talk.tools else {}),
         }
         try:
-            # `post` sends the body as it is; `chat.completions.create` would walk through it: a third of the call.
+            # `post` sends the body as it is. `chat.completions.create` transforms it, a third of the call's time.
             answer = await talk.client.post("/chat/completions", cast_to=ChatCompletion, body=body)
         except openai.APIStatusError as error:
             if error.code in ("context_length_exceeded", "session_exhausted", "session_over"):
@@ -167,7 +162,7 @@ class ReActAgent:
         return answer.choices[0], answer.usage.total_tokens if answer.usage else 0
 
     async def _act(self, talk: _Conversation, message: Any, calls: Sequence[Any]) -> None:
-        """Run the calls of a turn, and append the turn and what came of them."""
+        """Run the calls of a turn, and append the turn and the results."""
         results = await asyncio.gather(*[self._execute(talk, call) for call in calls])
         if talk.parallel_tools == "branches" and len(calls) > 1:
             answers = [self._answer(talk, message, call, text) for call, text in zip(calls, results, strict=True)]
@@ -176,7 +171,6 @@ class ReActAgent:
         talk.messages += [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
 
     def _history(self, message: Any, calls: Sequence[Any]) -> dict[str, Any]:
-        """An assistant turn as the history keeps it."""
         sent: dict[str, Any] = message.model_dump(exclude_none=True)
         if calls:
             sent["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
@@ -199,7 +193,7 @@ class ReActAgent:
         return _cut(await talk.environment.call(ToolCall(name=call.function.name, arguments=arguments)))
 
     async def _answer(self, talk: _Conversation, message: Any, call: Any, result: str) -> str:
-        """Let the model answer one result alone, in one turn that still sees its reasoning."""
+        """Let the model answer one result in a separate branch of one turn, which still contains its reasoning."""
         so_far = [*talk.messages, message.model_dump(exclude_none=True), _tool_message(call, result)]
         text, _, _ = await self._converse(replace(talk, messages=so_far, parallel_tools=True), 1)
         return _cut(text) or result
@@ -220,7 +214,7 @@ class ReActAgent:
 
     async def _compact(self, talk: _Conversation) -> None:
         talk.messages.append({"role": "user", "content": SUMMARISE})
-        # The tools stay in the request: without them the prompt would begin differently and share nothing.
+        # The tools stay in the request: without them the prompt would have another start and share no prefix.
         answer = await self._ask(talk)
         summary = "" if answer is None else _without_reasoning(answer[0].message.content)
         talk.messages = [*talk.start, {"role": "user", "content": GO_ON.format(summary=summary)}]
@@ -231,7 +225,7 @@ def _tool_message(call: Any, result: str) -> dict[str, Any]:
 
 
 def _without_reasoning(content: str | None) -> str:
-    """What a turn says; nothing where its reasoning never ended."""
+    """The visible text of a turn; empty if its reasoning never ended."""
     said = without_reasoning(content or "").strip()
     return "" if said.startswith(THINK_START) else said
 
@@ -243,5 +237,5 @@ def _cut(text: str) -> str:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """One for all sessions: the client takes 50 ms to read the system's certificates."""
+    """One context for all sessions, because reading the system's certificates takes 50 ms."""
     return httpx.create_ssl_context()

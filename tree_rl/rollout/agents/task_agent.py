@@ -1,4 +1,4 @@
-"""An agent in an environment: it works on a task and asks the model at an endpoint."""
+"""The interface of agents that work in an environment and call the model at an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,18 +13,18 @@ class TaskAgent(Protocol):
     async def run(
         self, messages: Sequence[Mapping[str, Any]], *, environment: Environment, endpoint: Endpoint
     ) -> Outcome:
-        """Work until done or until a limit of the agent's own.
+        """Work until done or until one of the agent's limits.
 
         Args:
-            messages: the task, as the data set words it.
+            messages: the prompt of the data set's row.
             environment: already reset; the agent neither scores nor closes it.
-            endpoint: where the model is asked; every call is recorded.
+            endpoint: address of the model; every call is recorded.
 
         Raises:
             AgentError: the agent failed.
-            tree_rl.rollout.sandbox.sandbox.SandboxDied: its sandbox did.
+            tree_rl.rollout.sandbox.sandbox.SandboxDied: its sandbox does not answer.
         """
 
 
 class AgentError(RuntimeError):
-    """An agent cannot go on. The trainer keeps its calls and scores what it did."""
+    """An agent cannot continue. The trainer keeps its calls and scores its work."""

@@ -1,4 +1,4 @@
-"""Worlds in which agents act, and the tests that score them."""
+"""Environments in which agents act, and the tests that score them."""
 
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
 from tree_rl.rollout.environments.shell_environment import ShellEnvironment

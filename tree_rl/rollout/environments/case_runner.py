@@ -1,9 +1,8 @@
-"""Runs programs on the code under test and writes what each returned or raised; a program of its own, standard
-library only, that knows no expectations.
+"""Runs programs on the code under test and prints what each returned or raised. It does not know the expected values.
 
-Usage: python3 -I -B case_runner.py PROGRAMS_FILE
+Usage: python3 -I -B case_runner.py PROGRAMS_FILE (standard library only)
 
-The file holds JSON, `[[id, body of a function], ...]`. Every program answers by a line `ID {"value": ...}`,
+The file holds JSON, `[[id, body of a function], ...]`. For every program it prints a line `ID {"value": ...}`,
 `ID {"raises": [class and base classes]}` or `ID {"refused": ...}`.
 """
 
@@ -17,7 +16,7 @@ from typing import Any
 
 
 class Caught:
-    """A block whose every exception is noted and ends there, `SystemExit` and those of foreign classes too."""
+    """A context manager that suppresses and records every exception, including `SystemExit`."""
 
     kind: type[BaseException] | None = None
 
@@ -44,7 +43,7 @@ def plain(value: object) -> object:
     """A copy made of None and exact bool, int, float, str, list and dict; a tuple becomes a list.
 
     Raises:
-        TypeError: anything else, such as a subclass of these; `is` asks no class for its opinion.
+        TypeError: any other type, such as a subclass. `is` cannot be deceived by the class under test.
     """
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is float or kind is str:
@@ -67,7 +66,7 @@ def answer(body: str) -> dict[str, object]:
 
 
 def main() -> None:
-    """Answer every program, in order. What they print is dropped."""
+    """Run all programs in order. Their output is dropped."""
     with open(sys.argv[1], encoding="utf-8") as file:
         programs = json.load(file)
     answers = os.dup(1)
@@ -80,7 +79,7 @@ def main() -> None:
         with Caught():
             text = json.dumps(answer(body))
         os.write(answers, f"{number} {text}\n".encode("ascii"))
-    # A thread that the code under test left behind holds nobody up.
+    # Do not wait for threads of the code under test.
     os._exit(0)
 
 

@@ -1,8 +1,7 @@
-"""Cases: tests that are data. A child runs programs on the code under test; the parent, which alone knows what they
-should return, compares.
+"""Cases are tests as data: a child process runs programs on the code under test, and the parent compares the results.
 
-The child answers in JSON, and what is compared are plain values rebuilt from it. So neither the child's exit code nor
-an object of its own making decides anything: code under test passes a case only by saying the expected value.
+Only the parent knows the expected values. The child answers in JSON, from which the parent rebuilds plain values. So
+neither the child's exit code nor its objects decide: code passes a case only by returning the expected value.
 """
 
 import json
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 RUNNER_NAME = "case_runner.py"
-"""The child's program, beside this file: `python3 -I -B case_runner.py PROGRAMS_FILE` in the repository."""
+"""The child's program, in this folder; run in the repository as `python3 -I -B case_runner.py PROGRAMS_FILE`."""
 MAX_ANSWER_CHARACTERS = 8192
-"""A longer answer fails its case, unread."""
+"""Longest answer; a longer one fails its case without being parsed."""
 DRAW = random.SystemRandom()
 
 
@@ -27,7 +26,6 @@ class Case:
     """
 
     name: str
-    """Name of the test."""
     program: str
     """Body of a function that returns a plain value; the repository can be imported."""
     expected: str
@@ -45,14 +43,13 @@ class Case:
 
 
 def programs_for_child(cases: Sequence[Case], rng: random.Random = DRAW) -> tuple[str, Mapping[str, str]]:
-    """Write down what the child may know.
+    """Write the child's input, which contains no names and no expected values.
 
     Returns:
-        JSON text for the child, `[[id, program], ...]` in random order under random ids, and the key to its answers:
-        id -> name of the case.
+        JSON text `[[id, program], ...]` in random order with random ids, and the name of the case of each id.
 
     Raises:
-        ValueError: two cases of one name.
+        ValueError: two cases have the same name.
     """
     if len({case.name for case in cases}) < len(cases):
         raise ValueError(f"cases: expected distinct names, received {sorted(case.name for case in cases)}")
@@ -65,13 +62,12 @@ def programs_for_child(cases: Sequence[Case], rng: random.Random = DRAW) -> tupl
 def passed_cases(cases: Sequence[Case], key: Mapping[str, str], output: str) -> set[str]:
     """Names of the cases whose answer equals the expectation.
 
-    A missing, malformed or oversized answer fails its case, as do two answers that differ. Lines that answer no case
-    do not count. Never raises for what the child wrote.
+    A missing, malformed or oversized answer fails its case, as do two different answers. Ignores other lines, and never
+    raises for the child's output.
 
     Args:
-        cases: as given to `programs_for_child`.
-        key: from there.
-        output: all that the child printed; the lines that count are `ID JSON`.
+        key: names by id, from `programs_for_child`.
+        output: the child's output, with answers in lines `ID JSON`.
     """
     answers: dict[str, set[str]] = {}
     for line in output.split("\n"):
@@ -97,7 +93,7 @@ def _is_right(expectation: Mapping[str, Any], answer: str) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    """JSON, or None where it is none: too deep and integers of too many digits too."""
+    """Decoded JSON; None if it is invalid, nested too deep, or has too long integers."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -105,7 +101,7 @@ def _parsed(text: str) -> Any:
 
 
 def same(expected: Any, received: Any) -> bool:
-    """Whether two values of JSON are equal in type and value: 1 is neither True nor 1.0, NaN is NaN."""
+    """True if two JSON values are equal in type and value: 1 differs from True and 1.0, and NaN equals NaN."""
     if type(expected) is not type(received):
         return False
     if isinstance(expected, list):

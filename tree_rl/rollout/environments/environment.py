@@ -1,4 +1,4 @@
-"""The world of a session, as agents and trainer see it."""
+"""The interface of a session's environment, for agents and the trainer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,33 +7,33 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it."""
+    """One tool call of the model."""
 
     name: str
-    """Tool name."""
+    """Name of the tool."""
     arguments: Mapping[str, Any]
-    """Decoded JSON object."""
+    """Arguments, decoded from JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a session went, for scoring."""
+    """The outcome of an agent's work, for scoring."""
 
     answer: str
-    """Text of the last turn, reasoning removed."""
+    """Text of the last turn without reasoning."""
     turns: int
-    """Model calls on the main line."""
+    """Number of model calls on the main line."""
     malformed_calls: int
-    """Tool calls that could not be read."""
+    """Number of tool calls that could not be read."""
     is_complete: bool
-    """True if the agent ended by itself; False when a limit ended it."""
+    """True if the agent ended by itself; False if a limit ended it."""
 
 
 class Environment(Protocol):
-    """The world of one session. Built without arguments, one per session."""
+    """The environment of one session. Built without arguments, once per session."""
 
     async def reset(self, task: Mapping[str, Any]) -> None:
-        """Set the world up for a task: the `extra_info` of the data set's row."""
+        """Set up a task, given by the `extra_info` of the data set's row."""
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Describe the tools, in OpenAI's function format, for the chat template."""
@@ -41,23 +41,23 @@ class Environment(Protocol):
     async def call(self, call: ToolCall) -> str:
         """Execute a tool and return what the agent sees. Calls of one turn run concurrently.
 
-        Mistakes of the agent (an unknown tool, bad arguments) are answered in words. `SandboxDied`, `SandboxError` and
-        `OSError` lose the session; any other exception ends the agent's work, which is scored as it stands.
+        Return a message for mistakes of the agent (an unknown tool, bad arguments). `SandboxDied`, `SandboxError` and
+        `OSError` lose the session; any other exception ends the agent's work, which is scored as it is.
         """
 
     async def stop(self) -> None:
-        """End everything that the session started; called before `score`, whatever ended the session.
+        """End everything that the session started; always called before `score`.
 
-        Nothing runs any more when this returns, and later calls of the agent are refused. A class whose tools start
-        nothing may leave it out.
+        Nothing runs when this returns, and later calls of the agent are refused. Optional for a class whose tools start
+        no processes.
         """
 
     async def score(self, outcome: Outcome) -> float:
         """Return the session's reward, a finite number.
 
-        Raises `ValueError` if what the agent left cannot be judged: the reward is 0.0. Any other exception loses the
+        Raises `ValueError` if the agent's work cannot be judged: then the reward is 0.0. Any other exception loses the
         session.
         """
 
     async def close(self) -> None:
-        """Release everything; called once, whatever happened. An exception is logged."""
+        """Release everything; always called once. An exception is logged."""

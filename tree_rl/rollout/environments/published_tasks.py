@@ -1,7 +1,6 @@
-"""Rows of SWE-bench, SWE-Gym and SWE-smith as software tasks. They run in the data sets' own container images.
+"""Rows of SWE-bench (arXiv 2310.06770), SWE-Gym (arXiv 2412.21139) and SWE-smith (arXiv 2504.21798) as software tasks.
 
-Field names and images are those of SWE-bench (arXiv 2310.06770), SWE-Gym (arXiv 2412.21139) and SWE-smith (arXiv
-2504.21798) as published.
+They have the published field names and run in the published container images.
 """
 
 import re
@@ -16,20 +15,20 @@ DIRECTORY = "/testbed"
 ACTIVATE = "export PATH=/opt/miniconda3/envs/testbed/bin:$PATH CONDA_DEFAULT_ENV=testbed"
 PYTEST = "python -m pytest --no-header -rA --tb=no -p no:cacheprovider {tests}"
 OTHER_RUNNERS = ("django/django", "sympy/sympy", "sphinx-doc/sphinx")
-"""Repositories of SWE-bench whose tests pytest does not run."""
+"""Repositories of SWE-bench whose tests need another runner than pytest."""
 START_TAG = "task-start"
 BUG_PATCH = ".task.patch"
 
 
 def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
-    """A row of SWE-bench.
+    """Convert a row of SWE-bench.
 
     Args:
         row: `repo, instance_id, base_commit, problem_statement, test_patch, FAIL_TO_PASS, PASS_TO_PASS`, and
-            `image_name` where it is not the standard one.
+            `image_name` if it is not the standard one.
 
     Raises:
-        ValueError: a field is missing, or the repository's tests are not pytest's.
+        ValueError: a field is missing, or pytest does not run the repository's tests.
     """
     row = checked(row, "repo", "instance_id", "base_commit", "problem_statement", "test_patch", "FAIL_TO_PASS")
     if row["repo"] in OTHER_RUNNERS:
@@ -37,7 +36,7 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
             f"{row['instance_id']}: the tests of {row['repo']} are not run by pytest, whose reports alone are "
             f"read; leave out {', '.join(OTHER_RUNNERS)}"
         )
-    # Docker refuses double underscores; the images carry this mark instead.
+    # Docker refuses double underscores; the published names have this text instead.
     standard = f"swebench/sweb.eval.x86_64.{row['instance_id'].replace('__', '_1776_')}:latest".lower()
     files = tuple(dict.fromkeys(re.findall(r"^diff --git a/.* b/(.*)$", row["test_patch"], re.MULTILINE)))
     targets = tuple(name for name in files if name.endswith(".py"))
@@ -57,25 +56,21 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
         fail_to_pass=names(row["FAIL_TO_PASS"]),
         pass_to_pass=names(row.get("PASS_TO_PASS") or ()),
         log_format="pytest",
-        # A file that the patch adds is not there yet, so every file is restored by itself.
+        # One command per file, because it fails for a file that the patch adds.
         before_tests=f"for f in {quote(files)}; do git checkout -q {quote([row['base_commit']])} -- $f; done",
         test_patch=row["test_patch"],
     )
 
 
 def from_swe_gym(row: Mapping[str, Any]) -> SweTask:
-    """A row of SWE-Gym: SWE-bench's fields, images of its own.
-
-    Raises:
-        ValueError: as `from_swe_bench`.
-    """
+    """Convert a row of SWE-Gym: as `from_swe_bench`, with other images."""
     task = from_swe_bench(row)
     own = f"xingyaoww/sweb.eval.x86_64.{task.instance_id.replace('__', '_s_')}:latest".lower()
     return replace(task, image=row.get("image_name") or own)
 
 
 def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
-    """A row of SWE-smith, whose `patch` is the bug: it is applied to the image's sound repository at the start.
+    """Convert a row of SWE-smith, whose `patch` adds the bug to the image's repository at the start.
 
     Args:
         row: `instance_id, image_name, patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS`.
@@ -105,7 +100,7 @@ def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
 
 
 def checked(row: Mapping[str, Any], *needed: str) -> Mapping[str, Any]:
-    """The row, if it has these fields and a problem in words. Raises `ValueError` if not."""
+    """Return the row if it has these fields and a problem statement; raise `ValueError` otherwise."""
     missing = [name for name in needed if row.get(name) is None]
     if missing:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""An environment of files and a shell, and how an agent reads what a command did."""
+"""An environment with files and a shell, and the text of a command's result for the agent."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ SHELL_TOOL: Mapping[str, Any] = {
 
 
 def describe_result(result: CommandResult) -> str:
-    """What an agent reads of a command: the output, and whether it was cut, took too long or failed."""
+    """A command's result for the agent: the output, and notes if it was cut, took too long or failed."""
     notes = [
         "[output cut]" if result.truncated else "",
         "[timed out]" if result.timed_out else f"[exit {result.exit_code}]" if result.exit_code else "",
@@ -32,7 +32,7 @@ def describe_result(result: CommandResult) -> str:
 
 
 async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResult]]) -> str:
-    """Run a call of the tool `shell`, the only one that there is; answer the agent's mistakes in words."""
+    """Run a call of `shell`, the only tool; return a message for mistakes of the agent."""
     command = call.arguments.get("command")
     if call.name != "shell":
         return f"error: unknown tool {call.name!r}; the only tool is shell"
@@ -42,11 +42,11 @@ async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResul
 
 
 class ShellEnvironment:
-    """Files and a shell; the reward is whether a checking command succeeds.
+    """Files and a shell; a command at the end decides the reward.
 
-    The task gives `files` (a mapping of path to content, or a list of `{path, content}` as data sets store it) and
-    `check`: a shell command run at the end on a copy of the directory, reward 1.0 if it exits with 0. Subclass and
-    replace `score` for another reward: `await self.sandbox.read(name)` reads a file, and commands run in
+    A task has `files` (a mapping of path to content, or a list of `{path, content}` as data sets store it) and `check`:
+    a shell command that runs at the end on a copy of the directory, with reward 1.0 if it exits with 0. Override
+    `score` for another reward: `await self.sandbox.read(name)` reads a file, and commands run in
     `await self.judge_sandbox()`.
 
     Raises:
@@ -58,38 +58,30 @@ class ShellEnvironment:
         if self.options.backend != "local":
             raise ValueError(f"{KEY}.backend={self.options.backend}: expected local; this environment has no image")
         self.sandbox = LocalSandbox(self.options)
-        """Where the agent works; stopped before `score`."""
+        """The agent's sandbox; stopped before `score`."""
         self.task: Mapping[str, Any] = {}
         self._judge: LocalSandbox | None = None
 
     async def reset(self, task: Mapping[str, Any]) -> None:
-        """Write the task's files."""
         files = task.get("files") or {}
         if not isinstance(files, Mapping):
             files = {entry["path"]: entry["content"] for entry in files}
         self.task = task
         await self.sandbox.start()
-        # A column of a data set holds every key that any row has; absent files arrive as None.
+        # A column of a data set has the keys of all rows; a row's absent files are None.
         await self.sandbox.write({path: content for path, content in files.items() if content is not None})
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Describe `shell`."""
         return [SHELL_TOOL]
 
     async def call(self, call: ToolCall) -> str:
-        """Run `shell(command)`."""
         return await call_shell(call, self.sandbox.run)
 
     async def stop(self) -> None:
-        """Kill what commands started. Later calls raise `SandboxDied`."""
         await self.sandbox.stop()
 
     async def judge_sandbox(self) -> LocalSandbox:
-        """Another sandbox with a copy of the agent's files; nothing of the agent's runs or writes there.
-
-        Raises:
-            ValueError: the agent's files cannot be copied.
-        """
+        """Another sandbox with a copy of the agent's files. Raises `ValueError` if they cannot be copied."""
         await self.stop()
         if self._judge is None:
             self._judge = self.sandbox.fresh()
@@ -107,7 +99,6 @@ class ShellEnvironment:
         return float((await judge.run(self.task["check"])).exit_code == 0)
 
     async def close(self) -> None:
-        """Remove the files."""
         for sandbox in (self._judge, self.sandbox):
             if sandbox is not None:
                 await sandbox.close()

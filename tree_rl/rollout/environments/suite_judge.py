@@ -1,7 +1,7 @@
-"""Judges by a suite of unittest or pytest: published benchmarks, and tasks of your own in these formats.
+"""Judges by a suite of unittest or pytest: published benchmarks, and your tasks in these formats.
 
-Code under test shares a process with such tests, so canaries stand among them. Files of the agent that configure or
-shadow the test framework are not taken over; the task's own stand in their place.
+Code under test shares a process with such tests, so we add canaries. We do not copy the agent's files that configure or
+shadow the test framework; the task's files stay in their place.
 """
 
 import base64
@@ -23,10 +23,10 @@ Run = Callable[[str], Awaitable[CommandResult]]
 """Executes a command in the repository."""
 UNITTEST_RUNNER = "unittest_runner.py"
 READ_BYTES = 24_000
-"""Bytes of a test file in the image that one command reads: their base64 fits the smallest sensible output limit."""
+"""Bytes of a test file in the image read per command: small enough for the output limit, in base64."""
 MAX_TEST_FILE_BYTES = 1 << 20
 ADDED_TO_PYTEST = "export PYTEST_ADDOPTS='--maxfail=0'; "
-"""A configuration that stops at the first failure would stop at a canary."""
+"""Option for pytest, because a configuration that stops at the first failure would stop at a canary."""
 CONFIGURING = {
     *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
     *("pyproject.toml", "noxfile.py", ".coveragerc", "sitecustomize.py", "usercustomize.py"),
@@ -34,17 +34,12 @@ CONFIGURING = {
 SHADOWED = sys.stdlib_module_names - {"test"} | {
     *("_pytest", "pytest", "pluggy", "iniconfig", "py", "exceptiongroup", "tomli", "packaging", "pygments", "xdist")
 }
-"""Modules that an interpreter or a test framework imports, where a file of the agent could come first."""
+"""Modules that an interpreter or a test framework imports, which a file of the agent could shadow."""
 IMPORTABLE = (".py", ".so", ".pyd")
 
 
 async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
-    """Run a task's tests with canaries among them.
-
-    Args:
-        sandbox: holds the repository and the task's tests.
-        run: executes a command there.
-    """
+    """Run a task's tests with canaries among them."""
     planted = plant(
         await _test_sources(task, run),
         targets=task.test_targets,
@@ -72,7 +67,7 @@ def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
 
 
 async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:
-    """Path -> text of the files of tests that the command names whole, as far as they can be read."""
+    """Texts, by path, of the readable test files that the command names completely."""
     sources = {}
     for path in dict.fromkeys(path for path in map(partial(test_path, task.log_format), task.test_targets) if path):
         text = None if task.test_patch else task.test_files.get(path)
@@ -83,13 +78,13 @@ async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:
 
 
 def test_path(log_format: str, target: str) -> str | None:
-    """The file that a target names whole; None for a folder or a part of a file."""
+    """The file that a target names completely; None for a folder or a part of a file."""
     path = target.replace(".", "/") + ".py" if log_format == "unittest" else posixpath.normpath(target)
     return path if path.endswith(".py") and not path.startswith(("/", "../")) else None
 
 
 async def _read(run: Run, path: str) -> str | None:
-    """A text file of the sandbox; None if there is none, or a large one."""
+    """Read a text file of the sandbox; None if it is missing or large."""
     content = b""
     while len(content) < MAX_TEST_FILE_BYTES:
         command = f"tail -c +{len(content) + 1} {quote([path])} | head -c {READ_BYTES} | base64"
@@ -108,10 +103,10 @@ async def _read(run: Run, path: str) -> str | None:
 
 
 def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str], bool]:
-    """Which of the agent's files would configure or shadow the test framework or the tests.
+    """A function that returns True for files of the agent that would configure or shadow the test framework or tests.
 
     Args:
-        present: names at the top of the repository as the task has it; `task.files` know theirs.
+        present: names at the top of the task's repository, besides those of `task.files`.
     """
     tests = _own_tests(task)
     roots = {"", *(folder for path in tests for folder in _folders_of(path))}
@@ -127,7 +122,7 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
             module = posixpath.join(above, part.partition(".")[0])
             is_folder = depth < len(folders)
             if module in modules and module not in roots and is_folder:
-                # A folder takes the place of a module of tests: tests/test_a/ beside tests/test_a.py.
+                # A folder would shadow a module of tests: tests/test_a/ next to tests/test_a.py.
                 return True
             if module in modules and not is_folder and name.endswith(IMPORTABLE) and path not in task.files:
                 return True
@@ -140,7 +135,6 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
 
 
 def _own_tests(task: SweTask) -> set[str]:
-    """Paths of the files that the task brings or names as tests."""
     named = {
         path for path in (test_path(task.log_format, target.partition("::")[0]) for target in task.test_targets) if path
     }

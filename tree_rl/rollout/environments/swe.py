@@ -1,4 +1,4 @@
-"""The software environment: a repository in a sandbox, a shell as the tool, and tests that decide the reward."""
+"""The software environment: a repository in a sandbox, a shell as tool, and tests that decide the reward."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,72 +27,65 @@ class SweEnvironment:
         self._sandbox: Sandbox | None = None
 
     async def reset(self, task: Mapping[str, Any]) -> None:
-        """Start the sandbox and lay out the repository.
+        """Start the sandbox and write the repository.
 
         Args:
-            task: `swe` holds the fields of `SweTask`.
+            task: mapping whose key `swe` holds the fields of `SweTask`.
 
         Raises:
-            ValueError: the task is not complete.
+            ValueError: the task is incomplete.
             SandboxError: the sandbox does not start.
         """
         if "swe" not in task:
             raise ValueError(f"extra_info: expected the key 'swe' with a software task, received {sorted(task)}")
         self._task = SweTask.from_row(task["swe"])
         self._sandbox = open_sandbox(self.options, image=self._task.image, directory=self._task.directory)
-        # A sandbox that cannot be judged apart says so before the session.
+        # Raises before the session if there could be no separate sandbox for judging.
         self._sandbox.fresh()
         await self._sandbox.start()
         await lay_out(self._task, self._sandbox)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Describe `shell`."""
         return [SHELL_TOOL]
 
     async def run(self, command: str) -> CommandResult:
-        """Execute a shell command in the repository, for agents that bring their own tools."""
+        """Execute a shell command in the repository, for agents with their own tools."""
         sandbox, task = self._running
         return await in_repository(task, sandbox, command)
 
     @property
     def has_model_port(self) -> bool:
-        """Whether programs of `run_agent` find the gateway at a port of the sandbox."""
         return self._running[0].has_model_port
 
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
     ) -> CommandResult:
-        """Execute an agent's program in the repository; see `Sandbox.run_agent`."""
         sandbox, task = self._running
         command = f"{task.prelude}\n{command}" if task.prelude else command
         return await sandbox.run_agent(command, variables=variables, gateway=gateway, port=port, limits=limits)
 
     async def call(self, call: ToolCall) -> str:
-        """Run `shell(command)`."""
         return await call_shell(call, self.run)
 
     async def stop(self) -> None:
-        """End everything that the session started; it never runs again."""
         if self._sandbox is not None:
             await self._sandbox.stop()
 
     async def score(self, outcome: Outcome) -> float:
-        """Run the tests: 1.0 if all that count pass, else 0.0. What they reported is kept in `report`."""
+        """Run the tests: 1.0 if all that count pass, else 0.0. Stores their result in `report`."""
         self.report = await self.test()
         return float(self.report.is_solved)
 
     async def test(self) -> TestReport:
-        """End the session, and run the task's tests on a copy of its files in a fresh sandbox.
+        """End the session, and run the task's tests on a copy of its files in a new sandbox.
 
-        Raises:
-            SandboxError, SandboxDied: the fresh sandbox fails.
+        Raises `SandboxError` or `SandboxDied` if the new sandbox fails.
         """
         sandbox, task = self._running
         await sandbox.stop()
         return await judge_session(task, sandbox, sandbox.fresh())
 
     async def close(self) -> None:
-        """Throw the sandbox away."""
         if self._sandbox is not None:
             await self._sandbox.close()
 

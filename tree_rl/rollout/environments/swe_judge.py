@@ -1,6 +1,6 @@
-"""Judges a software task in a sandbox of its own: the task laid out anew, a copy of the agent's files, its tests.
+"""Judges a software task in a new sandbox: writes the task again, copies the agent's files, and runs the tests.
 
-Nothing there was written by a live process of the agent.
+No process of the agent ever runs there.
 """
 
 import secrets
@@ -23,15 +23,15 @@ NEVER_COPIED_ENDINGS = (".pyc", ".pth", ".egg-info", ".dist-info", ".egg")
 async def judge_session(task: SweTask, agents: Sandbox, judges: Sandbox) -> TestReport:
     """Run the task's tests on a copy of the agent's files.
 
-    What the agent caused (files that cannot be copied, tests that cannot be written, a time-out) is a report without
-    passed tests.
+    Failures that the agent may have caused (files that cannot be copied, tests that cannot be written, a time-out) give
+    a report without passed tests.
 
     Args:
-        agents: stopped; its files are read.
-        judges: of `agents.fresh()`, not started; closed at the end.
+        agents: the agent's sandbox, stopped.
+        judges: an unstarted sandbox from `agents.fresh()`; closed here.
 
     Raises:
-        SandboxError: the judge's own sandbox fails before anything of the agent is in it.
+        SandboxError: the judge's sandbox fails before the agent's files are in it.
         SandboxDied: it fails later.
     """
     try:
@@ -49,11 +49,11 @@ async def judge_session(task: SweTask, agents: Sandbox, judges: Sandbox) -> Test
 
 
 async def _start(task: SweTask, judges: Sandbox) -> Callable[[str], bool]:
-    """Start the judge's sandbox and lay out the task; returns which of the agent's files stay behind."""
+    """Start the judge's sandbox and write the task; return which of the agent's files not to copy."""
     leave_out = left_out(task)
     try:
         await judges.start()
-        # Without a setup the rest are the agent's, which may have deleted some.
+        # Without a setup only files that we do not copy, as the agent may have deleted others.
         await lay_out(task, judges, None if task.setup else leave_out)
         if task.image is None:
             return leave_out
@@ -63,10 +63,10 @@ async def _start(task: SweTask, judges: Sandbox) -> Callable[[str], bool]:
 
 
 async def lay_out(task: SweTask, sandbox: Sandbox, wanted: Callable[[str], bool] | None = None) -> None:
-    """Write the repository and set it up.
+    """Write the repository and run the task's setup.
 
     Args:
-        wanted: which files; None takes all.
+        wanted: returns True for the paths to write; None writes all.
 
     Raises:
         SandboxError: the task's setup fails.
@@ -108,7 +108,7 @@ async def _run_cases(task: SweTask, sandbox: Sandbox) -> TestReport:
 
 
 async def _run_verifier(task: SweTask, sandbox: Sandbox) -> TestReport:
-    """Run the task's own verifier and read its reward. What the image or the agent left in the files' place goes."""
+    """Run the task's verifier and read its reward, after deleting reward files of the image or the agent."""
     await in_repository(task, sandbox, f"rm -rf {quote(task.reward_files)}")
     result = await in_repository(task, sandbox, task.test_command)
     said = [(await in_repository(task, sandbox, f"head -c 1000 {quote([path])}")) for path in task.reward_files]
@@ -117,12 +117,8 @@ async def _run_verifier(task: SweTask, sandbox: Sandbox) -> TestReport:
 
 
 def left_out(task: SweTask, present: Collection[str] = ()) -> Callable[[str], bool]:
-    """Which of the agent's files are not taken over: what a version control or Python keeps for itself, and what a
-    suite of tests leaves out.
-
-    Args:
-        present: names at the top of the repository as the task has it; `task.files` know theirs.
-    """
+    """A function that returns True for files of the agent that are not copied: of git, of Python's caches, and those of
+    `left_out_of_suite`."""
     if task.log_format in ("cases", "reward_file"):
         return _is_never_copied
     of_suite = left_out_of_suite(task, present)

@@ -1,4 +1,4 @@
-"""Reads from the output of a test run how its tests ended."""
+"""Reads the verdicts of tests from the output of a test run."""
 
 import base64
 import json
@@ -12,36 +12,34 @@ from tree_rl.rollout.environments.swe_task import LogFormat, SweTask
 PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s+(\S.*?)(?: - .*)?$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 UNITTEST_MARK = "unittest-report "
-"""Text in front of the one line that `unittest_runner` prints."""
+"""Start of the one line that `unittest_runner` prints."""
 REPORT_CHARACTERS = 4000
-"""Most characters of the output that a report keeps."""
+"""Number of characters from the output's end that a report keeps."""
 MAX_REPORT_BYTES = 32 << 20
-"""Unpacked."""
+"""Largest decompressed report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestReport:
-    """How a task's tests ended."""
+    """Result of a task's tests."""
 
     __test__ = False
 
     fail_to_pass: tuple[int, int]
-    """How many tests that must be repaired passed, and how many there are."""
+    """Number of passed tests among those that must be repaired, and number of these tests."""
     pass_to_pass: tuple[int, int]
-    """How many tests that must keep their verdict kept it, and how many there are."""
+    """Number of unchanged verdicts among tests that must keep theirs, and number of these tests."""
     output: str
-    """What the run printed, cut."""
 
     @property
     def is_solved(self) -> bool:
-        """Whether every test that counts passed."""
         return all(passed == total for passed, total in (self.fail_to_pass, self.pass_to_pass))
 
 
 def verdicts_of(output: str, *, log_format: LogFormat) -> dict[str, set[str]]:
-    """Everything that was said of each test, by its name: PASSED, FAILED, ERROR, XFAIL, XPASS, SKIPPED.
+    """All verdicts on each test, by its name: PASSED, FAILED, ERROR, XFAIL, XPASS, SKIPPED.
 
-    unittest's report is whole or empty: nothing is read from a run that printed none, or two.
+    Empty for a run of unittest that printed no report or several.
     """
     verdicts: dict[str, set[str]] = {}
     for verdict, name in _from_unittest(output) if log_format == "unittest" else _from_pytest(output):
@@ -79,12 +77,12 @@ def judge(task: SweTask, passed: Collection[str], output: str) -> TestReport:
 
 
 def passed_tests(verdicts: Mapping[str, set[str]]) -> set[str]:
-    """Names of the tests of which one thing alone was said: that they passed, or failed as expected (pytest)."""
+    """Names of the tests whose only verdict is that they passed, or failed as expected (pytest)."""
     return {name for name, said in verdicts.items() if said in ({"PASSED"}, {"XFAIL"})}
 
 
 def is_full_reward(text: str) -> bool:
-    """Whether a reward file says 1 or more: a number, or JSON `{"reward": number}`; anything else is no reward."""
+    """True if a reward file has a number of at least 1, or JSON `{"reward": number}` with one."""
     try:
         said = json.loads(text)
         reward = said["reward"] if isinstance(said, dict) else said

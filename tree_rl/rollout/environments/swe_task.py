@@ -1,4 +1,4 @@
-"""A software task: a repository, a problem in words, and tests that tell whether it was solved."""
+"""A software task: a repository, a problem statement, and tests that decide whether it was solved."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ NAMES = ("test_targets", "fail_to_pass", "pass_to_pass", "must_fail", "reward_fi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweTask:
-    """One task. The agent sees nothing of what enters the sandbox of the judge.
+    """One task. The agent does not see what is written only at scoring.
 
     Raises:
-        ValueError: nothing to start from, no test that decides, or a format without what it needs.
+        ValueError: no repository, no deciding test, or fields that do not fit `log_format`.
     """
 
     instance_id: str
     """Name of the task."""
     problem_statement: str
-    """What the agent reads."""
+    """Description of the problem for the agent."""
     fail_to_pass: tuple[str, ...]
     """Tests that fail before and must pass."""
     pass_to_pass: tuple[str, ...] = ()
@@ -31,34 +31,34 @@ class SweTask:
     must_fail: tuple[str, ...] = ()
     """Tests that fail with the reference solution too, and must not pass."""
     log_format: LogFormat = "unittest"
-    """What decides: `cases` by themselves, modules of unittest run by `unittest_runner`, `pytest -rA`, or a file that
+    """Source of the verdicts: `cases`, modules of unittest run by `unittest_runner`, `pytest -rA`, or a file that
     `test_command` writes."""
     cases: tuple[Case, ...] = ()
-    """Calls and what they must return, for `cases`; the tests' names are theirs."""
+    """Programs and their expected results, for `cases`; their names are the tests' names."""
     test_command: str = ""
-    """Run at scoring, not for `cases`; `{tests}` becomes `test_targets`, and `{runner}` the program of `unittest`."""
+    """Command at scoring, except for `cases`; `{tests}` becomes `test_targets`, `{runner}` unittest's program."""
     reward_files: tuple[str, ...] = ()
-    """Where `test_command` may write the reward, for `reward_file`: a number, or JSON `{"reward": number}`."""
+    """Paths where `test_command` may write the reward, for `reward_file`: a number, or JSON `{"reward": number}`."""
     test_targets: tuple[str, ...] = ()
-    """Modules of tests that are run, as unittest names them; for pytest files."""
+    """Targets of the test command: modules for unittest, files for pytest."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Path -> content, the repository where no image holds it."""
+    """Contents of the repository by path, if no image contains it."""
     image: str | None = None
-    """Container image that holds the repository."""
+    """Container image with the repository."""
     directory: str | None = None
-    """The repository's place in the image."""
+    """Path of the repository in the image."""
     prelude: str = ""
-    """Shell text in front of every command, such as what activates an environment."""
+    """Shell text before every command, for example to activate an environment."""
     setup: str = ""
     """Command at the start, in the repository."""
     before_tests: str = ""
-    """Command at scoring, before the tests are written: removes what the agent did to them."""
+    """Command at scoring, before the tests are written: reverts the agent's changes to them."""
     test_files: Mapping[str, str] = field(default_factory=dict)
-    """Path -> content, written at scoring."""
+    """Contents, by path, of the files written at scoring."""
     test_patch: str = ""
-    """Applied with `git apply` at scoring."""
+    """Patch applied with `git apply` at scoring."""
     solution_files: Mapping[str, str] = field(default_factory=dict)
-    """Path -> content of the reference solution; never written into the sandbox."""
+    """Contents, by path, of the reference solution; never written into the sandbox."""
 
     def __post_init__(self) -> None:
         if not self.files and self.image is None:
@@ -86,9 +86,9 @@ class SweTask:
             )
 
     def to_row(self) -> dict[str, Any]:
-        """The task as a data set stores it: mappings as lists of `{path, content}`.
+        """The task as a row of a data set, with mappings as lists of `{path, content}`.
 
-        A column of a data set has the keys of all its rows, so a mapping from paths would fill with empty entries.
+        A column of a data set has the keys of all its rows, so mappings would get empty entries.
         """
         row = asdict(self)
         for name in PATHS:
@@ -99,11 +99,7 @@ class SweTask:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "SweTask":
-        """Read what `to_row` made, also after a data set turned its lists into arrays.
-
-        Raises:
-            ValueError: a field is missing or unknown; it is named.
-        """
+        """Read a row of `to_row`, whose lists may be arrays. Raises `ValueError` for a missing or unknown field."""
         known = {entry.name for entry in fields(cls)}
         unknown = sorted(set(row) - known)
         if unknown:
@@ -122,7 +118,7 @@ class SweTask:
 
 
 def names(value: Sequence[str] | str) -> tuple[str, ...]:
-    """Test names of a list, an array, or the JSON text in which some data sets keep a list."""
+    """Test names of a list, an array, or JSON text, in which some data sets store lists."""
     if isinstance(value, str):
         value = json.loads(value) if value.lstrip().startswith("[") else [value]
     return tuple(str(name) for name in value)

@@ -1,9 +1,9 @@
-"""Runs unittest modules and reports every verdict in one line; a program of its own, standard library only.
+"""Runs unittest modules and prints all verdicts in one line.
 
-Usage: python3 -I -B unittest_runner.py TARGET ...
+Usage: python3 -I -B unittest_runner.py TARGET ... (standard library only)
 
-The tested code shares this process and could forge the report. It holds no secret: tests that must fail stand among
-the others (`canaries`), and whoever reads the report knows their names.
+The tested code shares this process and could forge the report. So some tests must fail (`canaries`), and only the
+reader of the report knows their names.
 """
 
 import base64
@@ -17,39 +17,34 @@ from types import ModuleType
 
 
 class Report(unittest.TestResult):
-    """Remembers every verdict."""
+    """Records every verdict."""
 
     def __init__(self) -> None:
         super().__init__()
         self.verdicts: list[tuple[str, str]] = []
 
     def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
-        """Note a test that passed."""
         self.verdicts.append(("PASSED", test.id()))
 
     def addFailure(self, test: unittest.TestCase, err: object) -> None:  # noqa: N802
-        """Note a failed assertion."""
         self.verdicts.append(("FAILED", test.id()))
 
     def addError(self, test: unittest.TestCase, err: object) -> None:  # noqa: N802
-        """Note an exception, also of a module that cannot be imported."""
+        """Record an exception, also of a module that cannot be imported."""
         self.verdicts.append(("ERROR", test.id()))
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: object) -> None:  # noqa: N802
-        """Note a part that failed."""
         if err is not None:
             self.verdicts.append(("FAILED", test.id()))
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
-        """Note a test that did not run."""
         self.verdicts.append(("SKIPPED", test.id()))
 
     def addExpectedFailure(self, test: unittest.TestCase, err: object) -> None:  # noqa: N802
-        """Note a failure that the test announces, which is no pass here."""
+        """Record an expected failure, which does not count as passed."""
         self.verdicts.append(("EXPECTED", test.id()))
 
     def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
-        """Note a success that the test denies."""
         self.verdicts.append(("XPASS", test.id()))
 
 
@@ -65,13 +60,13 @@ def tests_of(target: str, loader: unittest.TestLoader) -> unittest.TestSuite:
 
 
 def place_of(parts: list[str]) -> str:
-    """The file of a module in the repository; a file comes before a folder."""
+    """The file of a module in the repository; a file takes precedence over a folder."""
     path = os.path.join(os.getcwd(), *parts)
     return path + ".py" if os.path.isfile(path + ".py") else os.path.join(path, "__init__.py")
 
 
 def module_at(parts: list[str]) -> ModuleType:
-    """Import a module of tests by its place, so that nothing beside it comes first."""
+    """Import a module of tests by its path, so that nothing shadows it."""
     for number in range(1, len(parts) + 1):
         name = ".".join(parts[:number])
         if name in sys.modules:
@@ -111,13 +106,13 @@ def main() -> None:
     for target in targets:
         try:
             tests.addTests(tests_of(target, loader))
-        # The code under test raises what it likes. These tests are then missing from the report.
+        # The code under test may raise any exception. These tests are then missing from the report.
         except Exception as error:  # noqa: BLE001
             os.write(report_to, f"{target}: {error!r}\n".encode("utf-8", "replace"))
     tests.run(report)
     packed = base64.b64encode(zlib.compress(json.dumps(report.verdicts).encode()))
     os.write(report_to, b"unittest-report " + packed + b"\n")
-    # A thread that the code under test left behind holds nobody up.
+    # Do not wait for threads of the code under test.
     os._exit(0)
 
 

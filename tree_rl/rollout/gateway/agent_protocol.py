@@ -12,11 +12,11 @@ class AgentResult:
     """The outcome of an agent's session."""
 
     reward: float
-    """Every row of the session gets it."""
+    """Reward of every row of the session."""
     status: str = "done"
     """One word for reports: done, gave_up, timed_out, ..."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Numbers for the trainer's metrics. Every session of an agent reports the same names."""
+    """Numbers for the trainer's metrics. All sessions of an agent must report the same names."""
 
 
 class Agent(Protocol):
@@ -25,12 +25,12 @@ class Agent(Protocol):
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
     ) -> AgentResult:
-        """Work until done.
+        """Solve the task.
 
         Args:
-            endpoint: the session's address and key; `endpoint.environment()` points a command-line agent to it.
+            endpoint: the session's address and key; `endpoint.environment()` configures a command-line agent.
             messages: the prompt of the data set's row.
             task: the row's `extra_info`.
 
-        An exception fails this session only. A cancelled run must leave nothing behind.
+        An exception fails this session only. A cancelled run must clean up everything it started.
         """

@@ -1,4 +1,4 @@
-"""The model behind the gateway: token ids in; token ids, log-probs and weight versions out."""
+"""The interface of the gateway's model server: token ids in; token ids, log-probs and weight versions out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 LARGEST_LOG_PROB = 1e-5
-"""Rounding may put the log of a probability of 1 above 0."""
+"""Largest log-prob that we accept: rounding may put the log of a probability of 1 above 0."""
 FinishReason = Literal["stop", "length", "abort"]
 
 
 class BackendError(Exception):
-    """The model server could not answer.
+    """The model server cannot answer.
 
     Args:
         status: HTTP status the agent receives (429 when overloaded, 500 and above when broken).
@@ -33,21 +33,21 @@ class Generation:
 
     Raises:
         ValueError: log-probs do not match the tokens.
-        BackendError: one of them is no log of a probability.
+        BackendError: a log-prob is not finite or above 0.
     """
 
     token_ids: tuple[int, ...]
-    """Generated ids, the end token included."""
+    """Generated ids, including the end token."""
     log_probs: tuple[float, ...] | None
     """Log-prob of each id in the distribution it was drawn from; None if the server reports none."""
     finish_reason: FinishReason
-    """stop: the model ended its turn. length: a limit did. abort: the server did, and returned what it had."""
+    """What ended the turn. stop: the model. length: a limit. abort: the server, which returned what it had."""
     min_version: int | None = None
     """Oldest weights used; None if the server reports none."""
     max_version: int | None = None
     """Newest weights used."""
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """Experts that prompt and answer visited, as in `ModelCall`; None if the server reports none."""
+    """Experts that prompt and answer were routed to, as in `ModelCall`; None if the server reports none."""
 
     def __post_init__(self) -> None:
         if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
@@ -62,21 +62,18 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(Generation):
-    """A generated turn.
-
-    Its ids end with the end token, the token that completes a stop text, or the last one below a limit.
-    """
+    """A generated turn. Its ids end with the end token, with the token that completes a stop text, or at a limit."""
 
     stop_text: str | None
-    """The stop text that ended it."""
+    """The stop text that ended the turn, if one did."""
     text: str
     """What the agent sees: the turn without its end token, or up to the stop text."""
     text_ids: tuple[int, ...] | None
-    """The ids that spell `text`. None if the stop text begins inside a token."""
+    """The token ids of `text`; None if the stop text begins inside a token."""
 
 
 class Backend(Protocol):
-    """A language model behind the gateway."""
+    """A language model that the gateway serves."""
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
@@ -85,9 +82,9 @@ class Backend(Protocol):
 
         Args:
             sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`. With `json_output: enforce` also
-                `json_schema`: draw nothing but JSON of this schema and report the log-probs of that draw, or raise
+                `json_schema`: sample only JSON of this schema and report the log-probs of that distribution, or raise
                 `ValueError`.
-            session: id of the agent's session. Servers use it to find the cached prefix.
+            session: id of the agent's session, by which servers find the cached prefix.
 
         Raises:
             BackendError: the server failed. The error names the HTTP status for the agent.

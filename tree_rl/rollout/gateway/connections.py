@@ -1,4 +1,4 @@
-"""HTTP connections that are not kept open for half a request."""
+"""Closes HTTP connections whose clients do not finish a request."""
 
 import asyncio
 from typing import Any
@@ -6,27 +6,26 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_TIMEOUT_S = 60.0
-"""Seconds that the head of a request may take, counted from its first byte or from the connection; also from an answer
-to the end of a body that nobody reads any more. The server has no such limit."""
+"""Seconds from the connection or a request's first byte to the end of its head, and from an early answer to the end of
+the request's body. uvicorn has no such limit."""
 
 _Protocol: Any = AutoHTTPProtocol
-"""The server's own protocol; its class depends on what is installed."""
+"""uvicorn's protocol; its class depends on what is installed."""
 
 
 class PatientProtocol(_Protocol):
-    """Closes a connection whose client does not finish a request. The application limits bodies that it reads."""
+    """Limits the time of a request's head and of unread bodies; the application limits bodies that it reads."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the first request."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read; bytes behind an answered request begin the next one."""
+        """Read; bytes after an answered request start the next one."""
         super().data_received(data)
         if self._is_answering():
             self._stop_waiting()
@@ -34,14 +33,12 @@ class PatientProtocol(_Protocol):
             self._wait_for_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the rest of a body that was answered early."""
         is_unfinished = self.cycle.more_body
         super().on_response_complete()
         if is_unfinished and not self._is_answering():
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -49,7 +46,7 @@ class PatientProtocol(_Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
-        # Further bytes give no further time.
+        # Further bytes do not extend the time.
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
 
@@ -60,6 +57,6 @@ class PatientProtocol(_Protocol):
 
     def _give_up(self) -> None:
         self._head_timer = None
-        # An answer may have begun after the last byte: requests can wait behind each other.
+        # With pipelined requests an answer may have started after the last byte.
         if not self._is_answering():
             self.transport.close()

@@ -11,14 +11,13 @@ class Endpoint:
     url: str
     """Base address without `/v1`, for Anthropic's and Google's clients."""
     token: str
-    """Key of this session: bearer token or `x-api-key`."""
+    """Key of this session, sent as bearer token or `x-api-key`."""
     model: str
-    """Name of the model. The gateway answers under every name."""
+    """Name of the model. The gateway accepts any name."""
     stop_session: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
-    """Ends the session at its gateway. None for an address that no gateway of this process serves."""
-
+    """Function that ends the session; None if another process serves this address."""
     ran_out_of_calls: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
-    """Tells whether the gateway refused a call beyond `max_calls`. None as above."""
+    """Returns True once the gateway refused a call beyond `max_calls`; None if another process serves this address."""
 
     @property
     def openai_url(self) -> str:
@@ -26,7 +25,7 @@ class Endpoint:
         return f"{self.url}/v1"
 
     def named(self, agent: str) -> "Endpoint":
-        """The same session for a sub-agent. Its calls carry its name: letters, digits, `.`, `_` and `-`."""
+        """The same session for a sub-agent, whose name (letters, digits, `.`, `_`, `-`) is recorded with its calls."""
         return replace(self, url=f"{self.url}/a/{agent}")
 
     async def stop(self) -> None:
@@ -35,7 +34,7 @@ class Endpoint:
             await self.stop_session()
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that point a command-line agent to the session, and keep its beginnings alike."""
+        """Environment variables that direct a command-line agent to the session and keep its prompts' prefix stable."""
         return {
             "OPENAI_BASE_URL": self.openai_url,
             "OPENAI_API_BASE": self.openai_url,
@@ -44,6 +43,6 @@ class Endpoint:
             "ANTHROPIC_API_KEY": self.token,
             "GOOGLE_GEMINI_BASE_URL": self.url,
             "GEMINI_API_KEY": self.token,
-            # Claude Code's line of version and checksum in front of the system prompt differs between calls.
+            # Claude Code starts its system prompt with a version and a checksum that differ between calls.
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         }

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 SHUTDOWN_S = 5
 KEEP_ALIVE_S = 600
-"""Agents run tools between calls. A connection that closes while they send the next request is an error for them."""
+"""Idle seconds after which a connection closes. Agents run tools between calls and fail if it closes too early."""
 
 
 class Gateway:
     """Serves a model to agents over HTTP and records what it generates.
 
-    Use it as an asynchronous context manager, or call `start` and `close`. Between them Python's garbage collector
-    skips what the process held before (`gc.freeze`): a search of it would stop every session for up to 0.3 s.
+    Use it as an asynchronous context manager, or call `start` and `close`. In between, Python's garbage collector skips
+    all objects from before `start` (`gc.freeze`): scanning them would block every session for up to 0.3 s.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
-        model: name by which the model is listed.
+        model: name in the list of models.
 
     Raises:
-        ValueError: the gateway cannot keep ids exact with this tokenizer.
+        ValueError: this tokenizer does not allow exact ids.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Gateway:
 
     @property
     def num_sessions(self) -> int:
-        """Open sessions."""
+        """Number of open sessions."""
         return len(self._http.sessions())
 
     async def start(self) -> None:
         """Listen. Raises `OSError` if the address is taken."""
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
         self._socket = socket.create_server((self.options.host, 0), family=family)
-        # Without it every answer waits 40 ms for an ACK. asyncio sets it only for sockets that name their protocol.
+        # Otherwise every answer waits 40 ms for an ACK. asyncio sets it only for sockets created with a protocol.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._http.app(),

@@ -1,7 +1,7 @@
-"""One answer of the model, cut at a stop text.
+"""Generates one answer of the model and cuts it at a stop text.
 
-The gateway watches for stop texts itself, since not every server does. It then generates a turn in growing slices, so
-that few tokens behind a stop text are wasted. Every token is still drawn in its own exact context.
+Not every server supports stop texts, so the gateway searches for them. It then generates a turn in slices of growing
+size, so that few tokens after a stop text are wasted. Every token is still sampled in its exact context.
 """
 
 from bisect import bisect_left
@@ -35,11 +35,11 @@ async def generate_answer(
         BackendError: the backend cannot answer.
     """
     done = Generation(token_ids=(), log_probs=(), finish_reason="length")
-    # The server begins a constraint anew with every slice.
+    # With `json_schema` the server restarts the constraint for each request, so the turn must be one slice.
     size = max_tokens if not stop or "json_schema" in sampling else FIRST_SLICE_TOKENS
     while True:
         limit = min(size, max_tokens - len(done.token_ids))
-        # With a seed, every slice must draw other numbers.
+        # With a seed, each slice must use different random numbers.
         seeded = {"seed": sampling["seed"] + len(done.token_ids)} if sampling.get("seed") is not None else {}
         try:
             slice_ = await backend.generate(
@@ -60,20 +60,20 @@ async def generate_answer(
 
 
 def cut_behind_first(answer: Answer, calls_in: Callable[[str], int], renderer: Renderer) -> Answer:
-    """An answer up to the token that completes its first tool call, as a stop text would end it.
+    """Cut an answer after the token that completes its first tool call, as a stop text would.
 
-    Where the turn ends depends on the tokens before it alone, so what is kept was drawn as it would be without more.
+    The cut depends only on the tokens before it, so their log-probs stay valid.
 
     Args:
         calls_in: counts the tool calls of a text.
 
     Returns:
-        The answer itself if it makes fewer than two calls, or if none of its beginnings makes one.
+        The answer unchanged if it makes fewer than two calls, or if no prefix of it makes exactly one.
     """
     if calls_in(answer.text) < 2:
         return answer
     ids = answer.token_ids
-    # Some formats close all calls at once: then no beginning makes one call, and bisection ends behind the last.
+    # Some formats close all calls together: then no prefix makes one call, and bisection ends after the last.
     count = bisect_left(range(1, len(ids) + 1), True, key=lambda n: calls_in(renderer.decode(ids[:n])) > 0) + 1
     text = renderer.decode(ids[:count])
     if calls_in(text) != 1:
@@ -91,7 +91,7 @@ def cut_behind_first(answer: Answer, calls_in: Callable[[str], int], renderer: R
 
 
 def _read(done: Generation, stop: Sequence[str], renderer: Renderer, *, is_last: bool) -> Answer | None:
-    """The answer that so many slices are; None if it goes on."""
+    """The answer from the slices so far; None if it is incomplete."""
     text_ids = renderer.without_end(done.token_ids) if done.finish_reason == "stop" else done.token_ids
     text = renderer.decode(text_ids)
     found = [(text.index(word), word) for word in stop if word in text]
@@ -112,7 +112,7 @@ def _joined(before: Generation, after: Generation) -> Generation:
         finish_reason=after.finish_reason,
         min_version=min(versions, default=None),
         max_version=max(versions, default=None),
-        # The later request read the tokens of the earlier one, too.
+        # The later request's prompt contains the earlier tokens, so its routes cover them.
         routes=before.routes if after.routes is None else after.routes,
     )
 
@@ -120,7 +120,7 @@ def _joined(before: Generation, after: Generation) -> Generation:
 def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Renderer) -> Answer:
     start, stop_text = found
     counts = range(1, len(done.token_ids) + 1)
-    # The text only grows with the tokens: bisection.
+    # More tokens only make the text longer, so bisection finds the first count that contains the stop text.
     count = counts[bisect_left(counts, True, key=lambda n: stop_text in renderer.decode(done.token_ids[:n]))]
     log_probs = None if done.log_probs is None else done.log_probs[:count]
     kept = replace(done, token_ids=done.token_ids[:count], log_probs=log_probs, finish_reason="stop")

@@ -14,39 +14,39 @@ SamplingFrom = Literal["trainer", "agent"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayOptions:
-    """How a gateway serves and records.
+    """Options of a gateway.
 
     Raises:
         ValueError: a value is out of range; the message names it.
     """
 
     max_context_tokens: int
-    """Limit of prompt and response of one call. A longer prompt is refused with status 400."""
+    """Limit of one call's prompt and response together. A longer prompt is refused with status 400."""
     max_turn_tokens: int
-    """Limit of generated tokens of one call. An agent may ask for fewer."""
+    """Limit of one call's generated tokens. An agent may ask for fewer."""
     on_drift: OnDrift = "reuse"
-    """What becomes of a turn that an agent sends back. `reuse` continues the ids that the model generated. `branch`
-    tokenizes its text anew, as a stock server does: the session branches where the ids differ."""
+    """How a turn that an agent sends back enters the next prompt. `reuse` keeps the token ids that the model generated.
+    `branch` tokenizes its text again, as a stock server does: the session branches where the ids differ."""
     reasoning: Reasoning = "field"
-    """`field`: agents find reasoning in a field or block of its own. `inline`: inside the text."""
+    """Where an agent finds reasoning: in a separate field or block, or inside the text."""
     sampling_from: SamplingFrom = "trainer"
-    """Whose temperature, top_p and so on apply. An `agent`'s leave the distribution that `trainer` trains."""
+    """Whose temperature, top_p and so on apply. With an agent's, samples do not follow the trained distribution."""
     json_output: JsonOutput = "refuse"
-    """What becomes of a request for JSON (`response_format`, `output_config.format`). `refuse` answers with status 400.
-    `instruct` writes the schema into the system text, and the model may still write something else. `enforce` lets the
-    model server draw nothing but JSON of the schema; log-probs are then those of the constrained draw."""
+    """Treatment of a request for JSON (`response_format`, `output_config.format`). `refuse` answers with status 400.
+    `instruct` adds the schema to the system text, and the model may still write something else. `enforce` makes the
+    model server sample only JSON of the schema; log-probs are then those of the constrained distribution."""
     side_calls: tuple[SideCall, ...] = KNOWN_SIDE_CALLS
-    """Calls beside the task, and their weight in training. Yours come before the known ones; one with the name of a
-    known one and no pattern changes its weight."""
+    """Kinds of side calls and their weights in training. As an option: a list of objects with the fields of `SideCall`.
+    They come before the known kinds; one with a known name and no pattern changes the weight of that kind."""
     host: str = "127.0.0.1"
-    """Address to listen on. Only this machine reaches the default. The port is a free one."""
+    """Address to listen on, at a free port. Only this machine reaches the default."""
     max_calls: int = 1000
-    """Calls of one session. Further ones are refused with status 403."""
+    """Limit of calls of one session. Further calls are refused with status 403."""
     template_options: dict[str, Any] = field(default_factory=dict)
-    """Passed to the chat template (`enable_thinking`, ...)."""
+    """Variables for the chat template (`enable_thinking`, ...)."""
     dialect: str = "auto"
-    """How the model writes tool calls: a family of `DIALECTS`, an engine's parser (`vllm:NAME`, `sglang:NAME`), or
-    `auto`, what the chat template shows."""
+    """Format of the model's tool calls: a family of `DIALECTS`, an engine's parser (`vllm:NAME`, `sglang:NAME`), or
+    `auto`, the format of the chat template."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "side_calls", read_side_calls(self.side_calls))

@@ -27,7 +27,7 @@ from tree_rl.rollout.gateway.session import Session, session_over, token_digest
 AnyRequest = TypeVar("AnyRequest", bound=ChatRequest)
 PREFIXES = ("/s/{session}/a/{agent}", "/s/{session}", "/a/{agent}")
 VERSIONS = ("/v1", "")
-"""Some clients are given an address with the version, some without."""
+"""Versions in paths: some clients get an address with the version, some without."""
 GEMINI_VERSIONS = ("/v1beta", *VERSIONS)
 PATHS = (openai_chat.PATH, openai_responses.PATH, anthropic_messages.PATH, "/models")
 NOT_SERVED = {
@@ -38,12 +38,12 @@ NOT_SERVED = {
     "/conversations": "the gateway holds no conversation: send previous_response_id or every item",
     "/api/": "this is no Ollama: give its client an address of OpenAI's kind",
 }
-"""What clients ask for besides -> why there is none."""
+"""Paths that are not served, and the notes that explain it."""
 SHOWN_PATH = 200
 NO_HEADERS: Mapping[str, str] = {}
 AGENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 STREAM_PING_S = 10.0
-"""A stream begins after so many seconds without an answer. Until then an error has its own status."""
+"""Seconds without an answer after which a stream starts. Before that an error still gets its HTTP status."""
 
 
 class HttpApplication:
@@ -56,23 +56,19 @@ class HttpApplication:
         self._model = model
 
     def add(self, session: Session) -> None:
-        """Serve a session."""
         self._by_id[session.id] = session
         self._by_token[token_digest(session.token)] = session
         self._responses[session.id] = openai_responses.StoredResponses()
 
     def remove(self, session: Session) -> None:
-        """Stop serving it. Idempotent."""
         self._by_id.pop(session.id, None)
         self._by_token.pop(token_digest(session.token), None)
         self._responses.pop(session.id, None)
 
     def sessions(self) -> list[Session]:
-        """The sessions that are served."""
         return list(self._by_id.values())
 
     def app(self) -> Starlette:
-        """The ASGI application."""
         ends: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", openai_chat.PATH, partial(self._answer, openai_chat, openai_chat.read_request)),
             (
@@ -94,7 +90,7 @@ class HttpApplication:
         routes = [
             Route(version + path, end, methods=[method]) for version, served in versions for method, path, end in served
         ]
-        # Starlette answers with these. It still raises unexpected errors, so that the server logs them.
+        # Starlette also raises unexpected errors again, so that the server logs them.
         handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
             RequestError: _refusal,
             BackendError: _refusal,
@@ -184,7 +180,7 @@ async def _answered(
     session: Session,
     task: asyncio.Task[Completion],
 ) -> Response:
-    """The answer to a request, once it is there or the client has waited long enough for a stream to begin."""
+    """Wait for the answer; start a stream of pings if it takes longer than `STREAM_PING_S`."""
     patience = STREAM_PING_S if asked.is_stream else None
     if not await wait_for(task, request.receive, timeout_s=patience):
         raise ClientDisconnect
@@ -193,7 +189,7 @@ async def _answered(
         stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
         return StreamingResponse(stream, media_type=asked.stream_type, headers=STREAM_HEADERS)
     completion = _result(task)
-    # A token with its log-prob takes as long as twenty without.
+    # A token with its log-prob takes as long as twenty tokens without.
     cost, tokens = SEARCH if asked.with_log_probs else READ, completion.completion_tokens
     if asked.is_stream:
         written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), cost, tokens=tokens)
@@ -218,7 +214,7 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
         try:
             return replace(read(read_json(body)), num_bytes=len(body), headers=request.headers)
         except RequestError as error:
-            # The traceback holds the decoded body, and the event loop would take long to forget a large one.
+            # The traceback references the decoded body, and the event loop would take long to free a large one.
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
 

@@ -1,4 +1,4 @@
-"""One agent's session: answers its calls and records their exact token ids."""
+"""One agent's session: answers its calls and records exact token ids."""
 
 import asyncio
 import hashlib
@@ -32,29 +32,29 @@ CALL_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedSession:
-    """What a closed session leaves."""
+    """The record of a closed session."""
 
     calls: tuple[ModelCall, ...]
-    """Calls in the order they were answered. `rows_of_calls` makes rows of them."""
+    """Calls in the order of their answers. `rows_of_calls` makes rows of them."""
     drift: DriftReport
     cancelled: int
-    """Calls whose client left, or that were running when the session was closed."""
+    """Number of calls whose client disconnected, or that still ran when the session was closed."""
     refused: Mapping[int, int]
-    """HTTP status -> requests that were answered with it."""
+    """Number of refused requests by HTTP status."""
     left_out: Mapping[str, int]
-    """What requests named and the gateway left out -> number of requests."""
+    """Number of requests by the part that the gateway ignored."""
     constrained: int
-    """Answers whose tokens were drawn from a constrained distribution (`json_output: enforce`)."""
+    """Number of answers sampled from a constrained distribution (`json_output: enforce`)."""
     model_seconds: float
-    """Sum of the times that the model took."""
+    """Sum of the calls' generation times."""
 
 
 class Session:
     """Answers and records calls of one agent and its sub-agents.
 
     Args:
-        sampling: the trainer's sampling parameters. A `seed` among them seeds the session: each call gets a seed of its
-            own, from its prompt and from how often the prompt was asked before.
+        sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
+            number of earlier calls with the same prompt.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Session:
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
         self.is_exhausted = False
-        """True once a call was refused because the session had made its `max_calls`."""
+        """True once a call was refused because of `max_calls`."""
         self._left_out: Counter[str] = Counter()
         self._constrained = 0
         self._renderer = renderer
@@ -82,14 +82,14 @@ class Session:
         self._record: RecordedSession | None = None
 
     def accepts(self, token: str) -> bool:
-        """Whether a client's token is this session's. Every wrong token takes the same time."""
+        """True if a token is this session's. The comparison takes constant time."""
         return hmac.compare_digest(token_digest(token), token_digest(self.token))
 
     def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
         Raises:
-            RequestError: the session is over, has made its `max_calls`, or does not answer in JSON.
+            RequestError: the session is over, has made `max_calls` calls, or refuses requests for JSON.
         """
         self._refuse_if_over()
         request = with_json(request, self._options.json_output)
@@ -108,12 +108,12 @@ class Session:
         return task
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Tokens of a prompt, without asking the model. Raises `RequestError` if the session is over."""
+        """Number of tokens of a prompt, without a model call. Raises `RequestError` if the session is over."""
         self._refuse_if_over()
         return len((await self._recorder.prompt(with_json(request, self._options.json_output))).ids)
 
     async def stop(self) -> None:
-        """Refuse running and later calls. What was recorded stays; nothing is recorded once this returns."""
+        """Refuse running and later calls. The record stays, and nothing is added to it once this returns."""
         self._is_open = False
         while self._running:
             for task in self._running:
@@ -121,7 +121,7 @@ class Session:
             await asyncio.wait(self._running)
 
     async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
-        """Refuse further calls, wait up to `grace_s` for running ones, stop what is left, and return the record.
+        """Refuse new calls, wait up to `grace_s` for running ones, cancel the others, and return the record.
 
         Closing again returns the same record.
         """
@@ -216,14 +216,12 @@ class Session:
         )
 
     async def _up_to_one_call(self, prompt: Prompt, answer: Answer) -> Answer:
-        """The answer up to the end of its first tool call, if it makes several."""
-
         def cut() -> Answer:
             _, fault_of_all = self._recorder.read(prompt, answer.text, 0)
 
             def calls_in(text: str) -> int:
                 message, fault = self._recorder.read(prompt, text, 0)
-                # A beginning that leaves reasoning open may hold a draft there.
+                # A prefix whose reasoning is still open may contain a draft of a call.
                 is_draft = fault == "in_reasoning" and fault_of_all != "in_reasoning"
                 return 0 if is_draft else len(message.tool_calls)
 
@@ -252,14 +250,14 @@ class Session:
         if task.cancelled():
             self._cancelled += 1
         else:
-            task.exception()  # asyncio warns of errors that nobody reads, and the client may have left
+            task.exception()  # asyncio warns of errors that nobody reads, as when the client disconnected
 
 
 def session_over() -> RequestError:
-    """The refusal of a call to a session that has ended. No client tries again."""
+    """The refusal of a call to a session that has ended, with a status that clients do not retry."""
     return RequestError("this session is over", status=403, code="session_over")
 
 
 def token_digest(token: str) -> bytes:
-    """What tokens are compared by: it takes the same time for all."""
+    """Digest by which tokens are compared in constant time."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,1 +1,1 @@
-"""Where commands of agents run: a folder of this machine inside bubblewrap, or a container that SWE-ReX reaches."""
+"""Sandboxes for agents' commands: a folder of this machine inside bubblewrap, or a container that SWE-ReX reaches."""

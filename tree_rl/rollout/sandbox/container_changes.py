@@ -1,6 +1,6 @@
-"""What an agent changed in a container: taken there as a tar, checked here, put into another container.
+"""What an agent changed in a container: packed there as a tar, checked here, unpacked in another container.
 
-The agent owned its container, so the tar is nothing but data: names, kinds and sizes are checked before it is used.
+The agent controlled its container, so the tar is untrusted: we check names, file types and sizes before we use it.
 """
 
 import io
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
 
 MAX_BYTES = 64 << 20
-"""Most bytes of an agent's changes, unpacked."""
+"""Largest size of an agent's changes, unpacked."""
 MAX_FILES = 20_000
 MARK = "TREE_RL_SANDBOX"
-"""Variable of every command of a session: what it started is found by it."""
+"""Environment variable that every command of a session gets. `KILL` finds the session's processes by it."""
 
 KILL = """\
 mark="MARK=$1" all= keep=" 1 $$ " pid=$$ tries=100
@@ -38,8 +38,8 @@ while [ "$tries" -gt 0 ]; do
 done
 exit 1
 """.replace("MARK=", f"{MARK}=")
-"""The session's mark. In a container that SWE-ReX's server began, everything but the server is killed; elsewhere what
-bears the mark in its environment."""
+"""Shell script; argument: the session's mark. Kills all but the server where SWE-ReX's server is the container's first
+process, and otherwise every process that has the mark in its environment."""
 
 TAKE = """\
 cd "$1" || exit 1
@@ -56,19 +56,19 @@ else
 fi
 echo "$folder"
 """
-"""Directory, and the id of the tree at the start, empty where there is no repository; prints a folder with `tar` (what
-is new or different) and `gone` (names)."""
+"""Shell script; arguments: directory, and the id of git's tree at the start (empty without a repository). Prints a
+folder with `tar` (new and changed files) and `gone` (names of deleted files)."""
 READ = 'tail -c "+$2" "$1" | head -c "$3" | base64 | tr -d "\\n"'
-"""File, from which byte (1), how many."""
+"""Shell script; arguments: file, first byte (counted from 1), number of bytes."""
 PUT = """\
 cd "$1" && base64 -d <"$2.gone" | xargs -0 -r rm -f -- && base64 -d <"$2.tar" | tar -xzf - --no-same-owner
 status=$?
 rm -f "$2.gone" "$2.tar"
 exit "$status"
 """
-"""Directory, and the beginning of the names of two files."""
+"""Shell script; arguments: directory, and the path of two files without their suffixes `.gone` and `.tar`."""
 TREE = 'cd "$1" && git -c safe.directory="*" rev-parse -q --verify "HEAD^{tree}" || true'
-"""Directory; prints nothing where there is no repository."""
+"""Shell script; argument: directory. Prints the id of git's tree, nothing without a repository."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,16 +78,14 @@ class Changes:
     packed: bytes
     """tar.gz of regular files, and links that stay inside."""
     gone: tuple[str, ...]
-    """Names of what it removed."""
 
 
 def checked_changes(packed: bytes, gone: bytes, *, leave_out: Callable[[str], bool]) -> Changes:
-    """Keep of what a container gave what may be put into another.
+    """Keep the changes that may go into another container.
 
     Args:
-        packed: tar.gz.
-        gone: names, each ended by NUL.
-        leave_out: is told a relative path; True leaves it out.
+        gone: names of deleted files, each ended by NUL.
+        leave_out: returns True for a relative path to skip.
 
     Raises:
         ValueError: not a tar.gz, too many files or bytes, or a name that leads outside.
@@ -132,7 +130,7 @@ def _keep(
 
 
 def relative(name: str) -> str:
-    """A path below the top, without detours. Raises `ValueError` if it is none."""
+    """Normalize a path below the top. Raises `ValueError` if it leads outside or is too deep."""
     path = posixpath.normpath(name)
     if path.startswith(("/", "../")) or path == ".." or path.count("/") > MAX_DEPTH:
         raise ValueError(f"the agent's changes hold the name {name[:200]!r}; expected a path inside")

@@ -1,4 +1,4 @@
-"""How a sandbox fails."""
+"""Errors of a sandbox."""
 
 
 class SandboxError(RuntimeError):

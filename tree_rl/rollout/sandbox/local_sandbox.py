@@ -22,7 +22,7 @@ PROGRAM = Path(model_port.__file__)
 
 
 class LocalSandbox:
-    """A `SandboxFolder`: commands see their directory and the system's programs."""
+    """A `SandboxFolder` whose blocking calls run in threads."""
 
     def __init__(self, options: SandboxOptions) -> None:
         self._options = options
@@ -32,10 +32,8 @@ class LocalSandbox:
         self._calls: set[Future[Any]] = set()
 
     async def start(self) -> None:
-        """Make the directory."""
-
         def make() -> None:
-            # Here, so that `close` finds it although the caller was cancelled.
+            # Assigned in the thread, so that `close` finds the folder even if the caller was cancelled.
             options = self._options
             readable = [Path(path) for path in options.readable]
             self._folder = SandboxFolder(limits=options.limits, unconfined=options.unconfined, readable=readable)
@@ -46,11 +44,9 @@ class LocalSandbox:
             raise SandboxError(f"{KEY}.backend=local did not start: {error}") from error
 
     async def run(self, command: str) -> CommandResult:
-        """Execute a command."""
         return await self._in_thread(partial(self._alive().run, command), command_threads())
 
     async def write(self, files: Mapping[str, str]) -> None:
-        """Write files."""
         folder = self._alive()
 
         def write() -> None:
@@ -60,17 +56,13 @@ class LocalSandbox:
         await self._in_thread(write)
 
     async def read(self, name: str) -> str | None:
-        """Read a text file, also after `stop`; None if there is no such regular file.
-
-        Raises:
-            ValueError: the path leads outside, or through a link.
-        """
+        """Read a text file, also after `stop`; see `SandboxFolder.read`."""
         return await self._in_thread(partial(self._started().read, name), counts=False)
 
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
     ) -> CommandResult:
-        """Execute a program whose only network is the gateway, unless it is unconfined."""
+        """Execute a program that can connect to the gateway alone, unless it is unconfined."""
         folder = self._alive()
         if self._options.unconfined:
             return await self._in_thread(partial(folder.run, command, environment=variables, limits=limits))
@@ -84,7 +76,7 @@ class LocalSandbox:
         """Kill what runs, and wait for every thread that served the session."""
         self._stopped = True
         await self._stop_folder()
-        # A call that was cancelled has a thread all the same.
+        # The thread of a cancelled call still runs.
         await asyncio.gather(*map(asyncio.wrap_future, tuple(self._calls)), return_exceptions=True)
         await self._stop_folder()
 
@@ -93,18 +85,15 @@ class LocalSandbox:
             await self._in_thread(self._folder.stop, counts=False)
 
     def fresh(self) -> "LocalSandbox":
-        """Another directory, of another user where this process is root."""
         return LocalSandbox(self._options)
 
     async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
-        """Copy the agent's files into another local sandbox."""
         if not isinstance(judge, LocalSandbox):
             raise TypeError(f"copy_to: expected a LocalSandbox, received {type(judge).__name__}")
         copy = partial(self._started().copy_to, judge._started(), leave_out=leave_out)
         await self._in_thread(copy, counts=False)
 
     async def close(self) -> None:
-        """Stop, and remove the directory."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
@@ -118,8 +107,8 @@ class LocalSandbox:
         """Call something that blocks.
 
         Args:
-            threads: None takes a thread of its own: an agent works for minutes, and commands need their few threads.
-            counts: whether `stop` waits for it.
+            threads: None starts a new thread, because an agent would occupy one of the few command threads for minutes.
+            counts: True if `stop` waits for the call.
         """
         own = threads or ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox")
         try:

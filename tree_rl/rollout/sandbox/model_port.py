@@ -1,6 +1,6 @@
-"""Carries connections from a port of a sandbox to the socket that leads out to the model, and runs a command.
+"""Forwards connections from a port inside a sandbox to the gateway's Unix socket, and runs a command.
 
-Usage: python3 -I -B model_door.py SOCKET PORT COMMAND. Runs in a sandbox; standard library only.
+Usage: python3 -I -B model_port.py SOCKET PORT COMMAND. Runs in a sandbox; standard library only.
 """
 
 import socket
@@ -10,19 +10,18 @@ import threading
 
 
 def carry(source: socket.socket, target: socket.socket) -> None:
-    """Copy one direction until it ends."""
+    """Forward bytes in one direction until the source ends."""
     try:
         while data := source.recv(1 << 16):
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # The other side is gone: so is this one.
         source.close()
         target.close()
 
 
 def serve(listener: socket.socket, path: str) -> None:
-    """Connect every caller."""
+    """Connect every client of `listener` to the socket at `path`."""
     while True:
         inside, _ = listener.accept()
         outside = socket.socket(socket.AF_UNIX)

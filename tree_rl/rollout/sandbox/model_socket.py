@@ -1,4 +1,4 @@
-"""The trainer's end of a sandbox's way to the model: a Unix socket that leads to the gateway alone."""
+"""The trainer's end of a sandbox's connection to the model: a Unix socket that leads to the gateway alone."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
         assert task is not None
         carrying.add(task)
         try:
-            # A side that is gone ends the connection, as it would without the socket.
+            # If either side closes, both connections end.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 far_reader, far_writer = await asyncio.open_connection(host, port)
                 try:

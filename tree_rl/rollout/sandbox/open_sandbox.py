@@ -1,4 +1,4 @@
-"""Which sandbox a task runs in: one of this machine, or SWE-ReX, imported only where it is asked for."""
+"""Chooses a task's sandbox: on this machine, or SWE-ReX, which is imported only where a config asks for it."""
 
 from tree_rl.extras import MissingExtraError, require_modules
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
@@ -9,7 +9,7 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
     """Choose the sandbox for a task; it still has to be started.
 
     Args:
-        image: container image that the task needs; None where its files are written.
+        image: container image that the task needs; None if the environment writes the task's files.
 
     Raises:
         SandboxError: the task needs an image and the back end runs none, or SWE-ReX is missing.

@@ -1,7 +1,7 @@
-"""Temporary folders that disappear even if their owner is killed: the next owner on the machine removes them.
+"""Temporary folders that disappear even if their process is killed: the next process that needs one removes them.
 
-An owner locks its folder. The kernel frees the lock when the owner dies. A folder without a lock is left over: we kill
-what still runs in it and remove it.
+A process locks its folder, and the kernel releases the lock when the process dies. In a folder without a lock we kill
+what still runs, then delete it.
 """
 
 import fcntl
@@ -20,22 +20,22 @@ logger = logging.getLogger(__name__)
 PREFIX = "tree-rl-owned-"
 """We delete every folder with this prefix that nobody locks; no user gives a folder such a name."""
 MAKING = "making-"
-"""Second part of the name until the owner has the lock. After `MAKING_SECONDS` the owner counts as dead."""
+"""Second part of the name until the folder is locked. After `MAKING_SECONDS` its process counts as dead."""
 MAKING_SECONDS = 60.0
 
 
 class OwnedFolder:
-    """A folder below the directory for temporary files, until `close` or the death of this process."""
+    """A folder in the system's temporary folder, until `close` or the death of this process."""
 
     def __init__(self, kind: str) -> None:
         made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{MAKING}{kind}-"))
         self._lock: int | None = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Nobody looks for the first name, so nobody removes the folder before it has its lock.
+        # Others leave a folder with the first name alone for a minute, so none removes it before it is locked.
         self.path = made.rename(made.with_name(made.name.replace(MAKING, "", 1)))
 
     def close(self) -> None:
-        """Delete the folder with all that is in it. Idempotent; never raises, and logs what stays."""
+        """Delete the folder and its contents. Idempotent; logs what cannot be deleted instead of raising."""
         remove_tree(self.path)
         if self._lock is not None:
             os.close(self._lock)
@@ -49,7 +49,7 @@ def remove_left_over_folders() -> list[Path]:
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            # No folder, somebody else's, or gone meanwhile.
+            # Not a folder, another user's, or deleted meanwhile.
             continue
         try:
             if _is_left_over(folder, lock):
@@ -73,6 +73,6 @@ def _is_left_over(folder: Path, lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        # Held by its owner, or the file system knows no locks.
+        # Its process lives, or the file system has no locks.
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a sandbox is: the place where the commands of one session run.
+"""The interface of a sandbox, in which the commands of one session run.
 
 `local`, the default, is a folder of this machine inside bubblewrap. `docker`, `modal` and `remote` are containers that
 SWE-ReX reaches.
@@ -31,14 +31,14 @@ class SandboxOptions:
     limits: Limits = field(default_factory=Limits)
     """Limits of each command. `docker`, `modal` and `remote` have the network of their container."""
     readable: tuple[str, ...] = ()
-    """Paths of this machine that `local` commands see besides the system's programs, read-only: an agent's own
+    """Paths of this machine that `local` commands see besides the system's programs, read-only: an agent's
     installation, for example."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Given to SWE-ReX's config of the back end: `docker_args`, `container_runtime`, `modal_sandbox_kwargs`, `host`,
-    `port`, `auth_token`, ... `startup_timeout` (180 s) works for every back end."""
+    """Arguments of SWE-ReX's config of the back end: `docker_args`, `container_runtime`, `modal_sandbox_kwargs`,
+    `host`, `port`, `auth_token`, ... `startup_timeout` (180 s) works for every back end."""
     unconfined: bool = False
-    """Protects nothing: `local` commands run without bubblewrap, with this machine's files and network; sessions on
-    `remote` are judged where their agent was."""
+    """True turns all protection off: `local` commands run without bubblewrap, with this machine's files and network;
+    `remote` judges a session on the server where its agent ran."""
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
@@ -53,13 +53,13 @@ class SandboxOptions:
 
 
 class Sandbox(Protocol):
-    """A place for one session. Every method that uses it raises `SandboxDied` when it does not answer."""
+    """The sandbox of one session. Methods raise `SandboxDied` when it does not answer."""
 
     has_model_port: bool
-    """True if programs of `run_agent` find the gateway at a port of the sandbox, and reach nothing else."""
+    """True if programs of `run_agent` reach the gateway at a port of the sandbox, and nothing else."""
 
     async def start(self) -> None:
-        """Bring it up. Raises `SandboxError` if it does not start."""
+        """Start the sandbox. Raises `SandboxError` if that fails."""
 
     async def run(self, command: str) -> CommandResult:
         """Execute a POSIX shell command in the working directory."""
@@ -73,11 +73,11 @@ class Sandbox(Protocol):
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
     ) -> CommandResult:
-        """Execute a program that asks the model.
+        """Execute a program that calls the model.
 
         Args:
-            gateway: host and port of the gateway, as this process sees them.
-            port: where the program finds it on 127.0.0.1, if the sandbox has such a port.
+            gateway: host and port at which this process reaches the gateway.
+            port: port on 127.0.0.1 at which the program reaches it, if `has_model_port`.
         """
 
     async def stop(self) -> None:
@@ -87,22 +87,22 @@ class Sandbox(Protocol):
         """
 
     def fresh(self) -> "Sandbox":
-        """An unstarted sandbox with the same options: another directory and another user, or another container.
+        """An unstarted sandbox with the same options: another folder and another user, or another container.
 
-        Raises `SandboxError` where what the session left could reach it.
+        Raises `SandboxError` where the session's remains could affect it.
         """
 
     async def copy_to(self, judge: "Sandbox", *, leave_out: Callable[[str], bool]) -> None:
         """Copy the agent's files into another started sandbox, after `stop`.
 
-        Regular files, and links that stay inside; relative paths for which `leave_out` is true stay behind. Raises
-        `ValueError` if they cannot be copied: too many, too deep, too large.
+        Copies regular files, and links that stay inside, except relative paths for which `leave_out` is true. Raises
+        `ValueError` if they are too many, too deep or too large.
         """
 
     async def close(self) -> None:
-        """Throw it away; idempotent, also after a failed start. A cancellation of the caller waits until it is done."""
+        """Stop and delete the sandbox; idempotent, also after a failed start. Finishes before a cancellation."""
 
 
 def quote(arguments: Iterable[str]) -> str:
-    """Arguments of a shell command, quoted."""
+    """Quote and join the arguments of a shell command."""
     return " ".join("'" + argument.replace("'", "'\\''") + "'" for argument in arguments)

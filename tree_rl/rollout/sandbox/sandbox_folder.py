@@ -1,7 +1,7 @@
-"""A folder of this machine with files, and a shell in it inside bubblewrap.
+"""A folder of this machine in which commands run inside bubblewrap.
 
-A command has limits of time, output, memory and processes, an empty environment and no network. What it starts dies
-with it. `processes.bubblewrap` says what it sees.
+A command has limits of time, output, memory and processes, an empty environment and no network. All that it starts ends
+with it. `processes.bubblewrap` defines what it sees.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
 from tree_rl.rollout.sandbox.processes.users import own_user
 
 REFUSED = 126
-"""Exit status of a command that no shell could read."""
+"""Exit status of a command that we cannot pass to a shell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandResult:
-    """What a command did."""
+    """Result of a command."""
 
     output: str
     """Standard output and error, interleaved, up to the limit."""
@@ -47,21 +47,19 @@ class CommandResult:
     timed_out: bool
     """True if the wall-clock limit ended it."""
     truncated: bool
-    """True if output was dropped."""
     seconds: float
-    """Wall-clock time."""
 
 
 class SandboxFolder:
-    """A temporary directory that exists until `close`; if this process is killed, until the next one needs a sandbox.
+    """A temporary folder until `close`; if this process is killed, until another process creates a sandbox.
 
     Args:
         files: relative path -> content, written at the start.
-        unconfined: commands run without bubblewrap.
+        unconfined: True runs commands without bubblewrap.
         readable: further paths that commands see, read-only.
 
     Raises:
-        ValueError: a file cannot be written there.
+        ValueError: a file cannot be written.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class SandboxFolder:
         self._changed = threading.Condition()
         self._readable = tuple(readable)
         with contextlib.ExitStack() as if_it_fails:
-            # A user of its own gives each sandbox its own process limit and no rights on anybody's files.
+            # A separate user gives each sandbox a process limit and no access to anybody else's files.
             self._user = own_user()
             if self._user is not None:
                 if_it_fails.callback(self._user.close)
@@ -109,7 +107,7 @@ class SandboxFolder:
         return None if self._user is None else self._user.user_id
 
     def stop(self) -> None:
-        """Kill everything that commands started, and return when all is dead and every call of `run` has returned.
+        """Kill everything that commands started; return when all are dead and every call of `run` has returned.
 
         Later calls of `run` and `write` raise `SandboxDied`. Idempotent, and safe from any thread.
         """
@@ -124,7 +122,7 @@ class SandboxFolder:
         self._end_left_over()
 
     def close(self) -> None:
-        """Stop, and remove the directory. Idempotent; what cannot be removed is logged."""
+        """Stop, and delete the folder. Idempotent; logs what cannot be deleted."""
         self.stop()
         with self._changed:
             if self._top >= 0:
@@ -136,14 +134,14 @@ class SandboxFolder:
             self._user.close()
 
     def fresh(self) -> "SandboxFolder":
-        """An empty folder, of another user where this process is root, with the same limits and readable paths."""
+        """An empty folder with the same options, of another user if this process is root."""
         return SandboxFolder(limits=self.limits, unconfined=self.unconfined, readable=self._readable)
 
     def copy_to(self, other: "SandboxFolder", *, leave_out: Callable[[str], bool]) -> None:
-        """Copy regular files, and links that stay inside, to another sandbox's user. Call `stop` first.
+        """Copy regular files, and links that stay inside, to another sandbox. Call `stop` first.
 
         Args:
-            leave_out: is told the relative path of a file or link; True leaves it out.
+            leave_out: returns True for a relative path to skip.
 
         Raises:
             ValueError: the files are too many, too deep or too large, or cannot be read.
@@ -163,11 +161,11 @@ class SandboxFolder:
     def run(
         self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None
     ) -> CommandResult:
-        """Execute a POSIX shell command in the directory and wait for it.
+        """Execute a POSIX shell command in the folder and wait for it.
 
         Args:
             environment: variables besides PATH and HOME.
-            limits: for this command; its network stays the sandbox's.
+            limits: of this command; `network` is always the sandbox's.
 
         Raises:
             SandboxDied: the sandbox was stopped.
@@ -202,7 +200,6 @@ class SandboxFolder:
         )
 
     def _begin(self, script: Script, environment: Mapping[str, str], limits: Limits) -> RunningCommand:
-        """Start a command, unless the sandbox was stopped; after `stop` none starts."""
         with self._changed:
             if self._stopped:
                 raise SandboxDied("the sandbox was stopped")
@@ -237,25 +234,24 @@ class SandboxFolder:
         with self._changed:
             is_last = len(self._running) == 1
             if is_last:
-                # Under the lock: a command that began meanwhile would die as a left-over.
+                # Under the lock: otherwise this would kill a command that starts meanwhile.
                 self._end_left_over()
             del self._running[running]
             self._changed.notify_all()
         return status
 
     def _end_left_over(self) -> None:
-        """Kill what no namespace ends: processes that left their group, as far as they can be found."""
+        """Without a namespace, kill processes that left their process group, as far as we find them."""
         if self.unconfined:
             kill_processes_in(self._parent)
 
     def _repair(self) -> None:
-        """Make the directory usable, whatever a command did to it."""
+        """Restore the permissions of the folder, which a command may have changed."""
         if self._top < 0 or not self.directory.is_dir():
             raise SandboxDied("the sandbox is gone")
         os.fchmod(self._top, 0o700)
 
     def _exceeded(self) -> str | None:
-        """Which limit the session exceeds."""
         with self._changed:
             running = dict(self._running)
         with self._open_top() as top:
@@ -295,7 +291,7 @@ class SandboxFolder:
 
     @contextlib.contextmanager
     def _open_top(self) -> Iterator[int]:
-        """A descriptor of the directory that stays open although another thread closes the sandbox."""
+        """A descriptor of the folder that stays open even if another thread closes the sandbox."""
         with self._changed:
             if self._top < 0:
                 raise SandboxDied("the sandbox is gone")
@@ -311,16 +307,16 @@ _remove_left_over_once = cache(remove_left_over_folders)
 
 @cache
 def command_threads() -> ThreadPoolExecutor:
-    """Threads that wait for commands. Of all commands two per core run at a time, as they also wait."""
+    """Threads that wait for commands. Two commands per core run at a time, because commands often wait."""
     return ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="commands")
 
 
 @cache
 def why_no_bubblewrap() -> str | None:
-    """Why bubblewrap runs no commands on this machine, in its own words; None if it does."""
+    """bubblewrap's error message if it does not work on this machine, else None."""
     try:
         with contextlib.closing(SandboxFolder()) as probe:
-            # It forks, as a process limit that counts the trainer's own processes would fail only then.
+            # The probe forks, because a process limit that counts the trainer's processes fails only then.
             done = probe.run("(:) & wait")
     except (OSError, SandboxDied) as error:
         return str(error)

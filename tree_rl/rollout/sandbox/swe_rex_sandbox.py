@@ -1,6 +1,6 @@
-"""A sandbox behind SWE-ReX: the same limits, kept by a small script that runs inside it.
+"""A sandbox that SWE-ReX reaches; a small script inside it enforces the same limits.
 
-SWE-ReX's server executes one command at a time, so parallel tool calls of one session run one after another there.
+SWE-ReX's server executes one command at a time, so a session's parallel tool calls run one after another.
 """
 
 import asyncio
@@ -43,20 +43,19 @@ CONFIGS: Mapping[str, type] = {
     "remote": RemoteDeploymentConfig,
 }
 FAILURES = (SwerexException, aiohttp.ClientError, OSError, TimeoutError)
-"""What SWE-ReX raises when a sandbox does not answer."""
+"""Errors that SWE-ReX raises when a sandbox does not answer."""
 STARTUP_SECONDS = 180.0
 TIMED_OUT, KILLED = 124, -9
 ANSWER_SECONDS = 15.0
-"""Time beyond a command's own limit after which its sandbox counts as dead."""
+"""Time beyond a command's limit after which its sandbox counts as dead."""
 MAX_COMMAND_BYTES = 100_000
 REQUEST_SECONDS = 200.0
-"""SWE-ReX's client waits 300 s for an answer: a command that may take longer is started, then asked after."""
+"""Longest command in one request, as SWE-ReX's client waits 300 s; we start a longer one, then poll for its result."""
 POLL_SECONDS = 30.0
 STILL_RUNNING = "still running"
 JUDGE = "judge"
-"""Key of the arguments of `remote` for the server where sessions are judged."""
+"""Key in the arguments of `remote` with the server where sessions are judged."""
 CHUNK_BYTES = 4 << 20
-"""Bytes of an agent's changes that one command reads."""
 SCRIPT = """\
 cd "$1" || exit 126
 output=$(mktemp) || exit 126
@@ -70,9 +69,9 @@ head -c "$3" "$output"
 rm -f "$output"
 exit "$status"
 """
-"""Directory, seconds, bytes kept, blocks per file, CPU seconds, kilobytes of memory, command, variable. Output goes
-through a file, so a background process that holds it open delays nobody, and the file's limit stops one that prints
-for ever."""
+"""Shell script; arguments: directory, seconds, bytes of output kept, blocks per file, CPU seconds, kilobytes of memory,
+command, variable to export. Output goes through a file, so that a background process which holds it open causes no
+wait, and the limit of a file's size stops endless output."""
 
 START = """\
 folder=$(mktemp -d) || exit 126
@@ -80,7 +79,7 @@ run='"$@" >"$0/output"; echo $? >"$0/new"; mv "$0/new" "$0/status"'
 setsid /bin/sh -c "$run" "$folder" "$@" >/dev/null 2>&1 </dev/null &
 echo "$folder"
 """
-"""A command; prints the folder where its output and status will be."""
+"""Shell script; arguments: a command. Prints the folder where its output and status will be."""
 ASK = """\
 tries=$2
 while [ ! -e "$1/status" ]; do
@@ -89,15 +88,15 @@ while [ ! -e "$1/status" ]; do
 done
 cat "$1/output"; status=$(cat "$1/status"); rm -rf "$1"; exit "$status"
 """
-"""Folder, tries, what to print on stderr if the command still runs."""
+"""Shell script; arguments: folder, tries, and what to print on stderr if the command still runs."""
 
 
 class SweRexSandbox:
     """A SWE-ReX deployment.
 
     Args:
-        image: for `docker` and `modal`.
-        directory: the working directory; None takes /workspace.
+        image: container image for `docker` and `modal`.
+        directory: the working directory; None means /workspace.
 
     Raises:
         SandboxError: SWE-ReX refuses the arguments.
@@ -120,7 +119,7 @@ class SweRexSandbox:
             given["startup_timeout"] = self._startup_seconds
         try:
             self.deployment: AbstractDeployment = CONFIGS[options.backend](**given).get_deployment()
-        # Back ends raise what they like: Modal asks its service for a token here.
+        # Back ends raise errors of any type: Modal asks its service for a token here.
         except Exception as error:
             raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
 
@@ -143,13 +142,12 @@ class SweRexSandbox:
                     f"{KEY}.unconfined=true"
                 )
             directory += f"-{secrets.token_hex(4)}"
-        # The first container still has its port.
+        # The first container still uses its port.
         if self._options.backend == "docker":
             arguments.pop("port", None)
         return SweRexSandbox(replace(self._options, arguments=arguments), image=self._image, directory=directory)
 
     async def start(self) -> None:
-        """Start the deployment and make the working directory."""
         try:
             async with asyncio.timeout(self._startup_seconds):
                 await self.deployment.start()
@@ -164,19 +162,18 @@ class SweRexSandbox:
         self._is_started = True
 
     async def run(self, command: str) -> CommandResult:
-        """Execute a command within the limits."""
         return await self._run(command, self._options.limits)
 
     async def run_agent(
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
     ) -> CommandResult:
-        """Execute a program that asks the gateway at its own address, which the container's network must reach."""
+        """Execute a program that uses the gateway's address, which the container's network must reach."""
         exports = "".join(f"export {name}={quote([value])}\n" for name, value in variables.items())
         return await self._run(exports + command, limits)
 
     async def _run(self, command: str, limits: Limits) -> CommandResult:
         self._check_not_stopped()
-        # A program's arguments hold no NUL, and 128 kB at most.
+        # The kernel refuses arguments with a NUL or above 128 kB.
         if "\0" in command or len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
             return _refused(
                 f"a command may hold {MAX_COMMAND_BYTES} bytes and no NUL; write a script to a file in parts"
@@ -217,7 +214,7 @@ class SweRexSandbox:
         )
 
     async def _run_asking(self, argv: Sequence[str], seconds: float) -> CommandResponse:
-        """Start a long command, then ask again and again whether it has ended."""
+        """Start a long command, then poll until it has ended."""
         deadline = time.monotonic() + seconds
         start = Command(command=["/bin/sh", "-c", START, "sh", *argv], timeout=ANSWER_SECONDS)
         folder = (await self._answer(self._execute(start))).stdout.strip()
@@ -225,14 +222,13 @@ class SweRexSandbox:
         ask = ["/bin/sh", "-c", ASK, "sh", folder, tries, STILL_RUNNING]
         while time.monotonic() < deadline:
             self._check_not_stopped()
-            # A shell's sleep takes a little longer than it was told.
+            # Twice the time, because a shell's sleeps take a little longer than requested.
             response = await self._answer(self._execute(Command(command=ask, timeout=2 * POLL_SECONDS)))
             if response.stderr.strip() != STILL_RUNNING:
                 return response
         raise SandboxDied(f"{KEY}.backend={self._options.backend}: a command outlived its {seconds:g} s")
 
     async def write(self, files: Mapping[str, str]) -> None:
-        """Write files."""
         self._check_not_stopped()
         for name, content in files.items():
             path = posixpath.normpath(posixpath.join(self._directory, name))
@@ -241,10 +237,7 @@ class SweRexSandbox:
             await self._answer(self.deployment.runtime.write_file(WriteFileRequest(content=content, path=path)))
 
     async def stop(self) -> None:
-        """Kill what the session started.
-
-        SWE-ReX's server executes one command at a time, so this may wait for one to reach its limit.
-        """
+        """Kill what the session started; may wait until a running command reaches its limit."""
         if self._is_stopped or not self._is_started:
             self._is_stopped = True
             return
@@ -255,11 +248,11 @@ class SweRexSandbox:
             if killed.exit_code != 0:
                 self._broken = "its processes cannot be killed"
         except FAILURES as error:
-            # The agent may have ended the server that it shares a container with: its session is judged as it is.
+            # The agent may have killed the server in its container; `copy_to` then reports it.
             self._broken = f"{type(error).__name__}: {error}"
 
     async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
-        """Put what the agent changed into another sandbox of this kind, then end this one."""
+        """Close this sandbox and apply the agent's changes in another one of this kind."""
         if not isinstance(judge, SweRexSandbox):
             raise TypeError(f"copy_to: expected a started SweRexSandbox, received {type(judge).__name__}")
         if self._broken is not None:
@@ -300,7 +293,7 @@ class SweRexSandbox:
         raise ValueError(f"the agent's changes exceed {MAX_BYTES} bytes")
 
     async def _script(self, script: str, *arguments: str) -> CommandResponse:
-        """Run one of our own scripts, beside the session's commands."""
+        """Run one of this module's scripts, without the session's limits."""
         argv = ["/bin/sh", "-c", script, "sh", *arguments]
         return await self._execute(Command(command=argv, timeout=REQUEST_SECONDS))
 
@@ -309,7 +302,6 @@ class SweRexSandbox:
             raise SandboxDied(f"{KEY}.backend={self._options.backend}: the sandbox was stopped")
 
     async def close(self) -> None:
-        """Stop the deployment."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
@@ -320,7 +312,7 @@ class SweRexSandbox:
             # It is gone already.
             pass
         finally:
-            # A deployment stops once more when it is collected, and complains that it was stopped.
+            # A deployment's destructor stops it again, and warns if it was already stopped.
             self.deployment.stop = _nothing_to_stop  # type: ignore[method-assign]
 
     async def _execute(self, command: Command) -> CommandResponse:

@@ -1,4 +1,4 @@
-"""Work that a cancellation does not interrupt: what ends and removes a session's things."""
+"""Clean-up that a cancellation does not interrupt."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 async def uninterrupted(work: Coroutine[Any, Any, Done]) -> Done:
-    """Await work, also while the caller is cancelled, however often; the cancellation follows when the work is done."""
+    """Await work to its end even if the caller is cancelled; then raise the cancellation."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,1 +1,1 @@
-"""verl's agent loops over our environments and over the recording gateway."""
+"""verl's agent loops for the recording gateway and our environments."""

@@ -1,4 +1,4 @@
-"""The options of `rollout.custom.gateway_agent`: who acts, and what becomes of sessions that fail."""
+"""The options of `rollout.custom.gateway_agent`: the agent, and the treatment of sessions that fail."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -13,23 +13,19 @@ CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayAgentOptions:
-    """How agents run.
-
-    Raises:
-        ValueError: a value is out of range; the message names its key.
-    """
+    """Options of agents. Raises `ValueError` if a value is out of range; the message names its key."""
 
     agent: str
     """Class of the agent, as `package.module.Class`."""
     agent_options: Mapping[str, Any]
-    """Arguments of its constructor."""
+    """Arguments of the agent's constructor."""
     session_timeout_s: float = 1800.0
-    """An agent that takes longer is cancelled."""
+    """Limit of a session; an agent that takes longer is cancelled."""
     failed_reward: float | None = None
     """Reward of a session whose agent failed or was cancelled. None drops the session; its siblings stay."""
     seed: int | None = None
-    """Repeats rollouts: this number, the step, the prompt's index in the data set, the session and the call's prompt
-    decide the random numbers of a call. None leaves them to the server, where the order of requests counts."""
+    """Seed that makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index in the
+    data set, the session and the call's prompt. None leaves them to the server, where the order of requests matters."""
 
     def __post_init__(self) -> None:
         if self.session_timeout_s <= 0:
@@ -52,7 +48,7 @@ def read_gateway_options(
         template_options: verl's `data.apply_chat_template_kwargs`.
 
     Raises:
-        ValueError: an unknown key, a bad value or no agent, named.
+        ValueError: an unknown key, a bad value or no agent; names the key.
     """
     options = {key: value for key, value in given.items() if value is not None}
     gateway = {key: value for key, value in dict(options.pop("gateway", {})).items() if value is not None}
@@ -72,12 +68,7 @@ def read_gateway_options(
 
 @cache
 def agent_class(path: str) -> type[Any]:
-    """Import an agent's class.
-
-    Raises:
-        ValueError: the path is no `package.module.Class`.
-        ImportError, AttributeError: no such module, or no such class in it.
-    """
+    """Import an agent's class. Raises `ValueError`, `ImportError` or `AttributeError` if the path is wrong."""
     module, _, name = path.rpartition(".")
     if not module:
         raise ValueError(f"{CONFIG_KEY}.agent={path!r}: expected a class as package.module.Class")
@@ -86,7 +77,7 @@ def agent_class(path: str) -> type[Any]:
 
 
 def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:
-    """Refuse options that do not exist. The `ValueError` names the first one, and what is known."""
+    """Raise a `ValueError` for options that do not exist; names the first one and the known ones."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""verl agent loop `tree_gateway_agent`: any agent that speaks OpenAI's or Anthropic's protocol, one row per branch.
+"""verl's agent loop `tree_gateway_agent`: runs any agent against the gateway, and makes one row per branch.
 
 `actor_rollout_ref.rollout.custom.gateway_agent` configures it. Sessions of a worker with equal options share a gateway.
 """
@@ -26,11 +26,11 @@ from tree_rl.verl_plugin.agent_loops.session_outputs import figures_of_calls, ro
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 60.0
-"""Time that a cancelled agent has to clean up. `AgentInEnvironment` takes at most 20 s for an agent that does not end,
-and then removes its files. Then its siblings go on."""
+"""Longest wait for a cancelled agent to clean up; then its siblings continue. `AgentInEnvironment` waits at most 20 s
+for an agent to end, and then deletes its files."""
 
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
-"""Options of one session, and of the gateway that serves it."""
+"""Options of one session and of its gateway."""
 
 
 @register("tree_gateway_agent")
@@ -43,11 +43,11 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         """Run one session.
 
         Args:
-            sampling_params: for every call of the session.
+            sampling_params: sampling parameters of all calls.
             kwargs: the data set's row: `raw_prompt`, `extra_info`, ...
 
         Returns:
-            One output per branch, all with the session's reward.
+            One output per branch, each with the session's reward.
 
         Raises:
             ValueError: the model generated nothing.
@@ -87,7 +87,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         )
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
-        """Read the options of one session and of its gateway. Raises `ValueError` for an unknown key or a bad value."""
+        """Read the options of a session and its gateway. Raises `ValueError` for an unknown key or a bad value."""
         return self._read((self.rollout_config.get("custom") or {}).get("gateway_agent") or {})
 
     def _read(self, configured: Mapping[str, Any]) -> GatewaySettings:

@@ -1,4 +1,4 @@
-"""verl's LLM servers (vLLM, SGLang, the embedded engine) behind the recording gateway."""
+"""Connects the recording gateway to verl's LLM servers (vLLM, SGLang, the embedded engine)."""
 
 import asyncio
 import json
@@ -11,17 +11,17 @@ from ray.exceptions import RayError, RayTaskError
 from tree_rl.rollout.gateway.backend import BackendError, FinishReason, Generation
 
 SEED_NAMES: Mapping[str, str] = {"sglang": "sampling_seed"}
-"""rollout.name -> what the server calls a request's seed, where that is not `seed`. SGLang refuses unknown names."""
+"""Name of a request's seed by `rollout.name`, if it is not `seed`. SGLang refuses unknown names."""
 
 
 class VerlBackend:
-    """verl's client as the gateway's model.
+    """Adapts verl's client to the gateway's interface.
 
-    verl cannot cancel one request: when an agent leaves, the server finishes its answer, and we drop it.
+    verl cannot cancel a request: if an agent disconnects, the server still finishes its answer, and we drop it.
 
     Args:
         client: verl's `LLMServerClient`.
-        end_token_ids: special tokens; an answer that ends with one ended by itself.
+        end_token_ids: special tokens, with which an answer ends if the model ended it.
         server: verl's `rollout.name`.
     """
 
@@ -34,31 +34,25 @@ class VerlBackend:
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
-        """Continue a prompt; see `Backend`.
-
-        Raises:
-            ValueError: the server refuses the prompt or a sampling parameter.
-            BackendError: a server failed.
-        """
         named = {self._seed_name if name == "seed" else name: value for name, value in sampling.items()}
         if "json_schema" in named:
             named |= await self._json_constraint(named.pop("json_schema"))
         try:
-            # One id per session keeps its calls on one server, where its prefix is cached.
+            # With one id per session, all its calls go to the server that has its prefix cached.
             output = await self._client.generate(
                 request_id=session,
                 prompt_ids=list(prompt_ids),
                 sampling_params={**named, "max_tokens": max_tokens},
             )
         except RayTaskError as error:
-            # The agent sees what the server refuses, without Ray's traceback.
+            # The agent gets the server's message without Ray's traceback.
             if isinstance(error.cause, ValueError):
                 raise ValueError(str(error.cause)) from error
             raise BackendError(f"model server: {error}", status=500) from error
         except RayError as error:
             raise BackendError(f"model server: {error}", status=500) from error
         token_ids = tuple(output.token_ids)
-        # vLLM reports no log-probs with an answer that was aborted before its first token.
+        # vLLM reports no log-probs for an answer that was aborted before its first token.
         log_probs = output.log_probs if token_ids else ()
         return Generation(
             token_ids=token_ids,
@@ -70,14 +64,14 @@ class VerlBackend:
         )
 
     async def _json_constraint(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling parameters that let a server draw nothing but JSON of a schema."""
+        """The sampling parameters with which a server samples only JSON of a schema."""
         if self._server == "vllm":
-            # Its package takes seconds to import; only sessions that need it pay for it.
+            # The import takes seconds, so only sessions that need it import it.
             return {"structured_outputs": await asyncio.to_thread(_structured_outputs, schema)}
         return {"json_schema": json.dumps(schema)}
 
     def _finish_reason(self, output: Any, token_ids: tuple[int, ...]) -> FinishReason:
-        """verl reports stop and length alike as completed: the last token tells them apart."""
+        """The finish reason by the last token, because verl reports both stop and length as completed."""
         if output.stop_reason in ("aborted", "abort"):
             return "abort"
         return "stop" if token_ids and token_ids[-1] in self._end_token_ids else "length"

@@ -1,4 +1,4 @@
-"""Gateways of a rollout worker: one starts with the first session that needs it and ends with the last."""
+"""The gateways of a rollout worker: each starts with the first session that needs it and ends with the last."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ class _Lent:
 
 
 class SharedGateways:
-    """Gateways in use: one for each client and each set of options."""
+    """The gateways in use: one for each client and each set of options."""
 
     def __init__(self) -> None:
         self._lent: list[_Lent] = []
@@ -31,9 +31,9 @@ class SharedGateways:
     async def lend(
         self, client: Any, tokenizer: Any, options: GatewayOptions, *, server: str
     ) -> "AsyncIterator[Gateway]":
-        """Use the gateway with these options in front of a client; sessions with other options get another gateway.
+        """Provide the gateway for a client (verl's `LLMServerClient`) and these options.
 
-        There is one client, verl's `LLMServerClient`, per worker; `server` is verl's `rollout.name`.
+        `server` is verl's `rollout.name`.
         """
         lent = next((one for one in self._lent if one.client is client and one.options == options), None)
         if lent is None:
@@ -60,7 +60,7 @@ async def _start(client: Any, tokenizer: Any, options: GatewayOptions, server: s
 
 
 def _build(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
-    # The clients' SDKs take seconds to import: only a worker that serves agents pays for them.
+    # The clients' SDKs take seconds to import, so only a worker that serves agents imports them.
     from tree_rl.rollout.gateway.gateway import Gateway
 
     special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)

@@ -1,4 +1,4 @@
-"""verl's agent loop manager with trees: it merges the rows of a prompt's sessions into a forest when they are done.
+"""verl's agent loop manager with trees: merges the rows of a prompt's sessions into a forest when they are done.
 
 Select it with `actor_rollout_ref.rollout.agent.agent_loop_manager_class=<this module>.TreeAgentLoopManager`; it works
 with every agent loop. A failed session loses only its own rows.
@@ -24,11 +24,11 @@ from tree_rl.verl_plugin.compat import transfer_queue as tq
 logger = logging.getLogger(__name__)
 
 WEIGHS_CALLS = "weighs_calls"
-"""Tag of rows with tokens that count otherwise than 1."""
+"""Tag of rows with token weights other than 1."""
 
 
 class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
-    """Runs sessions as verl's worker does, and writes `tree_unique_len, tree_paths, tree_por` into the rows' tags.
+    """verl's worker; also writes `tree_unique_len, tree_paths, tree_por` into the rows' tags.
 
     It also appends every prompt's rows to the folder `rollout.custom.tree_dump_dir`, if that is set.
     """
@@ -46,7 +46,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
-        """Run all sessions of one prompt; the prompt fails if no session leaves a row."""
+        """Run all sessions of one prompt; the prompt fails if no session produces a row."""
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         config = self.config.actor_rollout_ref.rollout
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
@@ -71,17 +71,17 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                 await self._publish_tree(rows, partition)
                 status = "finished"
         finally:
-            # The trainer waits for this end.
+            # The trainer waits for this status.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
 
     async def _run_session(
         self, sampling_params: dict[str, Any], *, trajectory: dict[str, Any], session_id: int, **prompt: Any
     ) -> None:
-        """One session, seeded so that a restarted run draws the same random numbers."""
+        """Run one session, seeded so that a restarted run uses the same random numbers."""
         if self._seeds is None:
             await self._run_agent_loop(sampling_params, trajectory=trajectory, session_id=session_id, **prompt)
             return
-        # verl gives prompts of a validation random uids.
+        # verl gives validation prompts random uids.
         row = ("val", prompt.get("index", 0)) if trajectory["validate"] else ("train", prompt["uid"])
         seed = self._seeds.open_session(
             self.config.actor_rollout_ref.rollout.seed, trajectory["step"], *row, session_id
@@ -95,7 +95,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> None:
-        """Store a session's rows as verl does, and remember them for the tree."""
+        """Store a session's rows as verl does, and keep them for the tree."""
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
         self._finished[kwargs["uid"]] += [
@@ -125,7 +125,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 def origin(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Who asked for a row's tokens and what they count, as fields of `FinishedRow`; empty if its loop does not say."""
+    """Agents, side calls and weights of a row's tokens as fields of `FinishedRow`; empty if its loop reports none."""
     if "response_calls" not in extra:
         return {}
     own = sorted(set(extra["response_calls"]) - {-1})

@@ -1,7 +1,7 @@
-"""Seeds of requests that depend on the run's seed, the step and the row, not on what the process did before.
+"""Seeds of requests that depend on the run's seed, the step and the row, not on earlier requests of the process.
 
-A resumed run then repeats the rollouts of the interrupted one. `rollout.name=hf` always has seeds. They cost vLLM
-speed: there verl's `rollout.full_determinism=True` switches them on.
+So a resumed run repeats the rollouts of the interrupted one. `rollout.name=hf` always has seeds. They slow down vLLM,
+so there verl's `rollout.full_determinism=True` switches them on.
 """
 
 from collections import Counter
@@ -11,34 +11,31 @@ from tree_rl.derived_seed import derived_seed
 
 
 def draws_are_seeded(rollout: Any) -> bool:
-    """Whether requests carry seeds."""
+    """True if requests have seeds."""
     return rollout.name == "hf" or bool(rollout.name == "vllm" and rollout.get("full_determinism", False))
 
 
 class SeededClient:
-    """verl's `LLMServerClient`, giving every call of a session random numbers of its own.
-
-    The n-th call with one prompt gets seed f(session's seed, prompt, n): turns differ, as do sub-agents that ask alike.
-    """
+    """verl's `LLMServerClient` with a separate seed for every call of a session: f(session's seed, prompt, n) for the
+    n-th call with the same prompt."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self._asked: dict[int, Counter[int]] = {}
 
     def open_session(self, *parts: int | str) -> int:
-        """The seed for the sampling parameters of a session that `parts` identify: seed, partition, step, row."""
+        """The seed of the session that `parts` (seed, partition, step, row) identify, for its sampling parameters."""
         seed = derived_seed(*parts)
         self._asked[seed] = Counter()
         return seed
 
     def close_session(self, seed: int) -> None:
-        """Forget a session."""
         self._asked.pop(seed, None)
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """verl's call. A seed that belongs to no session passes unchanged."""
+        """verl's call. A seed of no open session stays unchanged."""
         asked = self._asked.get(sampling_params.get("seed", -1))
         if asked is not None:
             prompt_seed = derived_seed(sampling_params["seed"], list(prompt_ids))

@@ -1,4 +1,4 @@
-"""What verl receives of a recorded session: one output per row."""
+"""Converts a recorded session to verl's outputs, one per row."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.calls.agent_names import MAIN
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 
 CALL_WEIGHTS = "response_weights"
-"""Field of rows with tokens that count otherwise than 1: what each response token counts."""
+"""Field with the weight of each response token, of rows with weights other than 1."""
 
 
 def rows_to_outputs(
@@ -48,11 +48,11 @@ def rows_to_outputs(
 
 
 def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:
-    """Where a row's tokens come from, for verl's fields.
+    """The origin of a row's tokens, for verl's `extra_fields`.
 
     Returns:
         `response_calls` (one entry per response token, -1 for context), `call_turns, call_agents, call_sides,
-        call_versions` (one per call of the session), and verl's own span of weight versions over the row's trained
+        call_versions` (one per call of the session), and verl's oldest and newest weight version of the row's generated
         tokens.
     """
     own = [calls[index] for index in sorted(set(row.response_calls) - {-1})]
@@ -68,7 +68,7 @@ def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:
 
 
 def figures_of_calls(calls: tuple[ModelCall, ...], names_of_sides: Sequence[str]) -> dict[str, float]:
-    """Who asked, and for what, as figures of a session: every session reports the same names."""
+    """Numbers of calls by agents and side calls, as figures of a session; every session reports the same names."""
     sides = Counter(call.side for call in calls)
     return {
         "agents": float(len({call.agent for call in calls})),

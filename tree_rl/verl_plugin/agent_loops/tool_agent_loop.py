@@ -1,4 +1,4 @@
-"""verl agent loop `tree_tool_agent`: the agent `react` in an environment, with one short config.
+"""verl's agent loop `tree_tool_agent`: the agent `react` in an environment, with a short config.
 
 `actor_rollout_ref.rollout.custom.tree_agent` configures it; `extra_info.tree_agent` of a sample overrides that.
 """
@@ -14,27 +14,27 @@ from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import GatewaySettings, 
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.tree_agent"
 KEYS = ["environment", "strip_reasoning", "parallel_tools", "max_turns", "max_turn_tokens"]
 PARALLEL_TOOLS: Mapping[str, bool | str] = {"single": False, "in_turn": True, "branches": "branches"}
-"""Value of `tree_agent.parallel_tools` -> value of `ReActOptions.parallel_tools`."""
+"""Values of `ReActOptions.parallel_tools` by the values of `tree_agent.parallel_tools`."""
 
 
 @register("tree_tool_agent")
 class TreeToolAgentLoop(TreeGatewayAgentLoop):
-    """Runs `react` against the worker's gateway. An environment brings its own tools; verl's are not used."""
+    """Runs `react` against the worker's gateway, with the environment's tools instead of verl's."""
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
-        """Read `custom.tree_agent`; the sample's own options win."""
+        """Read `custom.tree_agent`; the sample's options override it."""
         configured = (self.rollout_config.get("custom") or {}).get("tree_agent") or {}
         return self._read(as_gateway_agent({**configured, **(task.get("tree_agent") or {})}))
 
 
 def as_gateway_agent(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what `custom.tree_agent` means in the keys of `custom.gateway_agent`.
+    """Convert `custom.tree_agent` to the keys of `custom.gateway_agent`.
 
     Args:
         given: some of `KEYS`. None means default.
 
     Raises:
-        ValueError: an unknown key or a bad value, named.
+        ValueError: an unknown key or a bad value; names the key.
     """
     options = {key: value for key, value in given.items() if value is not None}
     refuse_unknown(CONFIG_KEY, options, KEYS)
@@ -52,6 +52,6 @@ def as_gateway_agent(given: Mapping[str, Any]) -> dict[str, Any]:
             },
             "environment": options.get("environment", "shell"),
         },
-        # Agents see reasoning in the text, so that they can remove it.
+        # Reasoning in the text, so that agents can remove it.
         "gateway": {"reasoning": "inline", "max_turn_tokens": options.get("max_turn_tokens")},
     }

@@ -1,4 +1,4 @@
-"""Finished rows in files, one JSON line each, for `tree-rl inspect` and `tree-rl view`."""
+"""Writes finished rows to files, one JSON line each, for `tree-rl inspect` and `tree-rl view`."""
 
 import json
 import os
@@ -15,39 +15,35 @@ class FinishedRow:
     """One row of a finished session."""
 
     uid: str
-    """The prompt's."""
     session: int
-    """Sample of the group."""
+    """Index of the session among those of the prompt."""
     index: int
-    """Branch of the session."""
+    """Index of the branch in the session."""
     step: int
-    """Trainer step that asked for it."""
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     response_mask: tuple[int, ...]
-    """1 where trained."""
+    """1 for trained tokens, otherwise 0."""
     reward: float | None
-    """None until a reward model has judged it."""
+    """Reward; None until a reward model has computed it."""
     agents: tuple[str, ...] = ()
-    """Who asked for the tokens that the model drew in it. Empty if its agent loop does not say."""
+    """Agents whose calls generated the row's tokens; empty if the agent loop reports none."""
     sides: tuple[str, ...] = ()
-    """Kinds of side calls among them."""
+    """Kinds of side calls among these calls."""
     response_weights: tuple[float, ...] | None = None
-    """What each response token counts; None if every trained token counts 1."""
+    """Weight of each response token; None if every trained token has weight 1."""
     weight_version: int | None = None
-    """Newest weights that answered in it, as trainer steps; None if the rollout engine does not say."""
+    """Trainer step of the newest weights that generated its tokens; None if the rollout engine reports none."""
 
     @property
     def key(self) -> str:
-        """verl's row key."""
         return f"{self.uid}_{self.session}_{self.index}"
 
 
 def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Path:
-    """Append the rows of one prompt of partition "train" or "val"; creates the folder.
+    """Append the rows of one prompt of partition "train" or "val" to a file per partition, step and process.
 
-    Returns:
-        The file: one per partition, step and writing process.
+    Creates the folder and returns the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{partition}-step{rows[0].step:06d}-{os.getpid()}.jsonl"
@@ -58,7 +54,7 @@ def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Pa
 
 
 def set_aside_later_trees(folder: Path, step: int) -> None:
-    """Rename the training dumps of steps after `step`, which a restart repeats, so that no row is read twice."""
+    """Rename training dumps of steps after `step`, which a restart repeats, so that no row is read twice."""
     for path in sorted(folder.glob("train-*.jsonl")):
         match = TRAIN_FILE.fullmatch(path.name)
         if match and int(match[1]) > step:

@@ -1,1 +1,1 @@
-"""Checks of an installation and of a cluster, before GPUs are taken."""
+"""Checks of an installation and of a cluster, before a job uses GPUs."""

@@ -1,6 +1,6 @@
-"""Findings about a running Ray cluster: every node's versions, code and plugin against those of the process that asks.
+"""Checks a running Ray cluster: compares every node's versions, code and plugin with those of this process.
 
-A task on each node starts a fresh process there, which sees what verl's workers on that node will see.
+A task on each node starts a new process there, which has the environment of verl's workers on that node.
 """
 
 import os
@@ -26,14 +26,14 @@ class ClusterError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """What one node answered."""
+    """The answer of one node."""
 
     name: str
     """Address and host name."""
     gpus: int
-    """GPUs that Ray counts there."""
+    """Number of GPUs that Ray counts on the node."""
     answer: Environment | str
-    """Why there is none, if the node did not answer."""
+    """The node's environment, or the reason why it did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,25 +41,24 @@ class ClusterReport:
     """A running cluster."""
 
     dashboard: str
-    """Address of its dashboard."""
     logs: str
-    """Folder of its logs, the same on every node."""
+    """Folder of Ray's logs, the same on every node."""
     nodes: tuple[NodeReport, ...]
-    """Living nodes, the head first."""
+    """Nodes that are alive, the head first."""
 
 
 def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: float) -> ClusterReport:
     """Connect to a cluster, wait for its nodes and examine each.
 
     Args:
-        address: the head's `HOST:PORT`; None takes RAY_ADDRESS, or the cluster of this machine.
-        nodes: nodes that must be alive; None takes those that are.
+        address: the head's `HOST:PORT`; None means RAY_ADDRESS, or the cluster of this machine.
+        nodes: number of nodes that must be alive; None means any.
         wait_seconds: limit of the wait for them.
 
     Raises:
         ClusterError: no cluster answers, its token is not this process's, or nodes are missing after the wait.
     """
-    # Without an address and without a cluster, `ray.init` would start one of its own.
+    # Without an address and without a cluster, `ray.init` would start a new one.
     address = address or os.environ.get("RAY_ADDRESS", "auto")
     _require_listener(address, wait_seconds)
     try:
@@ -81,7 +80,7 @@ def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: flo
 
 
 def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Iterator[Finding]:
-    """Yield one finding per node: what differs from `expected`, the environment of the launching process."""
+    """Yield one finding per node with its differences from `expected`, the launching process's environment."""
     for report in reports:
         problem = _problem(report, expected)
         gpus = f", {report.gpus} GPUs" if report.gpus else ""
@@ -93,7 +92,7 @@ def judge_cluster(reports: tuple[NodeReport, ...], expected: Environment) -> Ite
 
 
 def compare_nodes(reports: tuple[NodeReport, ...], expected: Environment) -> str:
-    """A table of one row per node; an asterisk marks what differs from the first row, the launching process."""
+    """A table with one row per node; an asterisk marks differences from the first row, the launching process."""
     header = ["node", *expected.versions, "plugin"]
     rows = []
     here = NodeReport(name="(this process)", gpus=0, answer=expected)
@@ -109,7 +108,7 @@ def compare_nodes(reports: tuple[NodeReport, ...], expected: Environment) -> str
 
 
 def _require_listener(address: str, wait_seconds: float) -> None:
-    # Ray would try to reach an absent head for minutes and say little.
+    # Ray would try to reach an absent head for minutes, without a clear message.
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if not separator or not port.isdecimal():
         return

@@ -1,4 +1,4 @@
-"""Checks of an installation: versions, devices, kernels, one tree against its rows, the plugin in a fresh process."""
+"""Checks an installation: versions, devices, kernels, one tree against its rows, the plugin in a new process."""
 
 import platform
 import subprocess
@@ -38,7 +38,7 @@ class Status(StrEnum):
 
     OK = "ok"
     ABSENT = "absent"
-    """Optional and not there."""
+    """Outcome of an optional part that is not installed."""
     FAILED = "failed"
 
 
@@ -47,17 +47,16 @@ class Finding:
     """One result of a check."""
 
     subject: str
-    """What was checked."""
+    """Name of the checked part."""
     status: Status
-    """Its outcome."""
     detail: str
-    """What was found, and the remedy where it failed."""
+    """Result of the check, and the remedy if it failed."""
 
 
 def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     """Check the installation; a finding with `Status.FAILED` means that training with trees would not work.
 
-    `start_ray` checks the plugin also in a worker of a local Ray cluster, which starts and stops here.
+    With `start_ray`, also checks the plugin in a worker of a temporary local Ray cluster.
     """
     yield _find_python()
     for package in NEEDED + OPTIONAL:
@@ -114,14 +113,13 @@ def _find_kernel(impl: str) -> Finding:
 
 
 def _find_hopper_kernel() -> Finding:
-    """What `attention: auto` takes on a Hopper GPU in bf16, whatever this machine has."""
+    """The implementation that `attention: auto` chooses on a Hopper GPU in bf16, whatever this machine has."""
     reason = package_reason()
     detail = f"triton, since {reason}" if reason else f"fa4 ({PACKAGE} {version(PACKAGE)})"
     return Finding(subject="tree attention on Hopper GPUs", status=Status.OK, detail=detail)
 
 
 def _find_fused_layers() -> Finding:
-    """Whether `model.use_liger` would run here."""
     reason = liger_unavailable_reason(torch.device(get_device_name()))
     status = Status.ABSENT if reason else Status.OK
     return Finding(subject="fused layers (use_liger)", status=status, detail=reason or "available")

@@ -1,7 +1,7 @@
-"""What a fresh Python process finds: versions, a fingerprint of the sources, and whether verl loads the plugin.
+"""Examines a new Python process: versions, a fingerprint of the sources, and whether verl loads the plugin.
 
-verl hides a plugin that fails to load; here the failure shows. The probe imports nothing of tree_rl, so only
-verl's own plugin discovery can have loaded it.
+verl hides errors of a plugin's import; this probe reports them. It imports nothing of tree_rl, so only verl's plugin
+discovery can load it.
 """
 
 import json
@@ -15,13 +15,12 @@ from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 
 COMPARED = ("tree_rl", "verl", "torch", "ray", "transformers", "vllm", "TransferQueue")
 REGISTERED = (TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL, "tree_sync")
-"""Names of engines and trainers that verl knows only from the plugin."""
+"""Names of engines and trainers that only the plugin registers with verl."""
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 PROBE_SECONDS = 240
 Answer = tuple[int, str, str]
-"""Exit code, output and error output of the probe."""
+"""Exit code, standard output and standard error of the probe."""
 
-# Prints one line of JSON.
 PROBE = f"""
 import hashlib, json, os, platform
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -68,25 +67,25 @@ print(json.dumps(facts))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What one process finds installed."""
+    """The installation that one process sees."""
 
     versions: dict[str, str]
-    """Subject -> version or fingerprint, "absent" if there is none. Every process reports the same subjects."""
+    """Version or fingerprint by subject, "absent" if there is none. Every process reports the same subjects."""
     missing: tuple[str, ...]
-    """Names that verl should know from the plugin and does not."""
+    """Names that the plugin should have registered with verl but did not."""
     cause: str | None
-    """Why they are missing; None if the process could not tell."""
+    """Why names are missing; None if the probe does not know."""
 
 
 def examine_here() -> Environment:
-    """The environment of this machine's Python, seen from a fresh process; errors as in `read_environment`."""
+    """The environment of a new process of this Python; errors as in `read_environment`."""
     return read_environment(probe_task()())
 
 
 def probe_task() -> Callable[[], Answer]:
-    """A function that runs the probe in a fresh process of the machine that calls it."""
-    # A nested function travels by value. To unpickle one of a module the node would import tree_rl: that fails without
-    # tree_rl, and would load the plugin where verl does not.
+    """A function that runs the probe in a new process of the machine that calls it."""
+    # A nested function is pickled by value. To unpickle a module's function, the node would import tree_rl: that fails
+    # without tree_rl, and would load the plugin even if verl does not.
     code, seconds = PROBE, PROBE_SECONDS
 
     def probe() -> Answer:
@@ -98,7 +97,7 @@ def probe_task() -> Callable[[], Answer]:
 
 
 def read_environment(answer: Answer) -> Environment:
-    """Read what the probe printed; a RuntimeError holds the last line of one that failed."""
+    """Read the probe's output; raises a RuntimeError with the last line of a failed probe."""
     code, printed, complaint = answer
     if code:
         raise RuntimeError(last_line(complaint))

@@ -1,4 +1,4 @@
-"""A check of seconds: one small forest through a small random model, against the same rows alone."""
+"""A check that takes seconds: compares a small forest in a small random model with its rows one by one."""
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ class TreeError(RuntimeError):
 def measure_tree_error() -> tuple[float, float]:
     """Run a float32 Qwen3 of two layers on the CPU over branching rows, as a tree and row by row.
 
-    Return the largest absolute difference of log-probs and the largest relative difference (norm) of a parameter's
-    gradient; a TreeError says that one exceeds its tolerance.
+    Returns the largest absolute difference of log-probs and the largest relative difference (norm) of a parameter's
+    gradient; raises a TreeError if one exceeds its tolerance.
     """
     model = _tiny_model()
     rows = _branching_rows()
@@ -69,6 +69,6 @@ def _branching_rows() -> list[list[int]]:
 
 
 def _gradients(model: Qwen3ForCausalLM, log_probs_F: torch.Tensor) -> list[torch.Tensor]:
-    """Gradient of each parameter under a loss that weighs every row token differently."""
+    """Gradient of each parameter for a loss with a different weight for every row token."""
     weight_F = torch.linspace(-1.0, 2.0, len(log_probs_F))
     return list(torch.autograd.grad((weight_F * log_probs_F).sum(), list(model.parameters())))

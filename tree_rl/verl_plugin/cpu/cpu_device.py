@@ -1,6 +1,6 @@
-"""The `torch.<device>` namespace that verl expects of a platform, on a machine without an accelerator.
+"""The namespace that verl uses like `torch.cuda`, for a machine without an accelerator.
 
-verl calls it as it calls `torch.cuda`. Memory figures are those of this process.
+Memory figures are those of this process.
 """
 
 import os
@@ -13,7 +13,7 @@ __all__ = ["Event", "Stream", "current_stream", "device_count", "set_device", "s
 
 
 def do_nothing(*_args: object, **_kwargs: object) -> None:
-    """Stand for calls without a meaning on a CPU: one device, no caching allocator, operators that finish at once."""
+    """Replaces calls without a meaning on a CPU, which has one device, no caching allocator and no streams."""
 
 
 empty_cache = ipc_collect = set_per_process_memory_fraction = reset_peak_memory_stats = do_nothing

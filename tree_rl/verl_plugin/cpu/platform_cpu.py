@@ -1,7 +1,7 @@
 """A verl platform for machines without an accelerator; verl's detection tries it after all others.
 
-verl calls the process group backend `cpu:gloo,<device>:<backend>`: on a CPU `cpu:gloo,cpu:gloo`, which torch refuses as
-it names a device twice. The platform registers gloo under exactly that name.
+verl's process group backend is `cpu:gloo,<device>:<backend>`: on a CPU `cpu:gloo,cpu:gloo`, which torch refuses because
+it names a device twice. So the platform registers gloo under that name.
 """
 
 from contextlib import nullcontext
@@ -17,10 +17,10 @@ DOUBLED_GLOO = "cpu:gloo,cpu:gloo"
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """verl's device interface on the CPU; collectives run on gloo.
+    """verl's device interface on the CPU; collectives use gloo.
 
-    verl picks it by itself if torch is built without an accelerator. With a CUDA or ROCm build `VERL_PLATFORM=cpu` must
-    ask for it: the head node of a GPU cluster has no device either.
+    verl chooses it automatically if torch is built without an accelerator. A CUDA or ROCm build needs
+    `VERL_PLATFORM=cpu`, because the head node of a GPU cluster has no device either.
     """
 
     device_name = vendor_name = "cpu"
@@ -37,11 +37,11 @@ class PlatformCPU(PlatformBase):
             torch.distributed.Backend.register_backend(DOUBLED_GLOO, gloo, devices=["cpu"])
 
     def is_available(self) -> bool:
-        """Return True: the platform works wherever it is asked for."""
+        """Return True: the platform always works."""
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Return whether verl's detection should settle on the CPU."""
+        """True if verl's detection should choose the CPU."""
         return not torch_has_accelerator()
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
@@ -58,18 +58,18 @@ class PlatformCPU(PlatformBase):
         return nullcontext()
 
     def ray_resource_name(self) -> str:
-        """Return "GPU": verl's placement groups count GPUs; a CPU run declares logical ones (`ray_init.num_gpus`)."""
+        """Return "GPU": verl's placement groups count GPUs, which a CPU run declares (`ray_init.num_gpus`)."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
         return []
 
     def is_ipc_supported(self) -> bool:
-        """Return False: weights travel through shared memory."""
+        """Return False: weights are sent through shared memory."""
         return False
 
 
 def torch_has_accelerator() -> bool:
-    """Return whether this torch build can drive an accelerator (CUDA, ROCm, NPU or XPU), present or not."""
+    """True if this torch build supports an accelerator (CUDA, ROCm, NPU or XPU), present or not."""
     built_for_gpu = torch.version.cuda is not None or torch.version.hip is not None
     return built_for_gpu or torch.accelerator.is_available()

@@ -1,7 +1,7 @@
 """Lets verl write new weights into vLLM on a CPU; does nothing on other devices.
 
-On a CPU vLLM packs every linear weight for oneDNN and drops the parameter: `load_weights`, which verl calls
-after each step, finds nothing to write to. Here layers keep their weight and multiply with torch.
+On a CPU vLLM packs every linear weight for oneDNN and drops the parameter, so `load_weights`, which verl calls after
+each step, would find no parameter. Here layers keep their weight and use torch's matrix product.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 
 
 def keep_linear_weights() -> None:
-    """Replace the function by which vLLM chooses a matrix product for every layer that it builds."""
+    """Replace the function by which vLLM chooses each layer's matrix product."""
     dispatch_packed = layers.dispatch_cpu_unquantized_gemm
 
     def dispatch(layer: Any, remove_weight: bool) -> None:

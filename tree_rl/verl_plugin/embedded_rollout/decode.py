@@ -1,7 +1,7 @@
-"""Continuous batched decoding of a Hugging Face model: the embedded rollout engine, without verl and Ray.
+"""Continuous batching for a Hugging Face model: the embedded rollout engine, without verl and Ray.
 
-Requests join and leave between steps. The n running requests own the first n slots of the cache, which a step reads as
-one view; finished sequences stay in later slots as prefixes for new prompts.
+Requests join and leave between steps. The n running requests occupy the first n slots of the cache, which a step reads
+as one view; finished sequences stay in later slots as prefixes for new prompts.
 """
 
 from collections import deque
@@ -22,21 +22,19 @@ PADDING_FACTOR = 1.5
 
 @dataclass(kw_only=True, slots=True)
 class Request:
-    """One generation in flight; `token_ids` and `log_probs` grow while it runs."""
+    """One running generation; `token_ids` and `log_probs` grow."""
 
     prompt_ids: list[int]
     """[P] tokens to continue."""
     sampling: Sampling
     generator: torch.Generator
-    """Random stream the request draws from."""
     token_ids: list[int] = field(default_factory=list)
-    """Generated tokens, the stop token included."""
+    """Generated tokens, including the stop token."""
     log_probs: list[float] = field(default_factory=list)
-    """Log-prob of each generated token."""
     finish_reason: str | None = None
     """stop, length or abort; None while running."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were reused."""
+    """Number of prompt tokens whose keys and values were reused."""
 
 
 class DecodeEngine:
@@ -44,11 +42,11 @@ class DecodeEngine:
 
     Args:
         model: a causal language model with ordinary or sliding-window attention.
-        capacity_tokens: prompt plus response of one request at most.
+        capacity_tokens: limit of prompt plus response of one request.
         kv_cache_bytes: memory for keys and values.
-        max_running: requests decoded together at most.
-        max_batched_tokens: padded prompt tokens of one forward at most; a longer prompt runs alone.
-        seed: of the random stream of requests without a seed.
+        max_running: limit of requests decoded together.
+        max_batched_tokens: limit of padded prompt tokens of one forward; a longer prompt runs alone.
+        seed: seed of the generator for requests without a seed.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class DecodeEngine:
     def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
         """Queue a generation; it starts at the next step.
 
-        A ValueError refuses a prompt that is empty, has ids outside the vocabulary or leaves no room in the context.
+        Raises a ValueError if a prompt is empty, has ids outside the vocabulary or leaves no room in the context.
         """
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         if not len(prompt_ids):
@@ -102,12 +100,11 @@ class DecodeEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits or runs."""
         return not self.waiting and not self.running
 
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """Start waiting requests, advance every running one by a token and return those that finished."""
+        """Start waiting requests, generate one token for each running one and return those that finished."""
         self._clock += 1
         finished: list[Request] = []
         while self.waiting and len(self.running) < self.max_running:
@@ -120,7 +117,7 @@ class DecodeEngine:
         return finished
 
     def abort_all(self) -> list[Request]:
-        """End every request as it is; return them."""
+        """End all requests with their tokens so far, and return them."""
         aborted = [*self.running, *self.waiting]
         for request in aborted:
             request.finish_reason = "abort"
@@ -129,19 +126,18 @@ class DecodeEngine:
         return aborted
 
     def forget_prefixes(self) -> None:
-        """Drop the reusable prefixes, after the weights changed. Running requests keep theirs."""
+        """Drop the reusable prefixes because the weights changed. Running requests keep theirs."""
         self.cache.forget(len(self.running))
 
     def release(self) -> None:
-        """Give the cache memory back, if nothing runs."""
         if self.is_idle:
             self.cache.release()
 
     def _next_batch(self) -> list[Request]:
-        """Take waiting requests for one padded forward, in their order.
+        """Take waiting requests, in order, for one padded forward.
 
-        A request that shares more with another of the batch than with the cache waits for the next batch: by then the
-        cache holds what they share.
+        A request that shares a longer prefix with another request of the batch than with the cache waits for the next
+        batch, when the cache holds that prefix.
         """
         batch: list[Request] = []
         suffixes: list[int] = []
@@ -168,11 +164,11 @@ class DecodeEngine:
         return batch
 
     def _start(self, request: Request) -> list[int]:
-        """Make the next slot hold the longest cached prefix of the request's prompt; return the rest of the prompt."""
+        """Put the longest cached prefix of the request's prompt into the next slot; return the rest of the prompt."""
         target = len(self.running)
         source, shared = self.cache.longest_prefix(np.asarray(request.prompt_ids))
         continues = source >= target and shared == self.cache.length_S[source]
-        # A prompt that continues a finished sequence takes its slot, another one the least recently used.
+        # A prompt that continues a finished sequence takes its slot, other prompts the least recently used one.
         victim = source if continues else target + int(self.cache.last_used_S[target:].argmin())
         self.cache.swap(victim, target)
         source = {victim: target, target: victim}.get(source, source)
@@ -182,7 +178,7 @@ class DecodeEngine:
         return request.prompt_ids[shared:]
 
     def _extend(self, rows: slice, new_ids: list[list[int]]) -> list[Request]:
-        """Run new tokens of some running requests, draw their next tokens and retire those that are done."""
+        """Run new tokens of some running requests, sample their next tokens and remove those that are done."""
         logits_RV = forward_logits(self.model, self.cache, rows, new_ids)
         requests = self.running[rows]
         tokens, log_probs = sample(

@@ -1,6 +1,6 @@
-"""verl's checkpoint backend `gloo`: weights from the trainer to separate rollout servers through host memory.
+"""verl's checkpoint backend `gloo`: sends weights from the trainer to separate rollout servers through host memory.
 
-verl's own backends need GPUs; `tree_separate_async` uses this one without them. Choose it with
+verl's other backends need GPUs; `tree_separate_async` uses this one without them. Select it with
 `rollout.checkpoint_engine.backend=gloo` and `.custom_backend_module=<this module>`.
 """
 
@@ -24,15 +24,15 @@ from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, pa
 BACKEND = "gloo"
 SENDER = 0
 OUTSIDE = -1
-"""Rank of a trainer process that helps to gather the weights and sends nothing."""
+"""Rank of trainer processes that only help to gather the weights."""
 TIMEOUT = timedelta(minutes=10)
 Meeting = tuple[str, int]
-"""Host and port at which the processes of one synchronisation meet."""
+"""Host and port of the rendezvous of one synchronisation."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
 class GlooCheckpointEngine(CheckpointEngine):
-    """The trainer's first process (`is_master`) broadcasts buckets of weights; every rollout worker receives them."""
+    """The trainer's first process (`is_master`) broadcasts buckets of weights to all rollout workers."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_bytes = bucket_size
@@ -42,7 +42,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group: ProcessGroupGloo | None = None
 
     def prepare(self) -> Meeting | None:
-        """Open the meeting on the trainer's first process."""
+        """Open the rendezvous on the trainer's first process."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
@@ -53,7 +53,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Meeting | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Number the processes: the trainer's first sends, its others stay outside, the rollout workers receive."""
+        """Assign ranks: the trainer's first process sends, its others get OUTSIDE, the rollout workers receive."""
         world_size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -63,7 +63,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return actors, arguments(list(range(1, world_size)))
 
     def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
-        """Join the others at the sender's meeting, except with rank OUTSIDE."""
+        """Join the process group at the sender's rendezvous, except with rank OUTSIDE."""
         self._rank = rank
         if rank == OUTSIDE:
             return
@@ -72,7 +72,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:
-        """Leave; the next synchronisation meets anew, so servers may come and go in between."""
+        """Leave the group. The next synchronisation forms a new one, so servers may come and go in between."""
         self._group = None
         self._store = None
 
@@ -80,9 +80,9 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> None:
-        """Send (name, full tensor) pairs by Hugging Face names; all trainer processes help to gather them.
+        """Send (Hugging Face name, full tensor) pairs; all trainer processes help to gather them.
 
-        `global_steps` is unused: verl tells the receivers the version.
+        `global_steps` is unused, because verl sends the version to the receivers.
         """
         for bucket in pack(weights, self.bucket_bytes):
             if self._rank == SENDER:
@@ -127,7 +127,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """What the receiver knows of a tensor before its bytes come."""
+    """Description of a tensor, sent before its bytes."""
 
     name: str
     dtype: torch.dtype
@@ -135,18 +135,17 @@ class Label:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def write_labels(bucket: Iterable[PackedTensor]) -> bytes:
-    """Names, dtypes and shapes as JSON: what another process sends must not be able to run code here."""
+    """Names, dtypes and shapes as JSON, because unpickling another process's data could run code."""
     labels = [(packed.name, str(packed.dtype).removeprefix("torch."), packed.shape) for packed in bucket]
     return json.dumps(labels).encode()
 
 
 def read_labels(content: bytes) -> list[Label]:
-    """What `write_labels` wrote; a ValueError for anything else."""
+    """Read the output of `write_labels`; raises a ValueError for anything else."""
     try:
         return [_checked_label(*entry) for entry in json.loads(content)]
     except (ValueError, TypeError, RecursionError) as error:

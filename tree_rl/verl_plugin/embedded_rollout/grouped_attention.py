@@ -1,6 +1,6 @@
-"""Attention for decoding that treats the query heads of one key-value head as more queries of it.
+"""Attention for decoding that treats all query heads of one key-value head as additional queries.
 
-So it never repeats keys and values; with a mask, `transformers` copies the whole cache in each step to do so.
+So it never repeats keys and values; with a mask, `transformers` copies the whole cache in each step for that.
 Shapes: R rows, H query heads, G key-value heads, Q queries, K keys, D head size.
 """
 
@@ -21,16 +21,16 @@ def grouped_sdpa(
     scaling: float | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with a boolean mask, called as `transformers` calls attention functions.
+    """Attention with a boolean mask and the signature of `transformers`' attention functions.
 
     Args:
         query: [R, H, Q, D].
         key: [R, G, K, D]; `value` too.
         attention_mask: bool [R, 1, Q, K].
-        scaling: None takes 1 / sqrt(D).
+        scaling: None means 1 / sqrt(D).
 
     Returns:
-        [R, Q, H, D], and no weights.
+        Output [R, Q, H, D], and None for the weights.
     """
     rows, heads, queries, head_size = query.shape
     groups = key.shape[1]

@@ -8,10 +8,10 @@ from tree_rl.verl_plugin.embedded_rollout.sampling import NO_JSON
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HFRolloutOptions:
-    """Checked options; a ValueError names the config key of a value out of range."""
+    """Options; raises a ValueError that names the config key of a value out of range."""
 
     kv_cache_bytes: int = 2 << 30
-    """Memory for keys and values of one server; it limits how many requests run together."""
+    """Memory for keys and values of one server, which limits the number of concurrent requests."""
 
     def __post_init__(self) -> None:
         value: Any = self.kv_cache_bytes
@@ -20,11 +20,7 @@ class HFRolloutOptions:
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
-        """Read `engine_kwargs.hf` of verl's `RolloutConfig`.
-
-        Raises:
-            ValueError: a key that is not supported.
-        """
+        """Read `engine_kwargs.hf` of verl's `RolloutConfig`. Raises `ValueError` for a key that is not supported."""
         for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
             value = getattr(config, key)
             if value != 1:

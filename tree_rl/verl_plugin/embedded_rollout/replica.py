@@ -23,7 +23,7 @@ class HFReplica(RolloutReplica):
 
     async def launch_servers(self) -> None:
         """Start the server next to its worker and wait until its model is built."""
-        # Wrong keys are refused before a process starts.
+        # Refuse wrong keys before a process starts.
         HFRolloutOptions.from_rollout(self.config)
         worker = self.workers[0]
         node_id, accelerator_ids = await worker.__ray_call__.remote(_where)
@@ -56,7 +56,7 @@ class HFReplica(RolloutReplica):
 class HFServerAdapter(BaseRollout):
     """The trainer's side of a server: all ranks gather the weights, and each sends them to its own server.
 
-    All arguments are verl's; `replica_rank=-1` takes the rank of the worker.
+    All arguments are verl's; `replica_rank=-1` means the worker's rank.
     """
 
     def __init__(
@@ -76,11 +76,9 @@ class HFServerAdapter(BaseRollout):
         return ray.get_actor(server_name(self.replica_rank))
 
     async def resume(self, tags: list[str]) -> None:
-        """Wake the server (`free_cache_engine`)."""
         await self._server.wake_up.remote(tags)
 
     async def release(self) -> None:
-        """Let the server free its cache (`free_cache_engine`)."""
         await self._server.sleep.remote()
 
     @torch.no_grad()
@@ -92,14 +90,14 @@ class HFServerAdapter(BaseRollout):
         peft_config: Any = None,
         **_kwargs: Any,
     ) -> None:
-        """Send the trainer's weights, bucket by bucket, through shared memory.
+        """Send the trainer's weights in buckets through shared memory.
 
         Args:
-            weights: iterator, maybe asynchronous, of (name, full tensor) by Hugging Face names.
-            global_steps: the weights' version, which the server reports with every generation.
+            weights: iterator, possibly asynchronous, of (Hugging Face name, full tensor).
+            global_steps: version of the weights, which the server reports with every generation.
 
         Raises:
-            NotImplementedError: weights of an adapter alone, or delta weights.
+            NotImplementedError: the weights are only an adapter's, or deltas.
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(
@@ -112,7 +110,7 @@ class HFServerAdapter(BaseRollout):
             )
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         gathered = weights
-        if hasattr(weights, "__aiter__"):  # of a checkpoint engine
+        if hasattr(weights, "__aiter__"):  # from a checkpoint engine
             gathered = [(name, tensor.clone()) async for name, tensor in weights]
         server = self._server
         await asyncio.gather(*[server.load_weights.remote(bucket) for bucket in pack(gathered, bucket_bytes)])

@@ -1,7 +1,7 @@
-"""Draws tokens from logits, with the log-probability of each in the distribution that it was drawn from.
+"""Samples tokens from logits, and returns the log-prob of each in the distribution it was sampled from.
 
 verl compares these with the actor's log-probs at the rollout temperature (`logprobs_mode: processed_logprobs`). Greedy
-tokens carry the log-prob at temperature 1, as in vLLM. Shapes: R rows, V vocabulary.
+tokens have the log-prob at temperature 1, as in vLLM. Shapes: R rows, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,22 +23,21 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one request is sampled; a ValueError names a parameter out of range."""
+    """Sampling parameters of one request; raises a ValueError that names a parameter out of range."""
 
     max_tokens: int
-    """Tokens to generate at most."""
     temperature: float = 1.0
-    """0 means greedy."""
+    """Sampling temperature; 0 means greedy."""
     top_p: float = 1.0
     """Nucleus mass in (0, 1]."""
     top_k: int = -1
-    """Candidates kept; -1 or 0 keeps all."""
+    """Number of candidates kept; -1 or 0 keeps all."""
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
-    """Generation ends after one of these; the output keeps it."""
+    """Tokens after which generation ends; the output contains them."""
     seed: int | None = None
-    """Seed of the request's own random stream; None shares the server's."""
+    """Seed of a separate generator for the request; None uses the server's."""
     raw_log_probs: bool = False
-    """Report log-probs before temperature and filters (`logprobs_mode: raw_logprobs`)."""
+    """True reports log-probs before temperature and filters (`logprobs_mode: raw_logprobs`)."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -62,9 +61,12 @@ def parse_sampling(
     """Read the sampling parameters that verl sends with a request.
 
     Args:
-        params: by vLLM's names; a ValueError names one that is unknown or has a value not implemented here.
-        default_max_tokens: for a request without a limit.
-        limit_tokens: room left in the context.
+        params: parameters by vLLM's names.
+        default_max_tokens: limit of a request without one.
+        limit_tokens: number of tokens left in the context.
+
+    Raises:
+        ValueError: names a parameter that is unknown, or whose value is not implemented.
     """
     rest = dict(params)
     limits = [rest.pop("max_tokens", None), rest.pop("max_new_tokens", None), default_max_tokens]
@@ -96,11 +98,7 @@ def parse_sampling(
 def sample(
     logits_RV: torch.Tensor, samplings: Sequence[Sampling], generators: Sequence[torch.Generator]
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row from float logits; the generators are on the CPU.
-
-    Returns:
-        Token ids and their log-probs, one per row.
-    """
+    """Sample one token per row with generators on the CPU; return R token ids and their log-probs."""
     logits_RV = logits_RV.float()
     scale = [1.0 if s.temperature == 0 else s.temperature for s in samplings]
     processed_RV = logits_RV
@@ -125,7 +123,7 @@ def sample(
 
 def _inverse_cdf(log_probs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     cdf_RV = log_probs_RV.exp().cumsum(dim=-1, dtype=torch.float64)
-    # The total is 1 up to rounding; scaling by it keeps the last token's share. `right` skips tokens of probability 0.
+    # Scaling by the total (1 up to rounding) keeps the last token's share. `right` skips tokens of probability 0.
     target_R1 = (uniform_R * cdf_RV[:, -1]).unsqueeze(1)
     return torch.searchsorted(cdf_RV, target_R1, right=True).squeeze(1).clamp_(max=cdf_RV.shape[1] - 1)
 

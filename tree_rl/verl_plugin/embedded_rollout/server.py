@@ -1,6 +1,6 @@
-"""The rollout server process of `rollout.name=hf`: the methods that verl calls on a server, over the decode engine.
+"""The rollout server process of `rollout.name=hf`: implements verl's server methods with the decode engine.
 
-Requests are coroutines. One thread runs the engine's steps, so the server answers control messages meanwhile.
+Requests are coroutines. One thread runs the engine's steps, so the server still answers control messages.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class HFServer:
     Args:
         replica_rank: index of this server, part of its seed.
         num_threads: CPU threads of the model.
-        weights_follow: whether the trainer sends weights before the first request; then none are read from disk.
+        weights_follow: True if the trainer sends weights before the first request, so that none are read from disk.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class HFServer:
         audio_data: list[Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> TokenOutput:
-        """Continue a prompt; all parameters are verl's, the sampling's names vLLM's.
+        """Continue a prompt. The arguments are verl's; `sampling_params` has vLLM's names.
 
         Returns:
-            Tokens, their log-probs if asked for, `stop_reason` "completed" or "aborted", and in `extra_fields` the
+            Tokens, their log-probs if requested, `stop_reason` "completed" or "aborted", and in `extra_fields` the
             weight version `global_steps`, `num_cached_tokens` and `finish_reason` (stop, length, abort).
 
         Raises:
@@ -114,17 +114,16 @@ class HFServer:
         )
 
     async def load_weights(self, bucket: list[PackedTensor]) -> None:
-        """Copy a bucket of weights into the model."""
         await self._in_thread(load, self.engine.model, bucket)
 
     async def finish_weights(self, global_steps: int | None) -> None:
-        """Drop prefixes computed with the old weights and note the new version."""
+        """Drop prefixes computed with the old weights, and set the new version."""
         await self._in_thread(self.engine.forget_prefixes)
         if global_steps is not None:
             self.global_steps = global_steps
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """End every request with what it has; later ones wait for `resume_generation`, or fail if `reject_request`."""
+        """End all requests with their tokens so far; later ones wait for `resume_generation`, or are rejected."""
         self._reject = reject_request
         self._is_open.clear()
         aborted = await self._in_thread(self.engine.abort_all)
@@ -132,22 +131,19 @@ class HFServer:
         return {"aborted_count": len(aborted), "request_ids": []}
 
     async def resume_generation(self) -> None:
-        """Admit requests again."""
         self._reject = False
         self._is_open.set()
 
     async def clear_kv_cache(self) -> None:
-        """Drop the reusable prefixes."""
         await self._in_thread(self.engine.forget_prefixes)
 
     async def sleep(self, *_args: Any, **_kwargs: Any) -> None:
-        """Give the cache's memory back; the weights stay."""
         await self._in_thread(self.engine.release)
 
     release_kv_cache = sleep
 
     async def wake_up(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: memory comes back on first use."""
+        """Do nothing: memory is allocated on first use."""
 
     resume_kv_cache = start_profile = stop_profile = wake_up
 
@@ -164,7 +160,7 @@ class HFServer:
             self._resolve(await self._in_thread(self.engine.step))
 
     def _report_failure(self, driver: asyncio.Task[None]) -> None:
-        """Answer every waiting request with the error that stopped the engine, if one did."""
+        """If an error stopped the engine, raise it in every waiting request."""
         error = asyncio.CancelledError() if driver.cancelled() else driver.exception()
         if error is None:
             return
@@ -184,7 +180,7 @@ class HFServer:
 def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_follow: bool) -> PreTrainedModel:
     """Build the rollout's copy of the model, with random weights if the trainer sends the real ones.
 
-    Attention is SDPA; eager if `override_config.attn_implementation=eager` or if SDPA lacks what the model needs.
+    Attention is SDPA, or eager if `override_config.attn_implementation=eager` or if SDPA does not support the model.
     """
     hf_config: PretrainedConfig = AutoConfig.from_pretrained(
         model_config.local_hf_config_path, trust_remote_code=model_config.trust_remote_code
@@ -197,7 +193,7 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
         "attn_implementation": "eager" if asked == "eager" or needs_eager(hf_config) else GROUPED_SDPA,
         "trust_remote_code": model_config.trust_remote_code,
     }
-    # The trainer's class, so that weights have the same names.
+    # The trainer's model class, so that weights have the same names.
     auto_class = get_hf_auto_model_class(hf_config)
     model: PreTrainedModel
     if weights_follow:

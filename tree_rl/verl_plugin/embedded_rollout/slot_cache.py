@@ -1,7 +1,7 @@
 """The key-value cache of the embedded rollout engine: one row ("slot") for each sequence.
 
 Finished sequences stay in their slots, so that later prompts can reuse a prefix.
-Shapes: R rows of a forward, Q new tokens per row, G key-value heads, D head size, T tokens a slot can hold.
+Shapes: R rows of a forward, Q new tokens per row, G key-value heads, D head size, T tokens of a slot.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from transformers.cache_utils import Cache
 
 
 class SlotCache(Cache):
-    """A `transformers` cache of `num_slots` slots for T = `capacity_tokens` each; a forward works on a range of them.
+    """A `transformers` cache of `num_slots` slots for T = `capacity_tokens` each; a forward uses a range of slots.
 
-    Column T of every slot takes padding; nothing reads it.
+    Column T of every slot receives padding; nothing reads it.
     """
 
     def __init__(self, *, num_slots: int, capacity_tokens: int) -> None:
@@ -36,9 +36,9 @@ class SlotCache(Cache):
         """Prepare a forward.
 
         Args:
-            rows: its R slots.
-            column_RQ: int64, column that each new token's keys and values go to.
-            context_tokens: columns that attention reads.
+            rows: the R slots of the forward.
+            column_RQ: int64, column for each new token's keys and values.
+            context_tokens: number of columns that attention reads.
         """
         self._rows = rows
         self._row_index = torch.arange(rows.start, rows.stop, device=column_RQ.device).unsqueeze(1)
@@ -48,7 +48,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values [R, G, Q, D] of a layer; return views of all, [R, G, context_tokens, D]."""
+        """Store a layer's new keys and values [R, G, Q, D]; return views of all, [R, G, context_tokens, D]."""
         return self._written(self._keys, layer_idx, key_states), self._written(self._values, layer_idx, value_states)
 
     def _written(self, store: dict[int, torch.Tensor], layer: int, new_RGQD: torch.Tensor) -> torch.Tensor:
@@ -61,11 +61,11 @@ class SlotCache(Cache):
         return kept[self._rows, :, : self._context_tokens]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions and masks are always given explicitly."""
+        """Return 0, because we always pass positions and masks explicitly."""
         return 0
 
     def longest_prefix(self, prompt_ids: np.ndarray) -> tuple[int, int]:
-        """Slot that shares most tokens with a prompt, int64 [P], and their number: at most P - 1, as one must run."""
+        """The slot with the longest prefix of a prompt, int64 [P], and its length: at most P - 1, as one must run."""
         width = min(len(prompt_ids) - 1, int(self.length_S.max(initial=0)))
         if width <= 0:
             return 0, 0
@@ -76,7 +76,6 @@ class SlotCache(Cache):
         return slot, int(shared_S[slot])
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange two slots."""
         if a == b:
             return
         length = int(max(self.length_S[a], self.length_S[b]))
@@ -87,7 +86,7 @@ class SlotCache(Cache):
         self.last_used_S[[a, b]] = self.last_used_S[[b, a]]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Make `target` hold the first `length` tokens of `source`, and nothing else."""
+        """Replace the content of `target` by the first `length` tokens of `source`."""
         if source != target:
             for kept in self._allocated():
                 kept[target, :, :length] = kept[source, :, :length]
@@ -98,24 +97,24 @@ class SlotCache(Cache):
         return [*self._keys.values(), *self._values.values()]
 
     def append_token_ids(self, slot: int, token_ids: np.ndarray) -> None:
-        """Record the tokens whose keys and values a forward has just appended to a slot."""
+        """Record the tokens whose keys and values a forward has appended to a slot."""
         start = int(self.length_S[slot])
         self.tokens_ST[slot, start : start + len(token_ids)] = token_ids
         self.length_S[slot] = start + len(token_ids)
 
     def forget(self, first_slot: int = 0) -> None:
-        """Empty all slots from `first_slot` on, after the weights changed."""
+        """Empty all slots from `first_slot` on."""
         self.length_S[first_slot:] = 0
 
     def release(self) -> None:
-        """Empty all slots and give their memory back; the next forward allocates it again."""
+        """Empty all slots and free their memory; the next forward allocates it again."""
         self.forget()
         self._keys.clear()
         self._values.clear()
 
 
 def num_slots_within(budget_bytes: int, config: PretrainedConfig, *, capacity_tokens: int, dtype: torch.dtype) -> int:
-    """Slots of `capacity_tokens` that fit into `budget_bytes` for a model with this text config, or a ValueError."""
+    """Number of slots of `capacity_tokens` that fit into `budget_bytes`; raises a ValueError if none fits."""
     heads = config.num_key_value_heads or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bytes_per_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize

@@ -1,6 +1,6 @@
-"""One forward of a Hugging Face model that extends several slots of the cache, each by its own number of tokens.
+"""One forward of a Hugging Face model that extends several slots of the cache by different numbers of tokens.
 
-Padding stands on the left: the last column holds every row's last token, and the model computes logits only there.
+Padding is on the left: the last column has every row's last token, and the model computes logits only there.
 Shapes: R rows, Q new tokens of the longest row, K tokens of context, V vocabulary.
 """
 
@@ -14,9 +14,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def forward_logits(model: PreTrainedModel, cache: SlotCache, rows: slice, new_ids: list[list[int]]) -> torch.Tensor:
-    """Run at least one new token behind what each of R slots holds; return the logits [R, V] behind the last new one.
+    """Run at least one new token after the content of each of R slots; return the logits [R, V] of the last new token.
 
-    The cache receives the new tokens' keys and values; the caller advances its lengths.
+    Writes the new tokens' keys and values into the cache; the caller updates its lengths.
     """
     device = next(model.parameters()).device
     longest = max(len(ids) for ids in new_ids)
@@ -45,7 +45,7 @@ def forward_logits(model: PreTrainedModel, cache: SlotCache, rows: slice, new_id
 def attention_masks(
     config: PretrainedConfig, positions_RQ: torch.Tensor, context_tokens: int
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Build the mask of each kind of attention layer the model has: a token sees its own slot up to itself.
+    """Build the causal mask for each kind of attention layer of the model.
 
     Returns:
         [R, 1, Q, K], boolean for SDPA and additive for eager attention; a dict by layer type if layers differ.

@@ -1,6 +1,6 @@
-"""Weights from the trainer to a rollout server, in buckets of NumPy arrays that Ray passes through shared memory.
+"""Packs weights into buckets of NumPy arrays, which Ray passes from trainer to rollout server through shared memory.
 
-NumPy has no bfloat16, so every tensor travels as bytes with its dtype and shape.
+NumPy has no bfloat16, so every tensor is sent as bytes with its dtype and shape.
 """
 
 import re
@@ -18,12 +18,11 @@ class PackedTensor:
     name: str
     """Parameter name in the Hugging Face model."""
     data: np.ndarray
-    """uint8 [bytes]."""
+    """Bytes of the tensor, uint8 [bytes]."""
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     def unpack(self) -> torch.Tensor:
-        """Return the tensor, in memory of its own."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         if self.data.size:
             tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(self.data.copy()))
@@ -31,7 +30,7 @@ class PackedTensor:
 
 
 def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[list[PackedTensor]]:
-    """Group (name, tensor) pairs into buckets of about `bucket_bytes`, at least one weight each."""
+    """Group (name, tensor) pairs into buckets of about `bucket_bytes`, each with at least one weight."""
     bucket: list[PackedTensor] = []
     filled = 0
     for name, tensor in weights:
@@ -49,7 +48,7 @@ def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iter
 def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
     """Copy weights into a model of the same architecture, converted to its dtype.
 
-    A KeyError names a parameter that the model lacks, a ValueError one of another shape.
+    Raises a KeyError for a parameter that the model lacks, and a ValueError for another shape.
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for packed in bucket:
@@ -68,11 +67,11 @@ def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
 
 
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<projection>gate|up|down)_proj\.weight")
-"""A checkpoint's name of one expert's weight; transformers holds all experts in one tensor."""
+"""A checkpoint's name of one expert's weight; transformers stores all experts in one tensor."""
 
 
 def _slice_of_experts(name: str, targets: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The part of the tensor of all experts that a checkpoint's name stands for, or None."""
+    """The slice of the experts' tensor that a checkpoint's name denotes, or None."""
     match = EXPERT.fullmatch(name)
     if match is None:
         return None

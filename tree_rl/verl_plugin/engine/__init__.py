@@ -1,1 +1,1 @@
-"""The FSDP2 engine over trees: rows in, forests planned and run in lock-step, verl's outputs back."""
+"""The FSDP2 engine on trees: reads verl's rows, runs them as forests, and returns verl's outputs."""

@@ -1,4 +1,4 @@
-"""How a tree engine's module is built: verl's own builders, then tree attention, on CUDA and on a CPU."""
+"""Builds a tree engine's module on CUDA and on a CPU: verl's builders, then tree attention."""
 
 import copy
 import dataclasses
@@ -38,7 +38,7 @@ SDPA, EAGER = "sdpa", "eager"
 
 
 def choose_flat_attention(hf_config: Any) -> None:
-    """Let rows without a tree run what is here and computes the model: flash-attn (verl's default), SDPA or eager."""
+    """Choose the attention of rows without a tree: flash-attn (verl's default), SDPA or eager, by what works here."""
     asked = hf_config._attn_implementation
     if asked not in (FLASH_ATTENTION, SDPA) or (asked == FLASH_ATTENTION and flash_attention_works()):
         return
@@ -50,30 +50,27 @@ def choose_flat_attention(hf_config: Any) -> None:
 
 
 def runs_as_forests(module: Any, flat_attention: str) -> bool:
-    """Whether rows that share nothing run as a forest, too.
+    """True if rows that share nothing must run as a forest too.
 
-    Packed by verl they would see each other, or eager attention would take the square of all their tokens.
+    Packed by verl they would attend to each other, or eager attention would need memory quadratic in all their tokens.
 
     Args:
-        module: built.
-        flat_attention: what its rows run without a tree.
+        module: the built model.
+        flat_attention: implementation of attention for rows without a tree.
     """
     return leaks_when_packed(module) or (flat_attention == EAGER and needs_eager(module.config))
 
 
 def flash_attention_works() -> bool:
-    """Whether flash-attn is installed for a CUDA device that is present."""
+    """True if flash-attn is installed and a CUDA device is present."""
     return torch.cuda.is_available() and is_flash_attn_2_available()
 
 
 def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: bool) -> str:
-    """Put tree attention into a built module.
-
-    Returns:
-        The implementation that rows without a tree keep.
+    """Put tree attention into a built module; return the implementation for rows without a tree.
 
     Raises:
-        UnsupportedModelError: a model that trees cannot run exactly.
+        UnsupportedModelError: trees cannot run this model exactly.
     """
     check_model(module)
     flat = use_tree_attention(module, impl=options.attention, deterministic=deterministic)
@@ -84,11 +81,7 @@ def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: b
 def chosen_attention(
     module: Any, options: TreeOptions, *, dtype: torch.dtype, head_size: int, deterministic: bool
 ) -> str:
-    """The implementation of tree attention that runs.
-
-    Raises:
-        ValueError: `tree.attention` names one that cannot run here.
-    """
+    """The implementation of tree attention. Raises `ValueError` if `tree.attention` names one that cannot run here."""
     wanted: dict[str, Any] = {
         "device": torch.device(get_device_name()),
         "dtype": dtype,
@@ -104,13 +97,13 @@ def chosen_attention(
 
 
 def shape_of(module: Any, *, is_critic: bool) -> ModelShape:
-    """Sizes of a built model; the head of a critic has one row."""
+    """Sizes of a built model; a critic's head has one row."""
     shape = ModelShape.from_config(text_settings(module))
     return dataclasses.replace(shape, vocab=1) if is_critic else shape
 
 
 def memory_model(module: Any, shape: ModelShape, *, dtype: torch.dtype) -> MemoryModel | None:
-    """What a built model's forward and backward keep alive on a GPU; None on a CPU, where nobody runs out of it."""
+    """Model of the GPU memory of a built model's forward and backward; None on a CPU."""
     device = torch.device(get_device_name())
     return read_memory_model(module, shape, dtype=dtype, device=device) if device.type == "cuda" else None
 
@@ -122,7 +115,7 @@ def text_settings(module: Any) -> dict[str, Any]:
 
 
 def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) -> nn.Module:
-    """verl's value model without its hard-wired flash attention, also of families for which verl needs TRL."""
+    """verl's value model without its hard-coded flash attention, also for families for which verl needs TRL."""
     config = model_config.hf_config
     prepare_value_config(config)
     dtype = PrecisionType.to_dtype(engine_config.model_dtype or "fp32")
@@ -143,10 +136,10 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
 
 
 def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) -> bool:
-    """Whether a model gets Liger's layers; `auto`, of our machine files, leaves out what the model cannot have.
+    """True if a model gets Liger's layers. With `auto`, from our machine files, only models that support them do.
 
     Raises:
-        UnsupportedModelError: `use_liger=true` where they cannot run.
+        UnsupportedModelError: `use_liger=true`, but they cannot run.
     """
     if model_config.use_liger == AUTO:
         reason = why_not_liger(model_config.hf_config, device=device, deterministic=deterministic)
@@ -160,7 +153,7 @@ def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) 
 
 @contextmanager
 def without_stock_liger(engine: FSDPEngineWithLMHead) -> Iterator[None]:
-    """verl's own way to Liger's layers changes the modelling file, and with it every model of the process."""
+    """Turn off verl's use of Liger's layers, which patches the modelling file and so every model of the process."""
     config = engine.model_config
     engine.model_config = copy.copy(config)
     vars(engine.model_config)["use_liger"] = False
@@ -172,7 +165,7 @@ def without_stock_liger(engine: FSDPEngineWithLMHead) -> Iterator[None]:
 
 @contextmanager
 def without_stock_sequence_parallel(engine: FSDPEngineWithLMHead) -> Iterator[None]:
-    """verl's own Ulysses asks for key-value heads that divide, and slices the inputs of some models; trees do not."""
+    """Turn off verl's Ulysses, which needs divisible key-value heads and slices the inputs of some models."""
     size, engine.ulysses_sequence_parallel_size = engine.ulysses_sequence_parallel_size, 1
     try:
         yield
@@ -182,7 +175,7 @@ def without_stock_sequence_parallel(engine: FSDPEngineWithLMHead) -> Iterator[No
 
 @contextmanager
 def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
-    """verl offloads a forward-only model to pinned host memory; a machine without CUDA has none to pin."""
+    """Turn off verl's offload of a forward-only model to pinned host memory, which needs CUDA."""
     config = engine.engine_config
     if get_device_name() != "cpu" or not (config.forward_only or config.offload_policy):
         yield
@@ -197,8 +190,8 @@ def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
 
 @contextmanager
 def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> Iterator[None]:
-    """verl shards embeddings by themselves where the head is not tied, also inside a layer that it has sharded: towers
-    of images hold such layers. FSDP2 shards no weight twice, so these go without a shard of their own."""
+    """Do not shard layers that contain an embedding, such as those of image towers: verl also shards untied embeddings
+    separately, and FSDP2 cannot shard a weight twice."""
     config = engine.engine_config
     policy = dict(config.wrap_policy or {})
     layers = sorted(getattr(module, "_no_split_modules", None) or ())
@@ -219,13 +212,10 @@ def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> It
 
 
 def zero_gradients_of_towers(module: nn.Module) -> None:
-    """Give what rows of text do not reach the gradient of zero that it has where verl runs it on an empty image.
+    """After a backward, set gradients of zero for parts that rows of text do not use, as in stock verl.
 
-    verl does so for the families whose forward it replaces, so that all ranks gather the same weights; AdamW then
-    decays these, too. In other families the gradient is absent, there as here.
-
-    Args:
-        module: as verl built it, after a backward.
+    For families whose forward verl replaces, it runs these parts on an empty image, so that all ranks gather the same
+    weights; AdamW then also decays them. In other families they have no gradient, in verl as here.
     """
     stub: Any = module
     if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
@@ -237,7 +227,7 @@ def zero_gradients_of_towers(module: nn.Module) -> None:
 
 
 def moments_to_come(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of Adam's two moments on this rank, which come with the first optimizer step only."""
+    """Bytes of Adam's two moments on this rank that the first optimizer step will allocate; 0 after it."""
     if optimizer.state:
         return 0
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

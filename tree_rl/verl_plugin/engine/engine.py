@@ -1,7 +1,7 @@
-"""verl's FSDP2 engine with a `TreeStep`: rows stay verl's, the tree is an execution plan.
+"""verl's FSDP2 engine with a `TreeStep`: the data stays verl's rows, the tree is only an execution plan.
 
-Every unique token runs once. Log-probs, entropies and values are scattered back to the rows; verl's own loss functions,
-metrics, checkpoints and weight sync follow unchanged.
+Every unique token runs once. Log-probs, entropies and values are scattered back to the rows; verl's loss functions,
+metrics, checkpoints and weight sync stay unchanged.
 """
 
 import logging
@@ -71,16 +71,15 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
 
     stock_model_type = "language_model"
-    """The name under which verl's builders know this kind of model."""
+    """Model type in verl's builders."""
     is_critic = False
     sequence_parallel_group: torch.distributed.ProcessGroup | None = None
-    """Ranks that share the tokens of a forest; None without `ulysses_sequence_parallel_size`."""
+    """Group of ranks that share a forest's tokens; None without `ulysses_sequence_parallel_size`."""
 
     engine_config: Any
     ulysses_parallel_group: Any
     step: TreeStep
     attention_implementation: str
-    """Implementation of tree attention that runs."""
     _flat_attention: str
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
@@ -88,17 +87,17 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         refuse_engine(model_config, engine_config, is_critic=self.is_critic)
         size = engine_config.get(SEQUENCE_PARALLEL, 1)
         refuse({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
-        # verl's own model builders know only these two names.
+        # verl's model builders only accept these two names.
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
         self._router_hooks: RouterHooks | None = None
         self.replay: RouterReplay | None = None
-        """Record and replay of routes; None where `router_replay.mode` is disabled."""
+        """Records and replays routes; None if `router_replay.mode` is disabled."""
         self._is_reference = False
         self._outputs_of_update: dict[str, torch.Tensor] | None = None
 
     def initialize(self) -> None:
-        """verl's initialisation, then the step.
+        """Initialise as verl does, then build the step.
 
         Raises:
             ValueError: `tree.attention` names an implementation that cannot run here.
@@ -113,7 +112,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             deterministic=self.engine_config.full_determinism,
         )
         if torch.distributed.get_rank() == 0:
-            # Ray shows what workers print, not what they log at this level.
+            # Ray shows workers' prints, but not logs of this level.
             print(f"attention: {self.attention_implementation}", flush=True)
         context = StepContext(
             module=self.module,
@@ -129,7 +128,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             loss_scale=(lambda: 1.0) if self.scaler is None else self._loss_scale,
             gradient_sync=lambda is_last: self._gradient_sync_context(is_last_micro_batch=is_last),
             collectives=CountedCollectives(self.module),
-            # The all-reduce among replicas of shards is not counted.
+            # The all-reduce among replicas of shards is not counted, so such a call cannot be repeated.
             may_repeat=self.device_mesh.ndim == 1,
             pending_bytes=lambda: build.moments_to_come(self.module, self.optimizer),
             routers=self._router_hooks,
@@ -148,18 +147,18 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool = False
     ) -> dict[str, Any]:
-        """verl's seam for training and inference alike: run all rows of a batch, as trees where that pays.
+        """Train on or infer all rows of a batch, as trees where that is faster.
 
         Args:
-            data: rows without padding (nested `input_ids`, `loss_mask`, ...), as verl builds them.
-            loss_function: verl's loss over row outputs; may be None when `forward_only`.
-            forward_only: no gradients.
+            data: verl's rows without padding (nested `input_ids`, `loss_mask`, ...).
+            loss_function: verl's loss over row outputs; may be None with `forward_only`.
+            forward_only: True computes no gradients.
 
         Returns:
             verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`.
 
         Raises:
-            RowError: a row that cannot be trained on, named.
+            RowError: names a row that cannot be trained on.
         """
         is_flat, reuses = self.tree_config.mode == "flat", not forward_only and _reuses_log_probs(data)
         if self.tree_config.reuse_log_probs is True and not (forward_only or reuses or self.is_critic):
@@ -178,14 +177,14 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             result = self._run_rows(data, loss_function, forward_only)
         if reuses:
             outputs = result["model_output"]
-            # A rank without rows has no outputs.
+            # Ranks without rows have no outputs.
             self._outputs_of_update = {name: outputs[name].cpu() for name in (LOG_PROBS, ENTROPY) if name in outputs}
         return result
 
     def take_outputs_of_update(self) -> dict[str, torch.Tensor]:
-        """`log_probs` and `entropy` (nested, full rows) of the last update with `reuse_log_probs`, handed out once.
+        """Return and clear `log_probs` and `entropy` (nested, full rows) of the last update with `reuse_log_probs`.
 
-        A rank that had no rows has none of them.
+        The dict is empty on a rank without rows.
 
         Raises:
             RuntimeError: there was no such update since the last call.
@@ -196,7 +195,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         return found
 
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
-        """All rows as trees, with whatever the loss needs in rows and loss."""
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
         ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
         refuse(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
@@ -217,7 +215,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             trains=not forward_only,
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
-            # verl's forward would slice rows over the ranks that share their tokens.
+            # verl's forward would slice rows over the ranks of a sequence-parallel group.
             flat_rows=verl_rows.run_flat if self.sequence_parallel_group is None else None,
             host_tokens=host_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
@@ -232,7 +230,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
-        """verl's outputs of rows without a tree; an update that finds old log-probs also reports the entropy."""
+        """verl's outputs of rows without a tree, plus the entropy in an update that reuses its log-probs."""
         found: dict[str, torch.Tensor] = super().prepare_model_outputs(
             output, output_args, micro_batch, logits_processor_func
         )
@@ -243,16 +241,15 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def stock_step(
         self, selected: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Rows through verl's own forward, packed, without a tree."""
+        """Run rows through verl's forward, packed, without a tree."""
         result: tuple[torch.Tensor, dict[str, Any]] = super().forward_step(selected, loss_function, forward_only)
         return result
 
     def _loss_scale(self) -> float:
-        """Factor on the loss in float16 training."""
         return float(self.scaler.scale(torch.ones((), device=get_device_name())))
 
     def _init_device_mesh(self) -> None:
-        """verl's meshes. Its patches of attention find no group: trees exchange heads, and their outputs are whole."""
+        """Build verl's meshes, but hide the Ulysses group from its attention patches: our step exchanges the heads."""
         refuse_ranks(self.engine_config, FSDP, torch.distributed.get_world_size())
         super()._init_device_mesh()
         self.sequence_parallel_group, self.ulysses_parallel_group = self.ulysses_parallel_group, None
@@ -267,7 +264,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             use_liger_layers(module, **fused)
         refuse({"leaks": leaks_when_packed(module), "tree": self.tree_config}, FSDP, Of.PACKING)
         self._plain_module = module
-        # Adapters wrap the embedding, and not all of them show its size.
+        # Read now, because adapters wrap the embedding and not all of them expose its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
         deterministic = self.engine_config.full_determinism
         self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
@@ -275,7 +272,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
             self._router_hooks = RouterHooks(module)
         if self._router_hooks is not None and mode != DISABLED:
-            # Routers that cannot repeat routes are refused here, before anything is sharded.
+            # Raises before sharding if the routers cannot repeat routes.
             self.replay = RouterReplay(self._router_hooks, mode)
         return module
 
@@ -284,7 +281,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         return built
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
-        """The sharded module, its head answering edge requests. Adapters, which may wrap the head, are attached."""
+        """Shard the module, and let its head compute edges. Adapters, which may wrap the head, are already attached."""
         check_dropout(module)
         if self._is_lora:
             refuse(self._plain_module, "model", Of.ADAPTERS)
@@ -297,7 +294,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """verl's reference policy inside the actor: another model, whose routes and log-probs are its own."""
+        """verl's reference policy inside the actor: another model, so routes and log-probs are not shared with it."""
         self._is_reference = True
         try:
             with super().disable_adapter():
@@ -307,18 +304,16 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self.forget()
 
     def forget(self) -> None:
-        """The weights have moved: what the last inference found out is stale."""
+        """Drop results of the last inference, because the weights have changed."""
         self.step.forget()
 
     def optimizer_step(self) -> float:
-        """verl's step, which moves the weights."""
         self.forget()
         return super().optimizer_step()
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
     ) -> None:
-        """verl's loading, which moves the weights."""
         self.forget()
         super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
         if local_path is not None:
@@ -332,7 +327,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         max_ckpt_to_keep: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """verl's checkpoint, and what the step has learnt."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         save_engine_state(local_path, self.step, self.scaler)
 
@@ -354,7 +348,7 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
 
 @EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
 class FSDP1Refused(compat.BaseEngine):
-    """FSDP1 shards by flat parameters and cannot run trees: say so before a GPU is taken."""
+    """Refuses FSDP1, whose flat parameters trees do not support, before the job uses a GPU."""
 
     role = ACTOR
 
@@ -364,6 +358,6 @@ class FSDP1Refused(compat.BaseEngine):
 
 @EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
 class FSDP1CriticRefused(FSDP1Refused):
-    """The same for a critic."""
+    """Refuses FSDP1 for a critic."""
 
     role = "critic"

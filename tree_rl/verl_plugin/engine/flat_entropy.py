@@ -1,7 +1,7 @@
-"""Entropy of rows that run through verl's own forward, where a step reports it and no loss reads it.
+"""Entropy of rows that run through verl's forward, for steps that report it but have no entropy loss.
 
-verl would keep it in the graph of the update, and with it copies of the logits. Legend: B rows, L padded length, F flat
-tokens of all rows, V vocabulary.
+verl would keep it in the update's graph, with copies of the logits. Legend: B rows, L padded length, F flat tokens of
+all rows, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ import torch
 from tree_rl.verl_plugin.compat import torch_functional
 
 MOST_ROWS_OF_LOGITS = 512
-"""Rows of logits that are in work at a time."""
+"""Number of positions whose logits are processed at a time."""
 
 
 @torch.no_grad()
 def entropy_of_rows(logits: torch.Tensor, forward_arguments: Mapping[str, Any], offsets: torch.Tensor) -> torch.Tensor:
-    """Entropy of every position, nested as verl's outputs are, without a graph.
+    """Entropy of every position, nested like verl's outputs, without a graph.
 
     Args:
-        logits: of verl's forward, before the temperature: [1, F or more, V] packed, [B, L, V] padded.
+        logits: logits of verl's forward, before the temperature: [1, F or more, V] packed, [B, L, V] padded.
         forward_arguments: verl's `output_args`, with the temperatures.
-        offsets: int64 [B + 1], of the rows in F.
+        offsets: int64 [B + 1], offsets of the rows in F.
     """
     if "temperature_rmpad" in forward_arguments:
         total = int(offsets[-1])
@@ -35,7 +35,7 @@ def entropy_of_rows(logits: torch.Tensor, forward_arguments: Mapping[str, Any], 
 
 
 def _entropy(logits_FV: torch.Tensor, temperature_F: torch.Tensor) -> torch.Tensor:
-    """verl's entropy [F] of its scaled logits, a piece at a time."""
+    """verl's entropy [F] of its scaled logits, computed in pieces."""
     pieces = zip(logits_FV.split(MOST_ROWS_OF_LOGITS), temperature_F.split(MOST_ROWS_OF_LOGITS), strict=True)
     scaled = (piece / heat.clamp(min=1e-8).to(piece.dtype).unsqueeze(-1) for piece, heat in pieces)
     return torch.cat([torch_functional.entropy_from_logits(piece) for piece in scaled])

@@ -1,4 +1,4 @@
-"""What an engine call returns to verl: outputs in the order of the rows, losses, metrics that every rank shares."""
+"""Converts a step's result to verl's: outputs in the order of the rows, losses, and metrics that all ranks have."""
 
 import dataclasses
 from typing import Any
@@ -14,17 +14,17 @@ from tree_rl.verl_plugin.compat import AggregationType, Metric, append_to_dict
 from tree_rl.verl_plugin.options import ROUTES
 
 COST = "tree/cost_s/"
-"""Prefix of the fitted coefficients, in seconds."""
+"""Prefix of the metrics of fitted coefficients, in seconds."""
 
 
 def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *, keeps_outputs: bool) -> dict[str, Any]:
-    """A step's result as verl's `postprocess_batch_func` returns it.
+    """A step's result in the form of verl's `postprocess_batch_func`.
 
     Args:
-        result: of the call.
-        step: that ran it; its counters join the metrics.
-        offsets: int64 [B + 1], of the rows of the call.
-        keeps_outputs: whether verl reads `model_output`; a plain update does not.
+        result: result of the call.
+        step: the step that ran it, whose counters become metrics.
+        offsets: int64 [B + 1], offsets of the call's rows.
+        keeps_outputs: True if verl reads `model_output`, which a plain update does not.
 
     Returns:
         `model_output` (nested, [B, L]), `loss` (one per micro-batch) and `metrics`.
@@ -56,7 +56,7 @@ def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, to
 
 
 def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
-    """`tree/*` of one engine call. verl averages sums over ranks with other rows, hence the factor: totals over all."""
+    """`tree/*` of one engine call. verl averages sums over ranks with different rows; the factor makes them totals."""
     batches = result.micro_batches
     sums = {
         "tree/unique_tokens": sum(batch.unique_tokens for batch in batches),
@@ -86,7 +86,7 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
 
 
 def _cost_metrics(step: TreeStep) -> dict[str, Metric]:
-    """`tree/cost_error` and the fitted coefficients, once there are any; every rank has the same."""
+    """`tree/cost_error` and the fitted coefficients, if they exist; the same on every rank."""
     fitted, error = step.knowledge.calls.fitted, step.knowledge.calls.error
     found = {} if fitted is None else {f"{COST}{name}": value for name, value in dataclasses.asdict(fitted).items()}
     if error is not None:
@@ -95,7 +95,7 @@ def _cost_metrics(step: TreeStep) -> dict[str, Metric]:
 
 
 def _load_metrics(load: LoadReport) -> dict[str, Metric]:
-    """`moe/*` of an update, the same on every rank but for shares of sums."""
+    """`moe/*` of an update; the same on every rank, except that each rank reports its share of sums."""
     metrics = {
         "moe/load_max_over_mean": Metric(AggregationType.MAX, load.max_over_mean),
         "moe/load_min_over_mean": Metric(AggregationType.MIN, load.min_over_mean),
@@ -110,7 +110,7 @@ def _load_metrics(load: LoadReport) -> dict[str, Metric]:
 def _even_out(
     metrics: dict[str, Any], count: int, world: int, group: torch.distributed.ProcessGroup | None
 ) -> dict[str, Any]:
-    """verl joins metrics across ranks value by value: give a rank with fewer micro-batches neutral values."""
+    """Add neutral values on ranks with fewer micro-batches, because verl joins metrics of ranks value by value."""
     if world == 1:
         return metrics
     mine = {key: value.aggregation for key, value in metrics.items() if isinstance(value, Metric)}

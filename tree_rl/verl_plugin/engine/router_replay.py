@@ -1,7 +1,7 @@
-"""`router_replay.mode` of verl on trees: routers repeat the experts that each row's tokens visited before.
+"""verl's `router_replay.mode` on trees: routers repeat the experts to which each row's tokens were routed before.
 
 R2 records them when old log-probs are computed and repeats them in the update; R3 repeats those of the rollout, which
-verl stores in the column `routed_experts`. Verl's own FSDP engine does neither.
+verl stores in the column `routed_experts`. Verl's FSDP engine does neither.
 Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token, E experts of a layer.
 """
 
@@ -21,18 +21,18 @@ from tree_rl.verl_plugin.options import RECORDED, REPLAY_KEY, REPLAYS, ROLLOUT, 
 
 
 class RouterReplay:
-    """What one engine does with routes, call by call."""
+    """Records or repeats routes in the calls of one engine."""
 
     def __init__(self, hooks: RouterHooks, mode: str) -> None:
-        """Bind an engine's routers.
+        """Check an engine's routers.
 
         Args:
-            hooks: on the engine's model.
+            hooks: hooks on the engine's model.
             mode: R2 or R3.
 
         Raises:
-            UnsupportedModelError: routers that cannot be told what to choose, or one expert per token in R3, where
-                verl's zeros for tokens without a record look like expert 0.
+            UnsupportedModelError: routers whose choice cannot be set, or one expert per token in R3, where verl's zeros
+                for tokens without a record look like expert 0.
         """
         if hooks.unknown_router is not None:
             raise UnsupportedModelError(
@@ -45,21 +45,21 @@ class RouterReplay:
             )
         self._hooks, self._mode = hooks, mode
         self.records = False
-        """True if the present call hands verl the routes it takes."""
+        """True if the current call returns its routes to verl."""
         self.replays = False
-        """True if the present call repeats the routes of its rows."""
+        """True if the current call repeats the routes of its rows."""
 
     def begin(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> None:
-        """Decide what the call does: R2 records with the weights that give old log-probs, never with others."""
+        """Set what the call does. R2 records only with the weights of the old log-probs."""
         active = tu.get_non_tensor_data(data=data, key=REPLAYS, default=True) and not is_reference
         self.records = active and forward_only and self._mode == RECORDED
         self.replays = active and not self.records
 
     def with_routes(self, data: TensorDict, rows: Rows) -> Rows:
-        """The rows with the routes to repeat, where the call repeats any.
+        """Add the routes to repeat to the rows, if the call repeats any.
 
         Raises:
-            RowError: no routes, or routes that do not fit the row or the model.
+            RowError: routes are missing, or do not fit the row or the model.
         """
         if not self.replays or rows.num_rows == 0:
             return rows
@@ -85,7 +85,7 @@ class RouterReplay:
                 f"{ROUTES}: expected routes of all {expected[0]} decoder layers (any numbers where a layer has no "
                 f"experts) with {expected[1]} experts per token, received {tuple(routes_FLK.shape[1:])}",
             )
-        # Layers without experts agree everywhere, whatever the recorder left there.
+        # Layers without experts get the same value everywhere, whatever the recorder wrote there.
         routes = np.full(routes_FLK.shape, NATIVE, dtype=np.int16)
         layers = list(hooks.layers)
         routes[:, layers] = routes_FLK[:, layers]

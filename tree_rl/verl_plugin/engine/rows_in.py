@@ -1,4 +1,4 @@
-"""Rows as verl hands them to an engine, checked before anything runs: bad input is named by its row.
+"""Reads verl's rows in an engine call and checks them before anything runs; errors name the row.
 
 Legend: B rows, F flat tokens of all rows.
 """
@@ -18,9 +18,9 @@ from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
 PATH_WEIGHT_SCALE = "path_weight_scale"
-"""Factor on the path weights that came with the rows."""
+"""Key of the factor on the path weights in the batch."""
 LEAST_TEMPERATURE = 1e-8
-"""verl's engines divide logits by no less."""
+"""Smallest temperature: verl's engines divide logits by no less."""
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
@@ -29,8 +29,8 @@ def assign_normalisers(data: TensorDict, with_other_rows: torch.distributed.Proc
 
     Args:
         data: verl's batch.
-        with_other_rows: verl's data-parallel group: of the ranks that share a forest's tokens, and hold equal rows, it
-            has one.
+        with_other_rows: verl's data-parallel group, with one of the ranks that share a forest's tokens and have the
+            same rows.
         context: device and ranks.
     """
     tokens = data["loss_mask"].values().sum().to(context.device)
@@ -41,10 +41,10 @@ def assign_normalisers(data: TensorDict, with_other_rows: torch.distributed.Proc
 
 
 def host_tokens(data: TensorDict) -> int:
-    """verl's own budget of a forward, in tokens, those of all ranks that share it together.
+    """verl's budget of a forward, in tokens of all ranks that share it.
 
-    That is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`) the rows of a
-    micro-batch times the longest row, the memory they may take.
+    It is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`), the rows of a
+    micro-batch times the longest row.
     """
     longest = int(data["input_ids"].offsets().diff().max()) if len(data) else 1
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
@@ -55,7 +55,7 @@ def host_tokens(data: TensorDict) -> int:
 
 
 def wanted_of_language_model(data: TensorDict) -> Wanted:
-    """Names of the outputs that verl asks a language model for; with its log-probs an update also gives the entropy."""
+    """Names of the outputs that verl requests; an update that reuses its log-probs also returns the entropy."""
     flags_of = {ENTROPY: ("calculate_entropy", REUSE_LOG_PROBS), SUM_PI_SQUARED: ("calculate_sum_pi_squared",)}
     asked = [
         name
@@ -78,16 +78,16 @@ def read_rows(
     Args:
         data: verl's batch without padding: nested `input_ids` and `loss_mask`, optional `position_ids`, `uid`,
             `temperature`.
-        vocab_size: ids must be below it.
-        max_positions: longest row the model's positions cover; None for no limit.
-        first_position: at which rows must begin; None where the model reads nothing but distances.
-        path_weighting: `token_unique` leaves out of `counted_F` what `algorithm.rollout_correction` has rejected; it
-            and `sep_avg` read their column of weights where the batch has it.
+        vocab_size: upper bound of ids, exclusive.
+        max_positions: longest row that the model's positions cover; None for no limit.
+        first_position: position of a row's first token; None if the model only uses distances.
+        path_weighting: `token_unique` excludes tokens that `algorithm.rollout_correction` rejected from `counted_F`; it
+            and `sep_avg` read their column of weights if the batch has it.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
             positions, positions that do not count its tokens, a trained first token, a non-finite advantage, a path
-            weight that is none, or a temperature that is not above 0; names the row.
+            weight outside (0, 1], or a temperature that is not above 0; names the row.
     """
     labels = _labels(data)
     offsets, token_ids_F = _jagged(data["input_ids"])
@@ -106,7 +106,7 @@ def read_rows(
         if column in data:
             _check_finite(data[column], column, labels)
     wanted_F = _wanted(data["loss_mask"], offsets, labels)
-    # Rejections stand in response_mask alone; SFT has no such column.
+    # Only response_mask contains rejections; SFT has no such column.
     is_read = path_weighting == "token_unique" and "response_mask" in data
     kept_F = _wanted(data["response_mask"], offsets, labels) if is_read else wanted_F
     return Rows(
@@ -122,9 +122,9 @@ def read_rows(
 
 
 def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], first_position: int | None) -> None:
-    """On a tree a token's position is its depth: rows must count their tokens, from wherever distances alone matter."""
+    """Positions must count a row's tokens, because on a tree a token's position is its depth."""
     if position_ids.dim() == 3:
-        # The axes of a row of text are equal.
+        # All axes of a row of text are equal.
         position_ids = torch.nested.as_nested_tensor(
             [row_AL[0] for row_AL in position_ids.unbind()], layout=torch.jagged
         )
@@ -151,7 +151,7 @@ def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], 
 def _path_weights(
     data: TensorDict, path_weighting: str, offsets: np.ndarray, counted_F: np.ndarray, labels: list[str]
 ) -> np.ndarray | None:
-    """float64 [F], the weights that came with the rows, where the loss counts the token; None without such a column."""
+    """float64 [F], the batch's path weights, 0 where the loss does not count the token; None without such a column."""
     column = PATH_WEIGHT_COLUMNS.get(path_weighting)
     if column is None or column not in data:
         return None
@@ -177,12 +177,12 @@ def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> np.ndarray:
-    """A token with mask 1 wants the edge that leads to it: the position before it. Masks align with the row's end."""
+    """bool [F], positions whose next token has mask 1. Masks are aligned with the row's end."""
     mask_offsets, mask = _jagged(loss_mask)
     lengths, mask_lengths = np.diff(offsets), np.diff(mask_offsets)
     _refuse(mask_lengths > lengths, labels, "has a loss mask longer than the row", mask_lengths)
     entries = np.flatnonzero(mask)
-    # From an entry of the mask to its token: rows and their masks end together.
+    # Offset from an entry of the mask to its token: rows and their masks end together.
     shift = np.repeat(offsets[1:] - mask_offsets[1:], mask_lengths)
     trained_F = np.zeros(int(offsets[-1]), dtype=bool)
     trained_F[entries + shift[entries]] = True
@@ -194,7 +194,7 @@ def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> 
 
 
 def _temperatures(data: TensorDict, labels: list[str]) -> np.ndarray:
-    """float32 [B], at least verl's own least divisor of logits."""
+    """Temperatures, float32 [B], at least `LEAST_TEMPERATURE`."""
     temperature = tu.get(data, "temperature", 1.0)
     if isinstance(temperature, torch.Tensor):
         temperature_B = temperature.detach().to(torch.float32).cpu().numpy()
@@ -206,7 +206,6 @@ def _temperatures(data: TensorDict, labels: list[str]) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    """A number, or NaN for what is none."""
     return float(value) if isinstance(value, int | float | np.number) else float("nan")
 
 

@@ -1,7 +1,6 @@
-"""What an engine learns while it trains and verl does not save: the budget of `tree.max_tokens: auto`, costs, a
-loss scale.
+"""Saves what an engine learns and verl does not save: the budget of `tree.max_tokens: auto`, costs, a loss scale.
 
-One small file per rank beside verl's own; without it, as with another number of ranks, the engine learns anew.
+One small file per rank next to verl's; without it, or with another number of ranks, the engine starts learning again.
 """
 
 import json
@@ -21,7 +20,7 @@ def state_file(folder: str) -> Path:
 
 
 def device_bytes() -> int:
-    """Memory of this rank's GPU; 0 without one. A budget learnt for one size is not one for another."""
+    """Memory of this rank's GPU, for which a budget was learnt; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -31,8 +30,6 @@ def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     """Write the file.
 
     Args:
-        folder: of this rank's checkpoint; exists.
-        step: has learnt its budget and its costs.
         scaler: verl's gradient scaler of float16 training, or None.
     """
     state = {
@@ -46,15 +43,15 @@ def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
 
 
 def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
-    """Take up what the file says, if there is one."""
+    """Restore the state from the file, if it exists."""
     path = state_file(folder)
     if not path.exists():
         return
     state = json.loads(path.read_text())
-    # Budgets and costs count the tokens of all ranks that share a forest's.
+    # Budgets and costs count the tokens of all ranks that share a forest.
     if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), step.context.sharing_ranks):
         step.knowledge.budget.restore(state["budget"])
-        # Checkpoints of earlier versions have none.
+        # Checkpoints of earlier versions have no costs.
         if step.knowledge.calls.fit is not None and state.get("costs") is not None:
             step.knowledge.calls.fit.restore(state["costs"])
     if scaler is not None and state["scaler"] is not None:

@@ -1,4 +1,4 @@
-"""verl's loss and verl's own forward, as a step over trees calls them: by outputs and indices of rows."""
+"""Adapts verl's loss and verl's forward to the calls of a tree step: by outputs and indices of rows."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -20,34 +20,34 @@ VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 SEPARABLE_POLICY_LOSSES = frozenset({"vanilla", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo", "sapo"})
 """verl's policy losses in which a token's gradient depends on no other token's log-prob."""
 SEPARABLE_ON_POLICY_LOSSES = frozenset({"gspo", "geo_mean", "kl_cov"})
-"""verl's policy losses that couple tokens by their ratios alone: at a ratio of 1 a token's gradient reads no other."""
+"""verl's policy losses that couple tokens only by their ratios, so that at a ratio of 1 they are separable."""
 
 SEQUENCE_MEAN, SEQUENCE_NORM = "seq-mean", "seq-mean-token-sum-norm"
-"""How the `loss_agg_mode`s begin that average over sequences, and the one that also divides by a length."""
+"""Prefix of the `loss_agg_mode`s that average over sequences, and the mode that also divides by a length."""
 GEO_MEAN = "geo_mean"
 """verl's policy loss that divides by the rows of a micro-batch."""
 SEQUENCE_POLICY_LOSSES = frozenset({"sapo", GEO_MEAN})
 """verl's policy losses that average over sequences under every `loss_agg_mode`."""
 
 HOLDS_CELLS = "holds_cells"
-"""Flag of a mini-batch of whole cells: its `global_batch_size` is the number of its rows on all ranks."""
+"""Flag of a mini-batch of whole cells, whose `global_batch_size` is its number of rows on all ranks."""
 REUSE_LOG_PROBS = "reuse_log_probs"
-"""Flag of an update whose rows carry no old log-probs: they are those of its own forward."""
+"""Flag of an update that uses the log-probs of its own forward as old log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnPolicyLoss:
-    """verl's loss where old log-probs are those of the same forward: the ratio is 1, its gradient is not."""
+    """verl's loss with the old log-probs of the same forward: the ratio is 1, but it has a gradient."""
 
     loss_function: VerlLossFunction
-    """verl's."""
+    """verl's loss."""
     sees_entropy: bool
-    """True if verl asked for the entropy; else the loss would report a term that nobody has asked for."""
+    """True if verl requested the entropy; otherwise the loss must not see it and report its term."""
 
     def __call__(
         self, *, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Loss and metrics of some rows, as verl's losses return them."""
+        """Loss and metrics of some rows in the form of verl's losses."""
         seen = {name: value for name, value in model_output.items() if name != ENTROPY or self.sees_entropy}
         rows = data.copy()
         rows["old_log_probs"] = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
@@ -59,13 +59,11 @@ class VerlRows:
     """The rows of one engine call, with verl's loss over them."""
 
     data: TensorDict
-    """verl's batch."""
     loss_function: VerlLossFunction | None
     """verl's loss; None in inference."""
     group: torch.distributed.ProcessGroup | None
-    """Data-parallel group, which verl's losses are told."""
     stock_step: Callable[..., tuple[torch.Tensor, dict[str, Any]]]
-    """verl's `forward_step`: data, loss and `forward_only` to the loss and verl's output dict."""
+    """verl's `forward_step`: (data, loss, `forward_only`) -> (loss, verl's output dict)."""
     _selected: tuple[tuple[int, ...], TensorDict] | None = field(init=False, default=None)
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -74,7 +72,7 @@ class VerlRows:
         selected = self._on_device(members)
         holds_cells = tu.get_non_tensor_data(data=self.data, key=HOLDS_CELLS, default=False)
         if holds_cells and _loss_mode(self.loss_function) == GEO_MEAN:
-            # The loss is proportional to the advantages' size.
+            # The loss is proportional to the advantages, so scaling them scales the loss.
             selected = selected.copy()
             share = len(members) * selected["dp_size"] / selected["global_batch_size"]
             selected["advantages"] = selected["advantages"] * share
@@ -84,7 +82,7 @@ class VerlRows:
     def run_flat(
         self, members: Sequence[int], loss: PartsLoss | None
     ) -> tuple[torch.Tensor, EdgeOutputs, list[Metrics]]:
-        """Some rows through verl's own forward; see `training.context.FlatRows`."""
+        """Run some rows through verl's forward; see `training.context.FlatRows`."""
         reported: list[Metrics] = []
 
         def as_verl_calls_it(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -93,20 +91,20 @@ class VerlRows:
             reported.extend(metrics)
             return value, {}
 
-        # In inference verl wants no loss function at all.
+        # verl expects no loss function in inference.
         loss_function = None if loss is None else as_verl_calls_it
         value, output = self.stock_step(self._select(members), loss_function, loss is None)
         return value, _flat(output["model_output"]), reported
 
     def _on_device(self, members: Sequence[int]) -> TensorDict:
-        """The rows on the device; those of the last call are kept, as a partitioned forest asks for its rows again."""
+        """The rows on the device. Caches the last ones, because a partitioned forest reads its rows repeatedly."""
         key = tuple(members)
         if self._selected is None or self._selected[0] != key:
             self._selected = (key, self._select(members).to(get_device_id()))
         return self._selected[1]
 
     def _select(self, members: Sequence[int]) -> TensorDict:
-        """Some rows; all of them in their order are not copied."""
+        """Some rows; does not copy tensors if these are all rows in order."""
         if list(members) == list(range(len(self.data))):
             return self.data.copy()
         return tu.index_select_tensor_dict(self.data, list(members))
@@ -119,27 +117,27 @@ def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
 def with_length_of_step(
     loss_function: VerlLossFunction, data: TensorDict, group: torch.distributed.ProcessGroup | None
 ) -> VerlLossFunction:
-    """verl's loss; where it would divide by the longest response of a micro-batch, by that of the step on all ranks.
+    """verl's loss, but divided by the longest response of the step on all ranks instead of that of a micro-batch.
 
-    verl does the former in `seq-mean-token-sum-norm` without `loss_scale_factor`, and how rows form micro-batches must
-    not change a loss. All ranks call this.
+    Applies to `seq-mean-token-sum-norm` without `loss_scale_factor`: the choice of micro-batches must not change the
+    loss. Collective: all ranks must call this.
     """
     config = _config_of(loss_function)
     if config is None or config.loss_agg_mode != SEQUENCE_NORM or config.loss_scale_factor is not None:
         return loss_function
-    # A rank without rows has no such column.
+    # Ranks without rows have no such column.
     longest = data["response_mask"].offsets().diff().max() if "response_mask" in data else torch.zeros(())
     longest = longest.to(get_device_id(), torch.int64)
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=group)
     config = copy.copy(config)
-    # Fields of verl's configs are frozen.
+    # Through `vars`, because fields of verl's configs are frozen.
     vars(config)["loss_scale_factor"] = int(longest)
     assert isinstance(loss_function, partial)
     return partial(loss_function.func, *loss_function.args, **{**loss_function.keywords, "config": config})
 
 
 def averages_sequences(loss_function: Any) -> bool:
-    """Whether verl's loss divides by the number of sequences, whatever their lengths."""
+    """True if verl's loss divides by the number of sequences."""
     config = _config_of(loss_function)
     if config is None:
         return False
@@ -147,7 +145,7 @@ def averages_sequences(loss_function: Any) -> bool:
 
 
 def _config_of(loss_function: Any) -> Any:
-    """The role's config that one of verl's losses is bound to, None of others."""
+    """The config of the role to which one of verl's losses is bound; None for other losses."""
     if isinstance(loss_function, OnPolicyLoss):
         loss_function = loss_function.loss_function
     config = loss_function.keywords.get("config") if isinstance(loss_function, partial) else None
@@ -155,14 +153,14 @@ def _config_of(loss_function: Any) -> Any:
 
 
 def _loss_mode(loss_function: Any) -> str | None:
-    """The policy loss that one of verl's losses computes; None of others."""
+    """The name of verl's policy loss; None for other losses."""
     config = _config_of(loss_function)
     is_policy = config is not None and hasattr(config, "policy_loss")
     return str(config.policy_loss.get("loss_mode", "vanilla")) if is_policy else None
 
 
 def is_token_separable(loss_function: Any) -> bool:
-    """Whether dL/dlog-prob of a token can be had from that token's log-prob alone; False for a loss we do not know."""
+    """True if dL/dlog-prob of a token depends only on that token's log-prob; False for unknown losses."""
     separable_losses = SEPARABLE_POLICY_LOSSES
     if isinstance(loss_function, OnPolicyLoss):
         loss_function, separable_losses = loss_function.loss_function, separable_losses | SEPARABLE_ON_POLICY_LOSSES

@@ -1,1 +1,1 @@
-"""Brings the plugin, in one version, into every process of a job."""
+"""Starts jobs, and loads the plugin in the same version in all of their processes."""

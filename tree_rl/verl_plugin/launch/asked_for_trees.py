@@ -1,4 +1,4 @@
-"""Whether a config of verl asks for trees."""
+"""Checks whether a config of verl uses trees."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ CHOICES = {
     "actor_rollout_ref.rollout.name": "hf",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "tree_rl.",
 }
-"""Config key -> beginning of the values that need the plugin."""
+"""Prefix of the values that need the plugin, by config key."""
 
 
 def asks_for_trees(config: Any) -> bool:
-    """Whether a verl config names something that only the plugin provides."""
+    """True if a config names something that only the plugin provides."""
     return any(str(OmegaConf.select(config, key, default="")).startswith(start) for key, start in CHOICES.items())
 
 
 def trains_trees(config: Any) -> bool:
-    """Whether a config chooses a tree trainer or a tree engine."""
+    """True if a config chooses a tree trainer or a tree engine."""
     keys = [key for key, start in CHOICES.items() if start == "tree_"]
     return any(str(OmegaConf.select(config, key, default="")).startswith("tree") for key in keys)

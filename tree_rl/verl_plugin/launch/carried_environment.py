@@ -1,7 +1,7 @@
-"""Which variables of the driver every process of its job gets, on nodes that were running before it.
+"""Passes variables of the driver to all processes of its job.
 
-Those processes inherit the environment of their node, not of the driver: a recipe's `PYTHONPATH` or `OMP_NUM_THREADS`
-would be lost. Ray calls `carry` in the driver (`RAY_RUNTIME_ENV_HOOK`, set by scripts/cluster/launch.sh).
+Processes inherit the environment of their node, not the driver's, so a recipe's `PYTHONPATH` or `OMP_NUM_THREADS` would
+be lost. Ray calls `carry` in the driver (`RAY_RUNTIME_ENV_HOOK`, set by scripts/cluster/launch.sh).
 """
 
 import os
@@ -14,11 +14,11 @@ CARRIED_PREFIXES = (
     *("TREE_RL_", "TRITON_", "VERL_", "VLLM_", "WANDB_"),
 )
 SECRETS = ("HF_TOKEN", "HF_HUB_TOKEN", "WANDB_API_KEY")
-"""Ray shows and logs what it carries: users set these on the nodes."""
+"""Variables that are not passed, because Ray displays and logs them; users set them on the nodes."""
 
 
 def carry(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add this process's variables to the runtime environment of `ray.init`; variables already in it win."""
+    """Add this process's variables to the runtime environment of `ray.init`, without overriding its variables."""
     described = {name for name in os.environ if name in CARRIED or name.startswith(CARRIED_PREFIXES)}
     carried = {name: os.environ[name] for name in described.difference(SECRETS)}
     given = dict(runtime_env or {})

@@ -1,4 +1,4 @@
-"""A command line as verl's programs take it, and the one config that it composes; a mistake as one line."""
+"""Reads a command line of verl's programs and composes its config; mistakes become one-line errors."""
 
 import argparse
 import sys
@@ -20,9 +20,9 @@ from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.options import as_tree_config
 
 INPUT_ERROR = 2
-"""Exit code, as of `tree-rl`'s commands."""
+"""Exit code after a mistake, as for `tree-rl`'s commands."""
 HAS_A_WORD = "model.use_liger"
-"""An option that is true, false or `auto`."""
+"""Suffix of an option that may be true, false or `auto`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,22 +30,22 @@ class Program:
     """A program of verl that runs with a composed config."""
 
     name: str
-    """What stands behind `python -m`."""
+    """Name of the module after `python -m`."""
     folder: Path
-    """A relative `--config-path` lies below it, as for Hydra."""
+    """Folder to which `--config-path` is relative, as for Hydra."""
     config_path: str
     config_name: str
     expand: Callable[[Sequence[str], str], list[str]]
-    """Writes out short forms in overrides; the second argument is the config's name."""
+    """Function (overrides, config name) that expands short forms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a command line asks for."""
+    """A job that a command line describes."""
 
     config: DictConfig
     given: tuple[str, ...]
-    """Overrides as the user wrote them."""
+    """Overrides written by the user."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,10 +55,6 @@ class _Parser(argparse.ArgumentParser):
 
 def read_job(arguments: Sequence[str], program: Program) -> Job:
     """Read overrides and Hydra's `--config-path` and `--config-name`, and compose the config.
-
-    Args:
-        arguments: what follows the program's name.
-        program: whose defaults apply.
 
     Raises:
         CommandLineError: a flag, key, value or config that does not exist.
@@ -79,10 +75,10 @@ def read_job(arguments: Sequence[str], program: Program) -> Job:
 
 
 def compose_checked(config_name: str, arguments: Sequence[str]) -> DictConfig:
-    """Compose a config as Hydra does, where Hydra is initialized.
+    """Compose a config as Hydra does; Hydra must be initialized.
 
     Raises:
-        CommandLineError: no override, or a text where the config has a number or a truth value.
+        CommandLineError: an argument is no override, or sets a text where the config has a number or a boolean.
     """
     overrides = [_parsed(text) for text in arguments]
     config = compose(config_name, [str(one.input_line) for one in overrides if not _is_value(one)])
@@ -102,14 +98,14 @@ def _parsed(text: str) -> Override:
 
 
 def _is_value(override: Override) -> bool:
-    """Whether it sets a value of the composed config; the others choose files of it, or are Hydra's own."""
+    """True if an override sets a value of the composed config; others choose config files or configure Hydra."""
     key = override.key_or_group
     is_plain = override.type != OverrideType.DEL and override.package is None and not override.is_sweep_override()
     return is_plain and "." in key and "/" not in key and not key.startswith("hydra.")
 
 
 def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Set values as Hydra does; refuse a text where the config had a number or a truth value."""
+    """Set values as Hydra does; refuse a text where the config had a number or a boolean."""
     for override in overrides:
         key = override.key_or_group
         before: Any = OmegaConf.select(config, key, default=None)
@@ -125,13 +121,7 @@ def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 
 def check_tree_block(engine: Any, place: str, written: Sequence[str]) -> None:
-    """Read the `tree` block of an engine; a CommandLineError names the key that the user wrote.
-
-    Args:
-        engine: node of its options.
-        place: its key.
-        written: the keys on the command line.
-    """
+    """Read the `tree` block of an engine; a CommandLineError names the key that the user wrote."""
     block = None if engine is None else engine.get("tree", None)
     try:
         as_tree_config(None if block is None else OmegaConf.to_container(block, resolve=True))
@@ -143,7 +133,7 @@ def check_tree_block(engine: Any, place: str, written: Sequence[str]) -> None:
 
 @contextmanager
 def refusals_as_one_line() -> Iterator[None]:
-    """End the program with one line on standard error and exit code 2 where a check refuses the job."""
+    """If a check refuses the job, end the program with one line on standard error and exit code 2."""
     try:
         yield
     except (ValueError, TypeError, AssertionError, OSError, OmegaConfBaseException, HydraException) as error:
@@ -152,16 +142,16 @@ def refusals_as_one_line() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The words of an error, of its cause where Hydra wraps it, on one line."""
+    """The message of an error, or of its cause if Hydra wraps it, on one line."""
     while error.__cause__ is not None and isinstance(error, HydraException | OmegaConfBaseException):
         error = error.__cause__
-    # Hydra lists where it looked for a config.
+    # Hydra appends a list of the folders in which it searched for a config.
     words = " ".join(str(error).partition("\nConfig search path:")[0].split())
     return words if words else type(error).__name__
 
 
 def keys_of(config: DictConfig) -> set[str]:
-    """Dotted names of all nodes; values are not resolved."""
+    """Dotted names of all nodes, without resolving values."""
     found: set[str] = set()
 
     def walk(node: Any, before: str) -> None:

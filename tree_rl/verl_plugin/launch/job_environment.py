@@ -1,8 +1,8 @@
-"""What the plugin does where verl's driver, just before Ray, asks for the environment of a config's processes.
+"""Wraps the function that gives verl's driver, just before Ray starts, the environment of a job's processes.
 
-The job is checked, and each process of a tree job loads the plugin in the driver's version. verl finds an installed
-plugin by its entry point and hides a plugin that fails to load. Code that Ray uploads has no entry point.
-`VERL_USE_EXTERNAL_MODULES` loads the plugin in both cases and shows a failure.
+It checks the job, and lets each process of a tree job load the plugin in the driver's version. verl finds an installed
+plugin by its entry point, which code uploaded by Ray lacks, and hides errors of its import. With
+`VERL_USE_EXTERNAL_MODULES` the plugin is loaded in both cases and errors are shown.
 """
 
 import functools
@@ -22,11 +22,11 @@ from tree_rl.verl_plugin.plugin_presence import JOB_VERSION, PLUGIN
 
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Holds the runtime environment of a submitted job; Ray refuses a second value for a variable in it."""
+"""Variable with the runtime environment of a submitted job; Ray refuses to set its variables again."""
 
 
 def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Variables for the job's processes; modules in the driver's own `VERL_USE_EXTERNAL_MODULES` stay."""
+    """Variables for the job's processes; keeps the modules in the driver's `VERL_USE_EXTERNAL_MODULES`."""
     modules = [name for name in own.get(MODULES, "").split(",") if name]
     wanted = {MODULES: ",".join(modules if PLUGIN in modules else [*modules, PLUGIN]), JOB_VERSION: __version__}
     submitted = json.loads(own.get(SUBMITTED, "{}")).get("runtime_env") or {}
@@ -34,17 +34,17 @@ def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """verl's function, plus the plugin's variables for a tree job; the user's `ray_init.runtime_env` wins over them.
+    """verl's function, plus the plugin's variables for a tree job; the user's `ray_init.runtime_env` overrides them.
 
-    A job of trees that verl's own main runs is completed and checked before. A `ValueError` says that sessions would
-    reach a Ray that obeys everybody, or that none could start.
+    First completes and checks a job on trees that verl's main runs. Raises a `ValueError` if sessions could reach a Ray
+    without authentication, or if none could start.
     """
 
     @functools.wraps(get_runtime_env)
     def with_plugin(config: Any = None) -> dict[str, Any]:
-        # `python -m tree_rl.train` has done so, without a job of Hydra's. Only a wrong command line has a block `tree`.
+        # `python -m tree_rl.train` has done so already, without a job of Hydra's. A block `tree` is always a mistake.
         if config is not None and HydraConfig.initialized() and (trains_trees(config) or "tree" in config):
-            # It imports verl's algorithms, which other jobs may not need in this process.
+            # Imported here, because it imports verl's algorithms, which other jobs may not need in this process.
             from tree_rl.verl_plugin.launch.train import make_ready_for_main_ppo
 
             make_ready_for_main_ppo(config, HydraConfig.get())

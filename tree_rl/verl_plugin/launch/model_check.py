@@ -1,4 +1,4 @@
-"""What a model's own config says before Ray starts: built without weights, it is checked as the workers check it."""
+"""Checks a model before Ray starts: builds it from its config without weights, and checks it as the workers do."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import refuse
 
 IMAGE_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
-"""Keys of `data` that name a column -> verl's defaults."""
+"""verl's default column names, by the key of `data` that names the column."""
 ADAPTED = ("target_modules", "target_parameters", "exclude_modules")
-"""Keys of a role's `model` node that say where adapters stand."""
+"""Keys of a role's `model` node that choose the modules with adapters."""
 
 
 def refuse_model_of_job(
@@ -37,15 +37,12 @@ def refuse_model_of_job(
     is_value: bool = False,
     rollout: str | None = None,
 ) -> None:
-    """Refuse a model on this machine that trees cannot run exactly, or not as a role asks.
+    """Refuse a model on this machine that trees cannot run exactly, or not with a role's options.
 
-    A name on a hub that is not in the local cache and a model with code of its own are left to the workers.
+    Does not check a hub's model that is not in the local cache, or a model with custom code; the workers do.
 
     Args:
-        model: a role's `model` node.
-        key: where it stands in the config.
-        engines: key -> FSDP options of each engine that runs it on trees.
-        is_value: a critic's.
+        engines: FSDP options, by their key, of each engine that runs the model on trees.
         rollout: `rollout.name` of a job that generates.
 
     Raises:
@@ -66,7 +63,7 @@ def refuse_model_of_job(
     except ValueError as error:
         raise type(error)(named + str(error)) from None
     if model.get("use_liger", False) is True:
-        # GPUs may be elsewhere.
+        # For CUDA, because the GPUs may be on another machine.
         reason = why_not_liger(config, device=torch.device("cuda"))
         if reason is not None:
             raise UnsupportedModelError(f"{named}{key}.use_liger=true: {reason}; set {key}.use_liger=false")
@@ -75,7 +72,7 @@ def refuse_model_of_job(
 
 
 def _read_config(model: DictConfig, key: str) -> PretrainedConfig | None:
-    """The model's config with the user's overrides; None where this machine cannot tell."""
+    """The model's config with the user's overrides; None if this machine does not have it."""
     given = str(model.get("hf_config_path", None) or model.path)
     path = Path(given).expanduser()
     if "://" in given:
@@ -98,7 +95,7 @@ def _read_config(model: DictConfig, key: str) -> PretrainedConfig | None:
 
 
 def _built(config: Any, *, is_value: bool, named: str) -> Any:
-    """The model without weights; None where only weights can tell."""
+    """The model without weights; None if it cannot be built without them."""
     if not is_value and not config.architectures:
         raise ValueError(
             f"{named}its config.json has no architectures, by which verl chooses the class; save the model again with "
@@ -119,7 +116,7 @@ def _built(config: Any, *, is_value: bool, named: str) -> Any:
 def _check_engine(built: Any, engine: Any, key: str) -> None:
     tree = as_tree_config(engine.get("tree", None))
     mode = replay_mode(engine)
-    # Masks without positions hurt SDPA alone, which the workers choose.
+    # Masks without positions only matter for SDPA, which the workers choose.
     refuse({"leaks": has_recurrent_layers(built) or has_rope_axes(built), "tree": tree}, key, Of.PACKING)
     refuse({SEQUENCE_PARALLEL: engine.get(SEQUENCE_PARALLEL, 1), "config": built.config}, key, Of.HEADS)
     if tree.router_aux_loss_coef is not None or mode != DISABLED:
@@ -148,11 +145,11 @@ def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
 
 
 def refuse_rows_with_images(data: DictConfig, files: Sequence[str]) -> None:
-    """Refuse parquet files on this machine in whose rows verl's data set would find images or videos.
+    """Refuse parquet files on this machine whose rows contain images, videos or audio.
 
     Args:
         data: the config's `data` node.
-        files: its keys of a path or a list of paths.
+        files: keys of `data` that hold a path or a list of paths.
 
     Raises:
         ValueError: names the key, the file, the row and its column.
@@ -170,12 +167,12 @@ def _refuse_file(file: Path, columns: Sequence[str], named: str) -> None:
     try:
         parquet = pq.ParquetFile(file)
     except pa.ArrowInvalid:
-        # The data set, which reads all of it, says what is wrong.
+        # The data set will report what is wrong.
         return
     row = 0
     for batch in parquet.iter_batches(batch_size=64, columns=[c for c in columns if c in parquet.schema_arrow.names]):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            # An empty list and a null are no image.
+            # An empty list or null is no image.
             for offset, value in enumerate(column):
                 if value.is_valid and (not hasattr(value, "values") or len(value)):
                     raise ValueError(

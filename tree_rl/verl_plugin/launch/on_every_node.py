@@ -1,7 +1,7 @@
 """Runs one command on N nodes of a Ray cluster at once: for programs that torch.distributed.run starts, such as SFT.
 
-Use: python -m tree_rl.verl_plugin.launch.on_every_node N -- COMMAND. The command finds NNODES, NODE_RANK and HEAD_NODE
-in its environment and holds all GPUs of its node. The first command that fails ends the others.
+Use: python -m tree_rl.verl_plugin.launch.on_every_node N -- COMMAND. The command gets NNODES, NODE_RANK and HEAD_NODE
+in its environment, and all GPUs of its node. The first command that fails ends the others.
 """
 
 import os
@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 def run_on_every_node(nodes: int, command: list[str]) -> int:
     """Run a command once on each of `nodes` nodes, this one first, in the working folder of this process.
 
-    Return 0, or the exit code of the first node that failed; a RuntimeError says that fewer nodes are alive.
+    Returns 0, or the exit code of the first node that failed; raises a RuntimeError if fewer nodes are alive.
     """
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level="ERROR")
     try:
@@ -33,7 +33,7 @@ def run_on_every_node(nodes: int, command: list[str]) -> int:
                 return code
         return 0
     finally:
-        # Ends the tasks that still run and the processes that they started.
+        # Ends the running tasks and the processes that they started.
         ray.shutdown()
 
 
@@ -49,7 +49,7 @@ def _start(rank: int, node: dict[str, Any], first: dict[str, Any], nodes: int, c
 
 
 def _run_task() -> Callable[[list[str], dict[str, str], str], int]:
-    # A nested function travels by value: the node needs no tree_rl to start the command.
+    # A nested function is pickled by value, so the node needs no tree_rl to start the command.
     def run(command: list[str], variables: dict[str, str], folder: str) -> int:
         return subprocess.run(command, env={**os.environ, **variables}, cwd=folder, check=False).returncode
 

@@ -1,6 +1,6 @@
-"""Refuses a job whose sessions would all fail: an agent that does not exist, or that is not installed.
+"""Refuses a job whose sessions would all fail because its agent does not exist or is not installed.
 
-verl's driver asks before it starts Ray. Without this, every session fails a minute later and names its own reason only.
+The check runs before Ray starts. Otherwise every session would fail a minute later.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ IN_ENVIRONMENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
 
 
 def refuse_unknown_agent(config: Any) -> None:
-    """Check `gateway_agent.agent_options` or `tree_agent.environment`; what the user wrote is left to its sessions.
+    """Check `gateway_agent.agent_options` or `tree_agent.environment`, except for classes of the user.
 
     Raises:
-        ValueError: an unknown name, option or value; or, where one machine does it all, a missing program.
+        ValueError: an unknown name, option or value; or, for a job on one machine, a missing program.
     """
     gateway_agent, tree_agent = (
         None if config is None else OmegaConf.select(config, key) for key in (GATEWAY_AGENT, TREE_AGENT)
@@ -27,7 +27,7 @@ def refuse_unknown_agent(config: Any) -> None:
         options = {"environment": tree_agent.get("environment") or "shell"}
     else:
         return
-    # Agents bring their client's libraries.
+    # Imported here, because agents import their clients' libraries.
     from tree_rl.rollout.agents.agents_by_name import check
 
     assert isinstance(options, dict)

@@ -1,7 +1,7 @@
-"""Refuses a job whose sessions have a network while Ray, on that network, obeys everybody.
+"""Refuses a job whose sessions have a network on which they can reach a Ray without authentication.
 
-Whoever reaches Ray without a token reads and replaces the functions that workers load. verl's driver asks before it
-starts Ray, so before any GPU is taken.
+Without a token, anybody who reaches Ray can read and replace the functions that workers load. The check runs before
+Ray starts, so before the job uses a GPU.
 """
 
 import os
@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 SANDBOX = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options.sandbox"
 NETWORKED = ("docker", "modal", "remote")
-"""Back ends whose commands have the network of their container."""
+"""Back ends whose commands have their container's network."""
 REMEDY = (
     "export RAY_AUTH_MODE=token, with the token in a file of mode 600: scripts/cluster/ray_head.sh makes one "
     "(`tree-rl recipes` writes that script)"
@@ -22,10 +22,10 @@ REMEDY = (
 
 
 def refuse_open_ray(config: Any, variables: Mapping[str, str]) -> None:
-    """Check the sandbox of `rollout.custom.gateway_agent` against the variables of the driver.
+    """Check the sandbox of `rollout.custom.gateway_agent` and the variables of the driver.
 
     Raises:
-        ValueError: sessions have a network, and Ray has no token, or one that others can read; names both keys.
+        ValueError: sessions have a network, and Ray has no token or one that others can read; names both keys.
     """
     sandbox = (None if config is None else OmegaConf.select(config, SANDBOX, default=None)) or {}
     key = _key_of_network(sandbox)
@@ -50,7 +50,6 @@ def _key_of_network(sandbox: Mapping[str, Any]) -> str | None:
 
 
 def _token_file(variables: Mapping[str, str]) -> Path:
-    """Where Ray looks for its token."""
     home = Path(variables.get("HOME") or Path.home())
     return Path(variables.get("RAY_AUTH_TOKEN_PATH") or home / ".ray" / "auth_token")
 

@@ -1,4 +1,4 @@
-"""A job of tree SFT: its command line is checked before an engine takes a GPU; then verl's trainer runs it."""
+"""Runs a tree SFT job: checks its command line before an engine uses a GPU, then calls verl's trainer."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ PROGRAM = Program(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a command line of verl's `sft_trainer`; exit with code 2 after one line where it cannot run."""
+    """Run a command line of verl's `sft_trainer`; if it cannot run, print one line and exit with code 2."""
     config = checked(arguments)
     if int(os.environ.get("RANK", "0")) == 0:
         print(banner(config), file=sys.stderr, flush=True)
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def checked(arguments: Sequence[str]) -> DictConfig:
-    """The config of a command line, checked; exits as `main`."""
+    """Read and check the config of a command line; exits as `main`."""
     with refusals_as_one_line():
         job = read_job(arguments, PROGRAM)
         config = job.config
@@ -49,7 +49,7 @@ def checked(arguments: Sequence[str]) -> DictConfig:
 
 
 def banner(config: DictConfig) -> str:
-    """What runs, in a line."""
+    """A one-line summary of the job."""
     tree = config.engine.get("tree", None) or {}
     facts = f"mode {tree.get('mode', 'auto')}; attention {tree.get('attention', 'auto')}"
     return f"tree_rl {__version__}: SFT on {config.engine.strategy}; {facts}"

@@ -1,4 +1,4 @@
-"""What a user may write about trees on a command line, as Hydra wants it."""
+"""Expands the short forms of tree options on a command line to Hydra's overrides."""
 
 from collections.abc import Iterable
 
@@ -6,30 +6,26 @@ from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import ENGINES
 
 OF_THE_ACTOR_ALONE = ("reuse_log_probs", "router_aux_loss_coef")
-"""Options of `tree` that the short form leaves at their defaults elsewhere."""
+"""Options of `tree` that the short form sets only on the actor."""
 STOCK_CONFIG = "ppo_trainer"
 MACHINES = ("cpu", "gpu")
 SEARCH_PATH = "hydra.searchpath"
 MODEL_TYPE_KEYS = ("actor_rollout_ref.model.model_type", "critic.model.model_type")
-"""Fields of verl's HFModelConfig that verl's YAML lacks; Hydra accepts such a key only behind `++`."""
+"""Fields of verl's HFModelConfig that verl's YAML lacks, so that Hydra only accepts them with `++`."""
 
 
 class CommandLineError(ValueError):
-    """A command line that no job can run; the message is one line and names what to write instead."""
+    """An unusable command line; the message is one line and says what to write instead."""
 
 
 def expand(arguments: Iterable[str], config_name: str) -> list[str]:
-    """Rewrite short forms of reinforcement learning; every other argument stays.
+    """Expand short forms of reinforcement learning; keep every other argument.
 
-    `tree.KEY=V` sets the option on every engine; `ENGINE.tree.KEY=V`, on one, wins. `machine=cpu` on verl's own config
-    adds the group that tree_rl's recipes list among their defaults.
-
-    Args:
-        arguments: overrides of Hydra.
-        config_name: of the primary config.
+    `tree.KEY=V` sets the option on every engine; `ENGINE.tree.KEY=V` overrides it on one. `machine=cpu` on verl's
+    config adds the config group that tree_rl's recipes have among their defaults.
 
     Raises:
-        CommandLineError: a machine that is none.
+        CommandLineError: an unknown machine.
     """
     arguments = list(arguments)
     general, specific = [], []
@@ -53,7 +49,7 @@ def expand(arguments: Iterable[str], config_name: str) -> list[str]:
 
 
 def expand_sft(arguments: Iterable[str], _: str) -> list[str]:
-    """The same of SFT: `tree.KEY=V` is `engine.tree.KEY=V`, `machine=cpu` is `machine=sft_cpu`."""
+    """Expand short forms of SFT: `tree.KEY=V` is `engine.tree.KEY=V`, `machine=cpu` is `machine=sft_cpu`."""
     expanded = []
     for argument in arguments:
         key, sign, value = argument.partition("=")
@@ -72,5 +68,5 @@ def _check_machine(value: str, known: Iterable[str]) -> None:
 
 
 def written_keys(arguments: Iterable[str]) -> list[str]:
-    """The keys that the user wrote, without Hydra's prefixes."""
+    """The keys of arguments, without Hydra's prefixes."""
     return [argument.partition("=")[0].lstrip("+~") for argument in arguments]

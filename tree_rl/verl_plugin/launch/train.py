@@ -1,6 +1,6 @@
-"""A job of reinforcement learning before Ray: completed, checked, summed up in a line, then run by verl's `main_ppo`.
+"""Completes and checks a reinforcement learning job before Ray starts, then runs it with verl's `main_ppo`.
 
-`python -m tree_rl.train` comes here with a command line, verl's own main with the config that Hydra composed.
+`python -m tree_rl.train` calls this with a command line, verl's main with the config that Hydra composed.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ PROGRAM = Program(
 )
 ENGINE_CONFIG = "tree_rl.verl_plugin.options.TreeFSDPEngineConfig"
 ROLES = ("actor_rollout_ref.actor", "critic")
-"""Roles whose strategy a user writes; the reference policy's follows the actor's."""
+"""Roles whose strategy a user sets; the reference policy has the actor's."""
 CUSTOM = "actor_rollout_ref.rollout.custom"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a command line of verl's `main_ppo`; exit with code 2 after one line where it cannot run."""
+    """Run a command line of verl's `main_ppo`; if it cannot run, print one line and exit with code 2."""
     with refusals_as_one_line():
         job = read_job(arguments, PROGRAM)
     make_ready(job.config, job.given)
@@ -67,13 +67,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def make_ready(config: DictConfig, given: Sequence[str]) -> None:
-    """Complete a job on trees in place, check it and print its banner; a job without trees stays as it is.
+    """Complete a job on trees in place, check it and print its banner; does not change a job without trees.
 
-    Args:
-        config: verl's whole config.
-        given: the user's overrides.
-
-    Exits with code 2 after one line on standard error where the job cannot run.
+    If the job cannot run, prints one line on standard error and exits with code 2.
     """
     with refusals_as_one_line():
         banner = checked(config, given)
@@ -82,7 +78,7 @@ def make_ready(config: DictConfig, given: Sequence[str]) -> None:
 
 
 def make_ready_for_main_ppo(config: DictConfig, hydra: Any) -> None:
-    """The same where verl's own main runs with the config that Hydra, which knows no kinds of values, composed."""
+    """As `make_ready`, for verl's main; also checks the types of values in the config, which Hydra does not."""
     with refusals_as_one_line():
         compose_checked(hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task])
     make_ready(config, hydra.overrides.task)
@@ -92,7 +88,7 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
     """Complete and check a job; return its banner, which is empty for a job without trees.
 
     Raises:
-        ValueError: a job on trees that cannot run; names the key.
+        ValueError: the job uses trees and cannot run; names the key.
     """
     written = written_keys(given)
     if not trains_trees(config):
@@ -103,7 +99,7 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
             )
         return ""
     notes = complete(config, written)
-    # verl prints that its checks passed; what they warn of, they print again.
+    # Silenced, because verl will repeat these checks and their warnings.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _check(config, written)
@@ -111,12 +107,7 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
 
 
 def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
-    """Choose FSDP2 and the class of the `tree` block where the user chose neither; what the banner says about it.
-
-    Args:
-        config: verl's, changed in place.
-        written: the keys on the command line.
-    """
+    """Set FSDP2 and the class of the `tree` block in `config` if the user has not; return notes for the banner."""
     notes = []
     for key in (f"{role}.strategy" for role in ROLES):
         if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":
@@ -149,7 +140,7 @@ def _banner(config: DictConfig, notes: Sequence[str]) -> str:
 
 
 def _verls_budget(role: DictConfig) -> str:
-    """What bounds a forward of a role where `tree.max_tokens` does not."""
+    """The budget of a role's forward if `tree.max_tokens` is not set."""
     if role.get("use_dynamic_bsz", False):
         return str(role.get("ppo_max_token_len_per_gpu", None))
     rows = role.get("ppo_micro_batch_size_per_gpu", None) or 1
@@ -157,7 +148,7 @@ def _verls_budget(role: DictConfig) -> str:
 
 
 def _check(config: DictConfig, written: Sequence[str]) -> None:
-    """Check a completed config: its words and numbers, as a tree run would, the files it names, then as verl does."""
+    """Check a completed config: values, tree options, files, models, data, and finally verl's checks."""
     refuse(config, "", Of.VALUES)
     for engine in ENGINES:
         check_tree_block(OmegaConf.select(config, engine, default=None), engine, written)
@@ -185,17 +176,16 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
 
 
 def path_that_ray_splits(path: str) -> bool:
-    """Whether Ray, which starts workers through a shell without quoting the interpreter, would run another program."""
+    """True if Ray, which passes the interpreter to a shell without quotes, cannot start workers with this path."""
     return re.search(r"[\s'\"\\$&;|<>()*?\[\]{}!#`]", path) is not None
 
 
 def _runs_here(config: DictConfig) -> bool:
-    """Whether all workers run on this machine."""
     return bool(config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ)
 
 
 def _check_prepared(config: DictConfig) -> None:
-    """What the tree trainers refuse, or, of verl's own trainers, what the tree engines do."""
+    """Ask the refusals of the tree trainers or, under verl's trainers, those of the tree engines."""
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
     for engine in [*ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
         refuse_ranks(OmegaConf.select(config, engine) or {}, engine, ranks)
@@ -209,7 +199,7 @@ def _check_prepared(config: DictConfig) -> None:
 
 
 def _check_models(config: DictConfig) -> None:
-    """What the models of a prepared config say, built without weights."""
+    """Check the models of a prepared config, built without weights."""
     roles = list(tree_roles(config))
     for key in dict.fromkeys(role.model for role in roles):
         own = [role for role in roles if role.model == key]
@@ -223,7 +213,7 @@ def _check_models(config: DictConfig) -> None:
 
 
 def _check_agent_loops(config: DictConfig) -> None:
-    """The default agent loop, and options of this package's, which each session would refuse again."""
+    """Check the default agent loop, and the options of our agent loops, which otherwise only sessions check."""
     rollout = config.actor_rollout_ref.rollout
     _check_default_loop(rollout.agent)
     custom = rollout.get("custom", None) or {}
@@ -248,7 +238,7 @@ def _check_agent_loops(config: DictConfig) -> None:
 
 
 def _check_default_loop(agent: DictConfig) -> None:
-    """Rows may name loops of their own, so only a near miss is refused."""
+    """Refuse a mistyped default loop. Unknown names are allowed, because rows may name other loops."""
     known, path = set(_agent_loop_registry), agent.get("agent_loop_config_path", None)
     if path is not None and os.path.exists(os.path.expanduser(path)):
         known |= {str(entry.get("name", "")) for entry in OmegaConf.load(os.path.expanduser(path))}

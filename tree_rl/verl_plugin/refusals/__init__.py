@@ -1,1 +1,1 @@
-"""What a tree run refuses, in one table: launcher, trainer and engine look up the rows about what they hold."""
+"""One table of everything that a tree run refuses, which launcher, trainer and engine check."""

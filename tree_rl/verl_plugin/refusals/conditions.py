@@ -1,6 +1,6 @@
-"""Conditions of the table of refusals: functions of a key's value and the node that holds it.
+"""Conditions of the table of refusals: functions of a key's value and its node.
 
-Each is false where the node may run, else true or the words that the message names.
+A condition returns False or None if the node may run, else True or the words for the message.
 """
 
 import json
@@ -38,32 +38,32 @@ NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
 
 def is_number(value: Any) -> bool:
-    """A finite number; true and false are none."""
+    """True for a finite number that is no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_count(value: Any) -> bool:
-    """A whole number of at least 1."""
+    """True for a whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def no_count(value: Any, _: Any) -> bool:
-    """Neither null nor a whole number of at least 1."""
+    """True for a value that is neither null nor a whole number of at least 1."""
     return value is not None and not is_count(value)
 
 
 def no_rate(value: Any, _: Any) -> bool:
-    """Neither null nor a number of at least 0. YAML reads 1e-6 as a text; Hydra's own grammar as a number."""
+    """True for a value that is neither null nor a number of at least 0. YAML, unlike Hydra, reads 1e-6 as text."""
     return value is not None and not (is_number(value) and value >= 0)
 
 
 def none_of(*choices: Any) -> Condition:
-    """Any other value."""
+    """A condition that holds for any value but the choices."""
     return lambda value, _: value not in choices
 
 
 def no_choice(choices: Sequence[str]) -> Condition:
-    """Neither null nor one of the choices."""
+    """A condition that holds for values that are neither null nor a choice."""
 
     def condition(value: Any, _: Any) -> Words | None:
         if value is None or value in choices:
@@ -74,7 +74,7 @@ def no_choice(choices: Sequence[str]) -> Condition:
 
 
 def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
-    """A value, or an entry of a list, that is hardly anything else than a mistyped choice."""
+    """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice."""
 
     def condition(value: Any, _: Any) -> Words | None:
         hints = {entry: did_you_mean(entry, known(), cutoff=0.6) for entry in _texts(value) if entry not in known()}
@@ -84,7 +84,7 @@ def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
 
 
 def missing_file(value: Any, _: Any) -> Words | None:
-    """A path, or an entry of a list, that neither this machine nor verl's folder, where verl looks too, has."""
+    """A path, or an entry of a list, that exists neither on this machine nor in verl's folder, which verl searches."""
     verl = find_spec("verl")
     assert verl is not None and verl.origin is not None
     for path in _texts(value):
@@ -95,7 +95,7 @@ def missing_file(value: Any, _: Any) -> Words | None:
 
 
 def missing_folder(path: Any, _: Any) -> bool:
-    """A path that looks like one of this machine and is none; other names may be a hub's."""
+    """True for a local path that does not exist; other names may be a hub's."""
     if path is None or "://" in path or not (path.startswith(("/", ".", "~")) or path.count("/") > 1):
         return False
     return not os.path.exists(os.path.expanduser(path))
@@ -132,25 +132,25 @@ def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | N
 
 
 def distils_top_k(loss: Any, config: Any) -> bool:
-    """A distillation loss of other tokens than the trained ones."""
+    """True if the distillation loss reads logits of other tokens than the trained ones."""
     asked = loss is not None and option(config, "distillation.enabled", False)
     return bool(asked and get_distillation_loss_settings(loss).use_topk)
 
 
 def records_in_vain(records: Any, config: Any) -> bool:
-    """Routes of the rollout that the actor does not repeat."""
+    """True if the rollout records routes that the actor does not repeat."""
     return bool(records) and not replays(None, option(config, ENGINES[0]) or {})
 
 
 def has_other_ranks(size: Any, config: Any) -> Words | None:
-    """Mini-batches are laid out for the actor's ranks, and a critic of fewer or more would cut them elsewhere."""
+    """A critic with another number of ranks with rows than the actor, for whose ranks mini-batches are laid out."""
     in_role = option(config, f"actor_rollout_ref.actor.{SEQUENCE_PARALLEL}", 1)
     of_actor = in_role if in_role > 1 else option(config, f"{ENGINES[0]}.{SEQUENCE_PARALLEL}", 1)
     return None if size == of_actor else {"of_actor": of_actor}
 
 
 def differs_from_training(budget: Any, config: Any) -> Words | None:
-    """A budget of inference with which verl would train, too."""
+    """A critic's budget for inference that differs from its budget for training, which verl does not read."""
     train = option(config, "critic.ppo_max_token_len_per_gpu")
     return None if budget in (None, train) else {"train": train}
 
@@ -159,63 +159,63 @@ def differs_from_training(budget: Any, config: Any) -> Words | None:
 
 
 def clips_elsewhere(grad_clip: Any, role: Any) -> Words | None:
-    """A clip that differs from the optimizer's, which is read."""
+    """A `grad_clip` that differs from the optimizer's, which verl reads instead."""
     clips_at = option(role, "optim.grad_clip") or option(role, "optim.clip_grad")
     return None if grad_clip in (None, VERLS_GRAD_CLIP, clips_at) else {"clips_at": clips_at}
 
 
 def is_not_read_of_actor(ratio: Any, actor: Any) -> Words | None:
-    """verl's losses read `clip_ratio` only where a bound is null, and by default neither is."""
+    """A `clip_ratio` that verl's losses do not read, because neither bound is null."""
     low, high = option(actor, "clip_ratio_low"), option(actor, "clip_ratio_high")
     is_read = None in (low, high) or ratio in (None, VERLS_CLIP_RATIO, low, high)
     return None if is_read else {"low": low, "high": high}
 
 
 def loads_no_adapter(path: Any, model: Any) -> Words | None:
-    """A path without a rank."""
+    """An adapter's path without a LoRA rank."""
     rank = option(model, "lora_rank", 0)
     return None if path is None or rank > 0 else {"rank": rank}
 
 
 def drops_out(path: Any, _: Any) -> Words | None:
-    """What the adapter's folder on this machine says; adapters elsewhere are checked when they are loaded."""
+    """Dropout of an adapter on this machine; other adapters are checked when they are loaded."""
     file = None if path is None else Path(path, ADAPTER_CONFIG).expanduser()
     found = dropout_settings(json.loads(file.read_text())) if file is not None and file.is_file() else {}
     return {"drop": ", ".join(f"{name}={value}" for name, value in found.items())} if found else None
 
 
 def computes_otherwise(dtype: Any, engine: Any) -> Words | None:
-    """Another type than the one that verl's FSDP engine fills in."""
+    """A dtype that differs from the one in which verl's FSDP engine computes."""
     computed = str(option(engine, "mixed_precision.param_dtype", "bf16"))
     is_same = dtype in (None, VERLS_DTYPE) or PrecisionType.to_dtype(dtype) == PrecisionType.to_dtype(computed)
     return None if is_same else {"computed": computed}
 
 
 def is_flat(_: Any, engine: Any) -> bool:
-    """Rows run as in stock verl."""
+    """True if the engine runs rows as stock verl does."""
     return as_tree_config(engine.get("tree", None)).mode == "flat"
 
 
 def replays(_: Any, engine: Any) -> bool:
-    """The engine records or repeats routes."""
+    """True if the engine records or repeats routes."""
     return replay_mode(engine) != DISABLED
 
 
 def leaves_ranks(size: Any, sizes: Any) -> Words | None:
-    """A size that does not divide the number of ranks; verl would round."""
+    """A size that does not divide the number of ranks, which verl would round."""
     return {"ranks": sizes["ranks"]} if not is_count(size) or sizes["ranks"] % size else None
 
 
 def leaves_shards(size: Any, sizes: Any) -> Words | None:
-    """The same of shards; -1, and all that covers every rank, is fine."""
+    """A size of shards that does not divide the number of ranks; -1 and sizes that cover all ranks are valid."""
     return leaves_ranks(size, sizes) if isinstance(size, int) and 0 < size < sizes["ranks"] else None
 
 
-# What a built model tells.
+# A built model.
 
 
 def heads_do_not_divide(size: Any, node: Any) -> Words | None:
-    """What the model says of a size."""
+    """A size of sequence parallelism that the model does not support."""
     try:
         check_sequence_parallel(node["config"], size)
     except ValueError as error:
@@ -224,10 +224,10 @@ def heads_do_not_divide(size: Any, node: Any) -> Words | None:
 
 
 def adapted(part: str, kind: type, *, tied: bool) -> Condition:
-    """An adapter on the embedding ("input") or the head ("output") of a model whose two are tied, or not.
+    """A condition for an adapter on the embedding ("input") or head ("output") of a model with (un)tied weights.
 
-    verl 0.9.1 gives an untied embedding and an untied head FSDP groups of their own, inside of which an adapter has
-    none; without trees such runs end in PyTorch's words.
+    verl 0.9.1 gives an untied embedding and head separate FSDP groups, but not an adapter inside them; without trees
+    such runs end with an error of PyTorch.
     """
 
     def condition(_: Any, module: Any) -> Words | None:
@@ -237,7 +237,7 @@ def adapted(part: str, kind: type, *, tied: bool) -> Condition:
 
 
 def ties_by_hand(_: Any, module: Any) -> Words | None:
-    """`ensure_weight_tying` of LoRA."""
+    """Weights tied by LoRA's `ensure_weight_tying`."""
     parts = [part for part in (module.get_input_embeddings(), module.get_output_embeddings()) if part is not None]
     is_whole = all(weight.is_contiguous() for part in parts for weight in part.parameters())
     return None if is_whole else _model(module, True)
@@ -252,17 +252,17 @@ def _model(module: Any, tied: bool) -> Words | None:
 
 
 def flag(name: str) -> Condition:
-    """A flag of a batch."""
+    """A condition that holds if a batch has this flag."""
     return lambda _, data: tu.get_non_tensor_data(data=data, key=name, default=False)
 
 
 def column(name: str) -> Condition:
-    """A column of a batch."""
+    """A condition that holds if a batch has this column."""
     return lambda _, data: name in data
 
 
 def carries_images(_: Any, data: TensorDict) -> Words | None:
-    """Rows of text may say of each token that it is text."""
+    """Multimodal inputs of a row, except type ids that mark every token as text."""
     for row, inputs in enumerate(data.get("multi_modal_inputs", ())):
         for key, value in (tu.unwrap_non_tensor_data(inputs) or {}).items():
             if value is not None and not (key in TYPE_IDS and not torch.as_tensor(value).any()):
@@ -271,7 +271,7 @@ def carries_images(_: Any, data: TensorDict) -> Words | None:
 
 
 def carries_positions_of_images(_: Any, data: TensorDict) -> Words | None:
-    """Rows of text may have their position on several axes."""
+    """Positions of a row whose axes differ; rows of text have equal axes."""
     if "position_ids" in data and data["position_ids"].dim() == 3:
         for row, position_AL in enumerate(data["position_ids"].unbind()):
             if not (position_AL == position_AL[:1]).all():

@@ -1,4 +1,4 @@
-"""Which rows of the table a whole job asks: those about every role that trains on trees."""
+"""Checks a whole job by the table of refusals: every role that trains on trees."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """Keys of a role that runs trees."""
+    """Config keys of a role that runs trees."""
 
     key: str
     model: str
@@ -37,11 +37,11 @@ def tree_roles(config: DictConfig) -> Iterator[Role]:
 
 
 def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
-    """Ask every row that a config alone can answer.
+    """Check everything that depends only on the config.
 
     Args:
         config: verl's whole config; roles have their model types.
-        under_tree_trainer: a tree trainer runs it, rather than verl's own.
+        under_tree_trainer: True if a tree trainer runs the job, False for verl's trainers.
 
     Raises:
         UnsupportedFeatureError: a setting that a tree run cannot honour.
@@ -60,13 +60,12 @@ def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
 
 
 def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str = "fsdp_config") -> None:
-    """Ask the rows about one engine.
+    """Check one engine.
 
     Args:
         model: verl's `HFModelConfig`, or its node.
         engine: verl's `FSDPEngineConfig`, or its node.
-        is_critic: the engine is a critic's.
-        key: where the engine's node stands.
+        key: key of the engine's node.
 
     Raises:
         UnsupportedFeatureError: names the key.
@@ -77,12 +76,11 @@ def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str 
 
 
 def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
-    """Check the sizes of groups of ranks, which divide their number.
+    """Check that the sizes of groups of ranks divide their number.
 
     Args:
         engine: verl's `FSDPEngineConfig`, or its node.
         place: dotted key of the node.
-        num_ranks: GPUs of the engine.
 
     Raises:
         UnsupportedFeatureError: names the key.

@@ -1,4 +1,4 @@
-"""A row of the table of refusals: key, when it can be known, condition, sentence, remedy."""
+"""A row of the table of refusals: key, condition, sentence, remedy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 CONFIG, MODEL, BATCH = "config", "model", "batch"
-"""When a refusal can be known: from the config alone, once the model is built, with a batch."""
+"""Stage at which a refusal can be checked: with the config, with the built model, or with a batch."""
 
 
 class UnsupportedFeatureError(ValueError):
@@ -16,7 +16,7 @@ class UnsupportedFeatureError(ValueError):
 
 
 class Of(Enum):
-    """What a row is about, and when that is known."""
+    """Subject of a row of the table, and the stage at which it is checked."""
 
     VALUES = ("verl's whole config: words and numbers that no job can run with", CONFIG)
     FILES = ("verl's whole config: paths on this machine", CONFIG)
@@ -47,7 +47,7 @@ ABSENT = object()
 
 
 def option(node: Any, key: str, default: Any = None) -> Any:
-    """The value at a dotted key of a config node; `default` where a part of the key is absent."""
+    """The value at a dotted key of a config node; `default` if a part of the key is absent."""
     if OmegaConf.is_config(node):
         return OmegaConf.select(node, key, default=default)
     *path, last = key.split(".")
@@ -57,30 +57,28 @@ def option(node: Any, key: str, default: Any = None) -> Any:
 
 
 def is_true(value: Any, _: Any) -> bool:
-    """The condition of most rows: the option is asked for."""
+    """The condition of most rows: the option is set."""
     return bool(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """One row. Sentence and remedy are format strings: `{key}` is the whole dotted key, `{place}` the node's, `{value}`
-    what the key holds, `{option}` "the tree engine does not support KEY=VALUE"; a condition adds words."""
+    the key's value, `{option}` "the tree engine does not support KEY=VALUE"; a condition may add words."""
 
     key: str
-    """Dotted key below the node, which may run where it lacks the key; empty where the message names its key itself."""
+    """Dotted key below the node, which may run if it lacks the key; empty if the condition reads the node."""
     sentence: str
     """What is wrong, and why."""
     remedy: str = "set it to False"
     """What to write instead; may be empty."""
     when: Callable[[Any, Any], Any] = is_true
-    """Function of the key's value and the node: false where the node may run, else true or a mapping of words."""
+    """Function of the key's value and the node: false if the node may run, else true or a mapping of words."""
 
     def message(self, node: Any, place: str) -> str | None:
-        """What is said about a node; None where it may run.
+        """The refusal of a node; None if it may run.
 
-        Args:
-            node: what the row is about.
-            place: dotted key of the node in the config; empty for the whole config.
+        `place` is the dotted key of the node in the config, empty for the whole config.
         """
         value = option(node, self.key, ABSENT) if self.key else None
         found = None if value is ABSENT else self.when(value, node)

@@ -1,4 +1,4 @@
-"""The table of refusals, and how launcher, trainer and engine ask it: never wrong by surprise."""
+"""The table of refusals, which launcher, trainer and engine check, so that no setting is silently ignored."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ CHOICES = {
     "critic.model.model_type": ("tree_value_model", "value_model"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
 }
-"""Config key -> all of its values in a job on trees."""
+"""All values of a config key in a job on trees."""
 KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     f"{ROLLOUT}.name": lambda: ("hf", "vllm", "sglang", "trtllm"),
     f"{ROLLOUT}.dtype": lambda: ("bfloat16", "float16", "float32", "half", "float", "auto"),
@@ -37,7 +37,7 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": lambda: tuple(POLICY_LOSS_REGISTRY),
     "trainer.logger": lambda: tuple(Tracking.supported_backend),
 }
-"""Config key -> values that verl 0.9.1 knows; another plugin may add some, so only a near miss of one is refused."""
+"""Values of a config key in verl 0.9.1. Another plugin may add values, so only probable typing errors are refused."""
 COUNTS = (
     *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
     *("data.max_length", "data.max_token_len_per_gpu"),
@@ -49,7 +49,7 @@ FILES = (
     *("data.train_files", "data.val_files", "data.custom_cls.path"),
     *("reward.custom_reward_function.path", "custom_reward_function.path"),
     *(f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path"),
-    # By default the data's are those of the rollout.
+    # By default these equal the rollout's.
     *("data.tool_config_path", "data.function_tool_path"),
     *(f"{ROLLOUT}.agent.agent_loop_config_path", "actor_rollout_ref.model.lora_adapter_path"),
 )
@@ -102,7 +102,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${{algorithm.rollout_correction}}'",
                 when.leaves_correction_to_another_loss),
     ),
-    # Every batch would be refused for these, after the rollouts.
+    # Otherwise every batch would be refused for these, after the rollouts.
     Of.POLICY: (
         Refusal("distillation.distillation_loss.loss_mode",
                 "{option}: it needs the logits of other tokens than the trained ones, which the head of a tree does "
@@ -130,7 +130,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.STRATEGY: (
         Refusal("strategy", "{option}: trees run on FSDP2", "set {place}.strategy=fsdp2", when.none_of("fsdp2")),
     ),
-    # What verl's V1 trainers and FSDP engine do not read, and copies of what an engine refuses.
+    # Settings that verl's V1 trainers and FSDP engine do not read, and copies of settings that an engine refuses.
     Of.ROLE: (
         Refusal("use_fused_kernels", "{option}: trees run without it"),
         Refusal("pad_to_length", "{option}: trees run without it"),
@@ -242,19 +242,19 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     ),
 }
 # fmt: on
-"""Which node -> its rows, in the order in which they are asked."""
+"""Rows about each subject, in the order in which they are checked."""
 
 
 def refuse(node: Any, place: str, *kinds: Of) -> None:
-    """Ask the rows about a node.
+    """Check a node.
 
     Args:
-        node: what `Of` says of each kind.
+        node: the node that the kinds' texts in `Of` describe.
         place: dotted key of the node in the config; empty for the whole config.
-        kinds: which rows.
+        kinds: subjects whose rows to check.
 
     Raises:
-        UnsupportedFeatureError: the first row that refuses the node.
+        UnsupportedFeatureError: the message of the first row that refuses the node.
     """
     messages = (row.message(node, place) for kind in kinds for row in TABLE[kind])
     message = next((message for message in messages if message is not None), None)

@@ -1,1 +1,1 @@
-"""A restart continues as if nothing had happened; a job that lost a process ends."""
+"""Exact resumption after a restart; a job that lost a process ends."""

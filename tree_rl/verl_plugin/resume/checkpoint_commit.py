@@ -1,6 +1,6 @@
-"""Begins and ends the writing of a checkpoint; training never resumes from one that was not ended.
+"""Begins and commits a checkpoint; training never resumes from one that was not committed.
 
-A checkpoint is whole once it has a record of its files, written after all of them are on the disk.
+A checkpoint is whole once it has a record of its files, which is written after all of them are on the disk.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 REMOVED = ".removed-"
-"""What a kill interrupted the removal of is named so."""
+"""Prefix of folders that are being deleted, some of them by a process that was killed."""
 FOLDER = re.compile("global_step_([1-9][0-9]{0,15})")
 
 
@@ -33,17 +33,17 @@ def folder_of_step(root: Path, step: int) -> Path:
 
 
 def steps_in(root: Path) -> list[int]:
-    """Steps of everything that has the name of a checkpoint, in rising order."""
+    """Steps of everything with the name of a checkpoint, in ascending order."""
     return sorted(int(match[1]) for path in root.iterdir() if (match := FOLDER.fullmatch(path.name)))
 
 
 def begin_checkpoint(root: Path, step: int) -> Path:
-    """Make the folder of a checkpoint and mark it as unfinished; what had its name before is removed."""
+    """Create the folder of a checkpoint and mark it as unfinished; deletes anything with its name."""
     folder = folder_of_step(root, step)
     for rest in root.glob(f"{REMOVED}*"):
         _delete(rest)
     if folder.exists() or folder.is_symlink():
-        # verl would write through a link, or fail at a folder that has the name of one of its files.
+        # verl would write through a link, or fail on a folder with the name of one of its files.
         _remove(folder)
     folder.mkdir(parents=True)
     write_record(folder, Record(is_whole=False, files={}))
@@ -52,21 +52,20 @@ def begin_checkpoint(root: Path, step: int) -> Path:
 
 
 def commit_checkpoint(root: Path, step: int, files: Mapping[str, FileMark]) -> None:
-    """Record the files of a checkpoint, all of them on the disk by now: it counts as whole. Then name it as the last.
+    """Record the files of a checkpoint, which makes it whole, and let verl's tracker name it.
 
     Args:
         root: `trainer.default_local_dir`.
-        step: of the checkpoint.
-        files: POSIX path below the checkpoint's folder -> what the file holds, as `seal_files` returns it.
+        files: marks by POSIX path below the checkpoint's folder, from `seal_files`: all files are on the disk.
     """
     write_record(folder_of_step(root, step), Record(is_whole=True, files=files))
     write_atomically(root / TRACKER, str(step).encode())
 
 
 def remove_old_checkpoints(root: Path, keep: int, damaged: Container[int] = ()) -> None:
-    """Keep the newest `keep` whole checkpoints. Unlike verl, count those of earlier starts of this run too.
+    """Keep the newest `keep` whole checkpoints. Unlike verl, also counts those of earlier starts of this run.
 
-    `damaged` are steps whose checkpoints count for nothing; they stay for somebody to look at.
+    Checkpoints of the steps `damaged` do not count and are kept for inspection.
     """
     whole = [step for step in steps_in(root) if step not in damaged and _is_committed(folder_of_step(root, step))]
     for step in whole[:-keep]:
@@ -74,7 +73,7 @@ def remove_old_checkpoints(root: Path, keep: int, damaged: Container[int] = ()) 
 
 
 def _is_committed(folder: Path) -> bool:
-    """Whether the record says so; reading the files would take as long as saving them."""
+    """True if the record says so. Does not read the files, which would take as long as saving them."""
     try:
         record = read_record(folder)
     except DamagedCheckpointError:
@@ -83,14 +82,14 @@ def _is_committed(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; from the first moment on, nothing takes its rest for one."""
+    """Delete a checkpoint. Renames it first, so that its rest is never taken for a checkpoint."""
     doomed = folder.with_name(f"{REMOVED}{folder.name}-{time.time_ns()}")
     folder.rename(doomed)
     _delete(doomed)
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, a file or a link; what cannot be deleted is logged and stays."""
+    """Delete a folder, a file or a link; logs what cannot be deleted."""
     try:
         if path.is_dir() and not path.is_symlink():
             remove_tree(path)

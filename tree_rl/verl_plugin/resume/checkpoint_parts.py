@@ -1,6 +1,6 @@
-"""A whole checkpoint as the trainer sees it: its own files, and folders that worker groups write and check.
+"""Seals and checks a whole checkpoint: the trainer's files, and the folders that worker groups write and check.
 
-Every rank is asked about its own files, so all nodes go on from the checkpoint that the trainer names.
+Every rank checks its files, so that all nodes resume from the checkpoint that the trainer names.
 """
 
 import logging
@@ -25,23 +25,22 @@ logger = logging.getLogger(__name__)
 
 PART_FOLDERS = ("actor", "critic")
 DATA_FILE = "data.pt"
-"""verl's place in the data, the last file that it writes."""
+"""verl's position in the data set; the last file that it writes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A folder of a checkpoint and the workers that write it."""
+    """A folder of a checkpoint, and the workers that write it."""
 
     folder: str
-    """One of PART_FOLDERS."""
+    """Name of the folder, one of PART_FOLDERS."""
     workers: Any
     """verl's worker group; its workers are CheckpointFilesWorkers."""
     contents: Sequence[str]
-    """Its `checkpoint.load_contents`."""
 
 
 def seal_checkpoint(folder: Path, parts: Sequence[Part]) -> dict[str, FileMark]:
-    """Write every file of a checkpoint through to the disk; return what each holds, by its path below `folder`."""
+    """Flush every file of a checkpoint to the disk; return their marks by path below `folder`."""
     marks = seal_files(folder, [name for name in files_below(folder) if _is_trainers(name) and RECORD not in name])
     for part in parts:
         for marks_of_rank in part.workers.seal_checkpoint_files(str(folder / part.folder)):
@@ -53,12 +52,10 @@ def why_checkpoint_damaged(folder: Path, record: Record | None, parts: Sequence[
     """Name a damaged file among those that verl would load from a checkpoint; None if there is none.
 
     Args:
-        folder: of the checkpoint.
-        record: of the checkpoint; None for one of stock verl.
-        parts: worker groups that would load from it.
+        record: record of the checkpoint; None for stock verl's.
 
     Raises:
-        ValueError: the checkpoint is of a job with another number of ranks.
+        ValueError: the checkpoint is from a job with another number of ranks.
     """
     if record is None:
         logger.warning("%s has no record, as stock verl wrote it: only CRC-32s of its .pt files can be checked", folder)
@@ -77,9 +74,9 @@ def why_checkpoint_damaged(folder: Path, record: Record | None, parts: Sequence[
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise a ValueError if what can be seen of a checkpoint before any worker runs is damaged.
+    """Raise a ValueError if the checkpoint in `trainer.resume_from_path` is damaged, as far as this node can see.
 
-    `folder` is `trainer.resume_from_path`. Its files may lie on disks of other nodes; the ranks check them later.
+    Its files may be on disks of other nodes; the ranks check them later.
     """
     try:
         record = read_record(folder)
@@ -97,7 +94,7 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def refusal(folder: Path, reason: str) -> ValueError:
-    """The error for a checkpoint that the config names and that is not whole."""
+    """The error for a checkpoint in the config that is not whole."""
     return ValueError(
         f"trainer.resume_from_path={folder}: {reason}; expected a whole checkpoint. Name another one, or set "
         "trainer.resume_mode=auto, which takes the newest whole one of trainer.default_local_dir"
@@ -105,7 +102,7 @@ def refusal(folder: Path, reason: str) -> ValueError:
 
 
 def _files_of_part(record: Record, part: Part) -> Mapping[str, FileMark]:
-    """The recorded files below the folder of a worker group, by their paths below it."""
+    """The recorded files of a worker group, by their paths below its folder."""
     before = f"{part.folder}/"
     files = {name.removeprefix(before): mark for name, mark in record.files.items() if name.startswith(before)}
     saved_by = {int(match[1]) for name in files if (match := RANK.search(name))}

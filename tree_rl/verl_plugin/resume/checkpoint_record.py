@@ -1,6 +1,6 @@
-"""The record of a checkpoint: which files it consists of and what they hold, and whether all of them were written.
+"""The record of a checkpoint: its files with sizes and checksums, and whether all of them were written.
 
-verl itself relies on `latest_checkpointed_iteration.txt`, which it writes in place: a kill can leave it empty.
+verl only has `latest_checkpointed_iteration.txt`, which it writes in place, so a kill can leave it empty.
 """
 
 import hashlib
@@ -16,29 +16,29 @@ from tree_rl.verl_plugin.resume.file_marks import FileMark, open_regular, sync_f
 
 RECORD = "tree_checkpoint.json"
 STATE = "tree_trainer.json"
-"""File of a checkpoint for what the trainer learns and verl does not save."""
+"""File of a checkpoint with the trainer's state that verl does not save."""
 VERSION = 2
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint is not what was saved; the message names a file."""
+    """A checkpoint has changed since it was saved; the message names a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What a checkpoint says of itself."""
+    """The contents of a checkpoint."""
 
     is_whole: bool
-    """False from the beginning of its writing until all files are on the disk."""
+    """False from the start of its writing until all files are on the disk."""
     files: Mapping[str, FileMark]
-    """POSIX path below the checkpoint's folder -> what the file holds; empty until the checkpoint is whole."""
+    """Marks of the files by POSIX path below the checkpoint's folder; empty until the checkpoint is whole."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file: a reader sees the old content or the new one, even after a kill or a loss of power.
+    """Replace a file: a reader sees the old or the new content, even after a kill or a power failure.
 
-    A folder of this name, which no job of ours makes, moves aside.
+    Renames a folder with this name, which our jobs never create.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as stream:
@@ -52,7 +52,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Put the record of a checkpoint in place, by an atomic rename."""
+    """Write the record of a checkpoint atomically."""
     files = {name: {"bytes": mark.size_bytes, "sha256": mark.sha256} for name, mark in sorted(record.files.items())}
     entries = {"version": VERSION, "folder": folder.name, "is_whole": record.is_whole}
     entries |= {"files": files, "sha256_of_files": _digest(files)}
@@ -63,8 +63,8 @@ def read_record(folder: Path) -> Record | None:
     """The record of a checkpoint; None for a checkpoint of stock verl, which has none.
 
     Raises:
-        DamagedCheckpointError: the record is damaged, missing though tree_rl wrote the checkpoint, or of a version
-            that this one does not know.
+        DamagedCheckpointError: the record is damaged, has an unknown version, or is missing although tree_rl wrote the
+            checkpoint.
     """
     path = folder / RECORD
     if not folder.is_dir():
@@ -85,7 +85,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def _parse(entries: Any, folder: str) -> Record:
-    """The record that JSON holds; a ValueError says what is wrong."""
+    """Convert JSON to a record; raises a ValueError that says what is wrong."""
     if not isinstance(entries, dict) or not isinstance(entries.get("is_whole"), bool):
         raise ValueError("expected an object with `is_whole`")
     if not entries["is_whole"]:
@@ -105,7 +105,7 @@ def _parse(entries: Any, folder: str) -> Record:
 
 
 def _mark(name: str, entry: Any) -> FileMark:
-    """A file's size and checksum; version 1 held sizes alone."""
+    """A file's size and checksum; version 1 only has sizes."""
     size, sha256 = (entry, None) if isinstance(entry, int) else _pair(entry)
     if type(size) is not int or size < 0 or not (sha256 is None or SHA256.fullmatch(sha256)):
         raise ValueError(f"expected size and SHA-256 of {name!r:.200}")

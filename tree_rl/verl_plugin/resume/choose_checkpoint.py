@@ -1,6 +1,6 @@
-"""Chooses the checkpoint that training goes on from: the newest whole one, whatever has happened to the others.
+"""Chooses the checkpoint from which training resumes: the newest whole one, whatever has happened to the others.
 
-The trainer chooses for all ranks, and verl loads what its tracker names.
+The trainer chooses for all ranks, and verl loads the checkpoint in its tracker.
 """
 
 import logging
@@ -15,7 +15,7 @@ from tree_rl.verl_plugin.resume.file_marks import open_regular
 logger = logging.getLogger(__name__)
 
 FindDamage = Callable[[Path, Record | None], str | None]
-"""Folder and record of a checkpoint (None: stock verl's) -> what of it is damaged, naming a file, or None."""
+"""(folder, record or None for stock verl's) of a checkpoint -> its damage, which names a file, or None."""
 REMEDY = (
     "Restore one of them, or set trainer.default_local_dir to another folder, or start from the beginning with "
     "trainer.resume_mode=disable"
@@ -24,24 +24,24 @@ REMEDY = (
 
 @dataclass(kw_only=True, slots=True)
 class FoundCheckpoints:
-    """What was found in `trainer.default_local_dir`."""
+    """The checkpoints in `trainer.default_local_dir`."""
 
     step: int | None = None
     """Step of the newest whole checkpoint; None without one."""
     interrupted: list[int] = field(default_factory=list)
-    """Newer steps whose writing a kill ended: nothing is lost but they never counted."""
+    """Newer steps whose writing was interrupted; they were never committed."""
     damaged: dict[int, str] = field(default_factory=dict)
-    """Newer steps that were whole once -> what of them is damaged."""
+    """Damage of newer steps that were whole once, by step."""
 
 
 def choose_checkpoint(root: Path, find_damage: FindDamage) -> FoundCheckpoints:
-    """Find the newest whole checkpoint in `root`, `trainer.default_local_dir`, and make verl's tracker name it.
+    """Find the newest whole checkpoint in `root`, `trainer.default_local_dir`, and let verl's tracker name it.
 
-    Every damaged checkpoint gives one warning that names a damaged file. Only what is newer than the chosen one, and
-    the chosen one itself, is read. Without any whole checkpoint the tracker goes, if nothing was ever whole.
+    Logs a warning with a damaged file for every damaged checkpoint. Reads checkpoints from the newest to the chosen
+    one. If no checkpoint was ever whole, deletes the tracker.
 
     Raises:
-        ValueError: there were whole checkpoints and none is whole any more, or the folder cannot be read or written.
+        ValueError: there were whole checkpoints but all are damaged, or the folder cannot be read or written.
     """
     if not root.exists():
         return FoundCheckpoints()
@@ -88,9 +88,9 @@ def _newest_whole(root: Path, find_damage: FindDamage) -> FoundCheckpoints:
 
 
 def _refuse_to_start_over(root: Path, tracker: str | None, choice: FoundCheckpoints) -> None:
-    """Raise a ValueError if a checkpoint was whole once: losing it silently would lose the training."""
+    """Raise a ValueError if a checkpoint was whole once, instead of silently starting training again."""
     found = [f"step {step}: {reason}" for step, reason in choice.damaged.items()]
-    # A kill during the first save leaves a tracker that is empty or names the interrupted step.
+    # After a kill during the first save, the tracker is empty or names the interrupted step.
     explained = {"", *map(str, choice.interrupted)} if choice.interrupted else set()
     if tracker is not None and tracker not in explained:
         found.append(f"{root / TRACKER} holds {tracker!r:.60}, and no such checkpoint is there")
@@ -102,7 +102,7 @@ def _refuse_to_start_over(root: Path, tracker: str | None, choice: FoundCheckpoi
 
 
 def _tracker_text(path: Path) -> str | None:
-    """What the tracker holds, None if there is none; of something that is no readable file, why."""
+    """Content of the tracker; None if there is none, and the error's text if it cannot be read."""
     try:
         with open_regular(path) as stream:
             return stream.read(100).decode("ascii", errors="backslashreplace").strip()

@@ -1,6 +1,6 @@
-"""Size and SHA-256 of files: written through to the disk and measured when saved, compared before they are loaded.
+"""Size and SHA-256 of files: recorded, after a flush to the disk, on saving, and compared before loading.
 
-Files are streamed; several are read at once, as hashing one keeps one core busy.
+Files are streamed; several are read at once, because hashing a file occupies one core.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ import torch
 logger = logging.getLogger(__name__)
 
 THREADS = 4
-"""Files that one process reads at once."""
+"""Number of files that one process reads at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileMark:
-    """What a file holds."""
+    """Size and checksum of a file."""
 
     size_bytes: int
     sha256: str | None
-    """Hexadecimal; None in records from before there were checksums."""
+    """Checksum in hexadecimal; None in records without checksums (version 1)."""
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """Open a regular file to read; an OSError says that it is something else, such as a link, or why it cannot."""
-    # Without O_NONBLOCK, opening a named pipe waits for ever.
+    """Open a regular file for reading; raises an OSError for anything else, such as a link."""
+    # Without O_NONBLOCK, opening a named pipe would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -48,12 +48,7 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def seal_files(folder: Path, names: Iterable[str]) -> dict[str, FileMark]:
-    """Write files through to the disk, and the folders that name them; return what each holds.
-
-    Args:
-        folder: of the checkpoint or a part of it.
-        names: POSIX paths below it.
-    """
+    """Flush files and their folders to the disk; return the files' marks."""
     names = sorted(names)
 
     def seal(name: str) -> FileMark:
@@ -63,14 +58,14 @@ def seal_files(folder: Path, names: Iterable[str]) -> dict[str, FileMark]:
 
     with ThreadPoolExecutor(THREADS) as pool:
         marks = dict(zip(names, pool.map(seal, names), strict=True))
-    # A file whose name is not on the disk is lost, however safe its bytes are.
+    # A file whose folder is not flushed may lose its name.
     for parent in sorted({parent for name in names for parent in Path(name).parents}):
         sync_folder(folder / parent)
     return marks
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in a folder through to the disk, where the file system can."""
+    """Flush a folder's names to the disk, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -82,9 +77,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def why_damaged(folder: Path, files: Mapping[str, FileMark]) -> str | None:
-    """Name a file that is missing or holds something else than recorded; None if there is none.
+    """Name a file that is missing or differs from its mark; None if there is none.
 
-    Sizes are compared first, so that a short file is found before anything is read.
+    Compares sizes first, so that a truncated file is found before any file is read.
     """
     for name, mark in files.items():
         reason = why_wrong_size(folder / name, mark)
@@ -100,12 +95,12 @@ def why_damaged(folder: Path, files: Mapping[str, FileMark]) -> str | None:
 
 
 def why_unreadable_files(folder: Path, names: Iterable[str]) -> str | None:
-    """Name a file that is missing or that shows its damage without a record; None if there is none."""
+    """Name a file that is missing or visibly damaged without a mark; None if there is none."""
     return next((reason for name in names if (reason := _why_unreadable(folder / name)) is not None), None)
 
 
 def why_wrong_size(path: Path, mark: FileMark) -> str | None:
-    """Name a file that is missing, not regular or of another size than recorded."""
+    """Name a file that is missing, not regular or has another size than recorded; None if it is right."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -118,7 +113,7 @@ def why_wrong_size(path: Path, mark: FileMark) -> str | None:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """POSIX paths of the regular files below a folder, at any depth; none if there is no folder."""
+    """POSIX paths of all regular files below a folder; none if there is no folder."""
     waiting = [folder]
     while waiting:
         place = waiting.pop()
@@ -129,7 +124,7 @@ def files_below(folder: Path) -> Iterator[str]:
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            # No path reaches it, so nothing loads what it holds.
+            # The path is too long to open, so nothing loads these files.
             logger.warning("%s is no part of the checkpoint: %s", place, error.strerror)
             continue
         for entry in entries:
@@ -153,7 +148,7 @@ def _why_changed(path: Path, sha256: str) -> str | None:
 
 
 def _why_unreadable(path: Path) -> str | None:
-    """What shows without a checksum: torch's files hold a CRC-32 of every tensor, and JSON must parse."""
+    """Damage that shows without a mark: torch's files have a CRC-32 of every tensor, and JSON must parse."""
     try:
         with open_regular(path) as stream:
             if path.suffix == ".pt":
@@ -171,14 +166,14 @@ def _why_unreadable(path: Path) -> str | None:
 
 
 def _wrong_entry(archive: zipfile.ZipFile) -> str | None:
-    """An entry with another CRC-32, or with DOS's mark of a folder: torch's reader takes that one for an empty one."""
+    """An entry with a wrong CRC-32, or with DOS's attribute of a folder, which torch would read as empty."""
     marked = (entry.filename for entry in archive.infolist() if entry.external_attr & 0x10)
     return archive.testzip() or next(marked, None)
 
 
 def _open_archive(path: Path) -> None:
-    """Raise a RuntimeError if torch cannot open its archive; its reader is stricter than Python's."""
-    # What the archive holds is not plain tensors; nothing of it is unpickled, and no tensor is read.
+    """Raise a RuntimeError if torch, which is stricter than Python's zipfile, cannot open an archive."""
+    # `weights_only` refuses the archive's other objects, so nothing is unpickled and no tensor is read.
     with contextlib.suppress(pickle.UnpicklingError):
         torch.load(path, map_location="meta", mmap=True, weights_only=True)
 

@@ -1,7 +1,7 @@
-"""Notices that a process of the job has died, names it and ends the job before it trains on what is left.
+"""Detects that a process of the job has died, names it and ends the job before it trains on the remaining rows.
 
-verl polls its queue and calls the ranks without a time limit: it would wait for a dead process, or silently leave out
-the rows that the process held.
+verl polls its queue and calls the ranks without a time limit, so it would wait for a dead process forever, or silently
+train without its rows.
 """
 
 import logging
@@ -18,33 +18,33 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""Time between two looks."""
+"""Time between two checks."""
 BUSY_SECONDS = 2.0
-"""`confirm` takes an actor that does not answer for this long for busy."""
+"""Time without an answer after which `confirm` considers an actor busy."""
 UNREACHABLE_SECONDS = 30.0
-"""An actor that Ray cannot reach for this long counts as dead."""
+"""Time after which an actor that Ray cannot reach counts as dead."""
 GRACE_SECONDS = 20.0
-"""How long the trainer may take to end by itself after a death."""
+"""Longest wait for the trainer to end by itself after a death."""
 
 
 class WorkerDiedError(RuntimeError):
-    """A process of the job is gone."""
+    """A process of the job has died."""
 
 
 class Watch:
-    """Knows which of `actors`, name for messages -> handle, have died."""
+    """Detects dead actors among `actors`, handles by name."""
 
     def __init__(self, actors: Mapping[str, Any]) -> None:
         self.actors = dict(actors)
         self._death: WorkerDiedError | None = None
 
     def check(self) -> None:
-        """Raise the WorkerDiedError of a death that `guard` has noticed; return at once."""
+        """Raise the WorkerDiedError if `guard` has detected a death; does not wait."""
         if self._death is not None:
             raise self._death
 
     def confirm(self) -> None:
-        """Raise a WorkerDiedError if an actor is dead by now or unreachable; do not wait long for a busy one."""
+        """Raise a WorkerDiedError if an actor is dead or unreachable; does not wait long for a busy one."""
         started = time.monotonic()
         asked: dict[str, Any] = {}
         silent = set(self.actors)
@@ -58,9 +58,9 @@ class Watch:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Look at the actors while the block runs; end this process if it hangs after a death.
+        """Check the actors while the block runs; end this process if it hangs after a death.
 
-        The guard also stays after an error in the block, as the clean-up may wait for the dead actor too.
+        Continues after an error in the block, because the clean-up may also wait for the dead actor.
         """
         is_done = threading.Event()
         threading.Thread(target=self._look_repeatedly, args=(is_done,), name="watch", daemon=True).start()
@@ -83,7 +83,7 @@ class Watch:
             os._exit(1)
 
     def _answers(self, asked: dict[str, Any], *, timeout_seconds: float) -> Iterator[tuple[str, bool]]:
-        """Ask the actors that owe no answer; yield who has answered, and whether Ray could reach it."""
+        """Ask the actors without a pending request; yield each that answered, and True if Ray could reach it."""
         for name, actor in self.actors.items():
             if name not in asked:
                 asked[name] = actor.__ray_ready__.remote()

@@ -1,6 +1,6 @@
-"""Every rank writes its own files of a checkpoint through to its disk, measures them, and checks them before a load.
+"""Every rank flushes its files of a checkpoint to its disk, computes their marks, and checks them before a load.
 
-So the nodes share the work, and a checkpoint on disks that are not shared is checked where it lies.
+So the nodes share the work, and checkpoints on local disks are checked on their node.
 """
 
 import re
@@ -19,40 +19,29 @@ from tree_rl.verl_plugin.resume.file_marks import (
 
 RANK = re.compile(r"_world_size_(\d+)_rank_(\d+)\.\w+")
 KINDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
-"""An entry of verl's `checkpoint.load_contents` -> the name of its files."""
+"""Prefix of the files of each entry of verl's `checkpoint.load_contents`."""
 
 
 def rank_of_file(name: str, world_size: int) -> int:
-    """The rank that a file of a worker group belongs to: the one that it names, else the first.
-
-    Args:
-        name: POSIX path below the folder of the worker group, such as `actor`.
-        world_size: number of ranks.
-    """
+    """The rank to which a file below a worker group's folder belongs: the rank in its name, else the first."""
     match = RANK.search(name)
     return int(match[2]) if match and int(match[1]) == world_size and int(match[2]) < world_size else 0
 
 
 def files_to_load(contents: Sequence[str], world_size: int, rank: int) -> list[str]:
-    """The files below the folder of a worker group that verl loads on a rank.
-
-    Args:
-        contents: verl's `checkpoint.load_contents`.
-        world_size: number of ranks.
-        rank: one of them.
-    """
+    """The files below a worker group's folder that verl loads on a rank; `contents` is its `load_contents`."""
     return [f"{name}_world_size_{world_size}_rank_{rank}.pt" for kind, name in KINDS.items() if kind in contents]
 
 
 class CheckpointFilesWorker:
-    """A base class of training workers: what the trainer asks of them about the files of their rank."""
+    """A base class of training workers with the trainer's calls about the files of their rank."""
 
     rank: int
     world_size: int
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seal_checkpoint_files(self, folder: str) -> dict[str, FileMark]:
-        """Write this rank's files below a worker group's folder through to the disk; return what they hold."""
+        """Flush this rank's files below a worker group's folder to the disk; return their marks."""
         place = Path(folder)
         return seal_files(place, [name for name in files_below(place) if self._is_mine(name)])
 
@@ -60,11 +49,11 @@ class CheckpointFilesWorker:
     def find_checkpoint_damage(
         self, folder: str, files: Mapping[str, FileMark] | None, contents: Sequence[str]
     ) -> str | None:
-        """Name a damaged file of this rank; None if all are what was saved.
+        """Name a damaged file of this rank; None if there is none.
 
         Args:
-            folder: of the worker group in the checkpoint.
-            files: of all ranks, as recorded, by their paths below `folder`; None without a record.
+            folder: folder of the worker group in the checkpoint.
+            files: recorded marks of all ranks' files by path below `folder`; None without a record.
             contents: verl's `checkpoint.load_contents`.
         """
         mine = {name: mark for name, mark in (files or {}).items() if self._is_mine(name)}

@@ -1,6 +1,7 @@
-"""A trainer that a restart continues as if nothing had happened, and that ends when a process of its job dies.
+"""A trainer that a restart continues exactly, and that ends when a process of its job dies.
 
-Only whole checkpoints count, step and place name a prompt, an update sorts its rows, a ledger says what trained.
+It resumes only from whole checkpoints, derives a prompt's uid from step and place, sorts the rows of an update, and
+records trained rows in a ledger.
 """
 
 import functools
@@ -46,18 +47,17 @@ REMOVE_KEY = "remove_previous_ckpt_in_save"
 
 
 class ResumableTrainer(PPOTrainer):
-    """Stands before one of verl's V1 trainers among the base classes."""
+    """A mix-in that comes before one of verl's V1 trainers among the base classes."""
 
     _prompts_fetched = (0, 0)
-    """A step and the number of prompts that it has fetched."""
+    """A step, and the number of prompts fetched in it."""
     _damaged_steps: Set[int] = frozenset()
-    """Checkpoints that the restart found damaged."""
+    """Steps of checkpoints that the restart found damaged."""
     _row_tokens: dict[str, np.ndarray]
     """Token ids of the rows of the current update, by verl's key."""
 
     def __init__(self, config: DictConfig) -> None:
         if config.trainer.resume_mode == "resume_path":
-            # Before any worker starts.
             refuse_damaged(self._asked_folder(config))
         super().__init__(config)
 
@@ -66,13 +66,13 @@ class ResumableTrainer(PPOTrainer):
         return Path(self.config.trainer.default_local_dir).absolute()
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train as verl does, and watch the processes that make rows."""
+        """Train as verl does, and watch the processes that produce rows."""
         self._watch.actors.update(self._row_makers(agent_loop_manager))
         with self._watch.guard():
             super().fit(agent_loop_manager)
 
     def _build_replay_buffer(self) -> Any:
-        """verl's buffer; it stops polling for finished prompts when a process that makes rows has died."""
+        """verl's buffer, which raises if a process that produces rows has died, and returns rows in a fixed order."""
         self._watch = Watch({})
         buffer = super()._build_replay_buffer()
         poll = buffer._sync_metadata_from_transfer_queue
@@ -88,7 +88,7 @@ class ResumableTrainer(PPOTrainer):
         def sample_in_order(*args: Any, **kwargs: Any) -> Any:
             batch, metrics = sample(*args, **kwargs)
             self._watch.confirm()
-            # verl's order comes from hashes and time; sorted by key, a repeated update adds in the same order.
+            # verl's order depends on hashes and time. Sorted by key, a repeated update sums rows in the same order.
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: row_place(batch.keys[row])))
             return batch, metrics
 
@@ -96,7 +96,7 @@ class ResumableTrainer(PPOTrainer):
         return buffer
 
     def _row_makers(self, agent_loop_manager: Any) -> dict[str, Any]:
-        """Every process whose death would leave rows out."""
+        """Every process whose death would lose rows."""
         groups = {
             "agent loop worker": _actors_of(agent_loop_manager),
             "reward worker": self.get_reward_handles() or [],
@@ -114,7 +114,7 @@ class ResumableTrainer(PPOTrainer):
         return makers
 
     def _fetch_one_gen_batch(self) -> TensorDict:
-        """verl's prompts with uids that follow from step and place; verl's are random."""
+        """verl's prompts, but with uids derived from step and place instead of random ones."""
         batch = super()._fetch_one_gen_batch()
         step, fetched = self._prompts_fetched
         first = fetched if step == self.global_steps else 0
@@ -124,10 +124,9 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
-        """verl's update; then write its rows into the ledger."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = sorted(self._row_tokens)
-        # Rollout managers other than verl's write no field `index`; the data set gives every prompt this one.
+        # Not all rollout managers write the field `index`, but the data set gives every prompt `extra_info`.
         rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
         infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
         index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
@@ -135,7 +134,7 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _save_checkpoint(self) -> None:
-        """verl's checkpoint; it counts once all of it is on the disk."""
+        """Save verl's checkpoint, and commit it once all of it is on the disk."""
         folder = begin_checkpoint(self._root, self.global_steps)
         with self._no_checkpoint_deleted() as keep:
             super()._save_checkpoint()
@@ -149,10 +148,9 @@ class ResumableTrainer(PPOTrainer):
 
     @contextmanager
     def _no_checkpoint_deleted(self) -> Iterator[int]:
-        """Let verl delete nothing: it would delete a worker's previous checkpoint before the next is whole.
+        """Keep verl from deleting a worker's previous checkpoint before the next one is whole.
 
-        Yields:
-            Number of whole checkpoints that the config keeps; 0 for all.
+        Yields the number of whole checkpoints that the config keeps, 0 for all.
         """
         trainer = self.config.trainer
         asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
@@ -162,7 +160,7 @@ class ResumableTrainer(PPOTrainer):
             trainer.update(asked)
 
     def _load_checkpoint(self) -> None:
-        """verl's restart from a whole checkpoint; records of later steps leave the ledger and the dumps."""
+        """Resume as verl does, but from a whole checkpoint; removes later steps from the ledger and the dumps."""
         mode = self.config.trainer.resume_mode
         folder = self._whole_checkpoint()
         super()._load_checkpoint()
@@ -177,7 +175,7 @@ class ResumableTrainer(PPOTrainer):
             self.kl_ctrl_in_reward.value = state.get("kl_coefficient", self.kl_ctrl_in_reward.value)
 
     def _whole_checkpoint(self) -> Path | None:
-        """The checkpoint that verl is about to load; all of it is what was saved. None: verl loads nothing."""
+        """The undamaged checkpoint that verl is about to load; None if it loads nothing."""
         mode = self.config.trainer.resume_mode
         parts = self._checkpoint_parts() if mode != "disable" else []
         if mode == "resume_path":
@@ -194,7 +192,6 @@ class ResumableTrainer(PPOTrainer):
         return None if choice.step is None else folder_of_step(self._root, choice.step)
 
     def _checkpoint_parts(self) -> list[Part]:
-        """The worker groups that write and load a checkpoint."""
         actor = self.config.actor_rollout_ref.actor
         parts = [Part(folder="actor", workers=self.actor_rollout_wg, contents=actor.checkpoint.load_contents)]
         if self.use_critic:
@@ -204,7 +201,7 @@ class ResumableTrainer(PPOTrainer):
 
     @staticmethod
     def _asked_folder(config: DictConfig) -> Path:
-        """The folder that `trainer.resume_from_path` names; a ValueError if it names no checkpoint."""
+        """The folder in `trainer.resume_from_path`; raises a ValueError if its name is not a checkpoint's."""
         path = config.trainer.resume_from_path
         if not isinstance(path, str) or FOLDER.fullmatch(os.path.basename(path)) is None:
             raise ValueError(
@@ -215,7 +212,7 @@ class ResumableTrainer(PPOTrainer):
 
 
 def _actors_of(agent_loop_manager: Any) -> list[Any]:
-    """The actors that run agents; of a manager that is not verl's, every actor that it holds as an attribute."""
+    """The actors that run agents; for managers that are not verl's, every actor among their attributes."""
     if isinstance(agent_loop_manager, compat.AgentLoopManagerTQ):
         return list(agent_loop_manager.agent_loop_workers)
     return [held for held in vars(agent_loop_manager).values() if isinstance(held, ray.actor.ActorHandle)]

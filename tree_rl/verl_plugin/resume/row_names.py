@@ -1,4 +1,4 @@
-"""Names of prompts and an order of rows that a restart finds again."""
+"""Reproducible uids of prompts, and a reproducible order of rows."""
 
 from uuid import UUID
 
@@ -6,7 +6,7 @@ from tree_rl.derived_seed import derived_seed
 
 
 def prompt_uid(step: int, place: int) -> str:
-    """The uid of a prompt: it follows from the step and the prompt's place in it."""
+    """The uid of a prompt, derived from the step and the prompt's place in it."""
     high, low = derived_seed("prompt", step, place), derived_seed("uid", step, place)
     return str(UUID(int=(high << 64) | low))
 
@@ -17,6 +17,6 @@ def uid_of_row(key: str) -> str:
 
 
 def row_place(key: str) -> tuple[str, int, int]:
-    """verl's key `{uid}_{session}_{index}` as something to sort by."""
+    """Sort key of a row: the parts of verl's key `{uid}_{session}_{index}`."""
     uid, session, index = key.rsplit("_", 2)
     return uid, int(session), int(index)

@@ -1,6 +1,6 @@
-"""The ledger of updates: which rows trained the weights, one JSON line per group and update.
+"""The ledger of updates: the rows that trained the weights, one JSON line per group and update.
 
-A checkpoint holds a copy. A restart goes on from it, as from the weights, so every trained row stands in it once.
+A checkpoint contains a copy, from which a restart continues, so the ledger has every trained row once.
 """
 
 import json
@@ -23,16 +23,15 @@ LEDGER = "updates.jsonl"
 def record_update(
     root: Path, step: int, update: int, row_tokens: Mapping[str, np.ndarray], index_of_uid: Mapping[str, int | str]
 ) -> None:
-    """Append the groups of one update to the ledger in `trainer.default_local_dir`, which is created if needed.
+    """Append the groups of one update to the ledger.
 
-    A line holds step, update, uid and `extra_info.index` of the prompt, number of rows without padding, and a digest of
+    A line has step, update, uid and `extra_info.index` of the prompt, number of rows without padding, and a digest of
     the rows' keys and tokens.
 
     Args:
-        root: that folder.
-        step: global step.
-        update: index within the step.
-        row_tokens: verl's row key `{uid}_{session}_{index}` -> int64 token ids.
+        root: `trainer.default_local_dir`; created if needed.
+        update: index of the update within the step.
+        row_tokens: int64 token ids by verl's row key `{uid}_{session}_{index}`.
         index_of_uid: index of each prompt in the data set.
     """
     keys_of_uid: dict[str, list[str]] = {}
@@ -49,18 +48,17 @@ def record_update(
 
 
 def save_ledger(root: Path, checkpoint: Path) -> None:
-    """Copy the ledger into the folder of a checkpoint, for a restart from there."""
+    """Copy the ledger into the folder of a checkpoint."""
     path = root / LEDGER
     (checkpoint / LEDGER).write_bytes(path.read_bytes() if path.exists() else b"")
 
 
 def restore_ledger(root: Path, step: int, checkpoint: Path | None) -> None:
-    """Make the ledger end where training goes on: updates of later steps go, and what a kill or damage left of a line.
+    """Remove updates of later steps, and damaged or incomplete lines, from the ledger.
 
     Args:
-        root: `trainer.default_local_dir`.
-        step: that training goes on from.
-        checkpoint: folder of that step, whose copy of the ledger counts; None for a start from the beginning.
+        step: step from which training continues.
+        checkpoint: folder of that step, whose copy of the ledger is used; None for a start from the beginning.
 
     Raises:
         ValueError: the ledger cannot be written.
@@ -92,7 +90,7 @@ def restore_ledger(root: Path, step: int, checkpoint: Path | None) -> None:
 
 
 def _read(path: Path) -> tuple[bytes, str | None]:
-    """What a file holds, and why it cannot be read."""
+    """Content of a file, and the reason if it cannot be read."""
     try:
         with open_regular(path) as stream:
             return stream.readall(), None
@@ -103,7 +101,7 @@ def _read(path: Path) -> tuple[bytes, str | None]:
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a line of the ledger; None if the line is not whole."""
+    """The step of a line of the ledger; None if the line is incomplete or damaged."""
     try:
         entries = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):

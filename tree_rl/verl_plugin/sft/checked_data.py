@@ -1,4 +1,4 @@
-"""Checks of SFT data before an engine takes a GPU; each refusal names the file, the row and the config key."""
+"""Checks SFT data before an engine uses a GPU; errors name the file, the row and the config key."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 @contextmanager
 def readable_files(data: DictConfig) -> Iterator[None]:
-    """Check the files of verl's dataset, and name them where it fails on a damaged page; others check theirs.
+    """Check the files of verl's dataset, and name them if reading fails; custom datasets check theirs.
 
     Raises:
-        InputError: no regular parquet file, no column of messages, damage.
+        InputError: a file is no regular parquet file, is damaged or has no column of messages.
     """
     if data.custom_cls.get("path") is not None:
         yield
@@ -49,13 +49,12 @@ def readable_files(data: DictConfig) -> Iterator[None]:
 
 
 def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
-    """Decode messages; refuse rows that cannot train, and fewer of them than a batch takes, which would train nothing.
+    """Decode messages; refuse rows that cannot train, and fewer rows than a batch, which would train nothing.
 
     Args:
         dataset: our rows of token ids, verl's dataset of messages, or one of the user.
         data: verl's `data` node.
-        key: of the files in it.
-        vocab_size: of the model.
+        key: key of the files in `data`.
 
     Raises:
         RowFileError: names the row.
@@ -72,12 +71,12 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> 
 
 
 def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
-    """Conversation of every row of an SFT dataset, int64 [rows]; None without a column and without token ids.
+    """Number of the conversation of every row, int64 [rows]; None without `group_key` and without token ids.
 
-    The column `group_key` of the dataset's `dataframe` names the conversation.
+    The column `group_key` of the dataset's `dataframe` identifies the conversation.
 
     Raises:
-        InputError: no such column, or a row without a value there.
+        InputError: there is no such column, or a row has no value in it.
     """
     if group_key is not None:
         table = getattr(dataset, "dataframe", None)
@@ -99,12 +98,9 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
 
 
 def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], str]:
-    """Row of verl's dataset -> its file and its number there, from 0; of another dataset, its number in all files.
+    """A function that describes a row of verl's dataset by its file and its number there, from 0.
 
-    Args:
-        dataset: of the rows.
-        data: verl's `data` node.
-        key: of the files in it.
+    For other datasets it gives the number in all files. `key` is the key of the files in verl's node `data`.
     """
     paths = _paths(getattr(dataset, "parquet_files", data.get(key)))
     is_drawn = getattr(dataset, "shuffle", False) and getattr(dataset, "max_samples", -1) > 0
@@ -121,7 +117,7 @@ def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], 
 
 
 def _local_files(files: Any) -> list[Path]:
-    """Paths on this machine; verl copies those with a scheme, as hdfs://, later."""
+    """Paths on this machine; verl copies paths with a scheme, such as hdfs://, later."""
     return [Path(path) for path in _paths(files) if "://" not in path]
 
 

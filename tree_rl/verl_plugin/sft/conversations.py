@@ -1,4 +1,4 @@
-"""Finds the rows of one conversation by their shared prefix, and puts them into one batch so that they form a tree."""
+"""Finds the rows of a conversation by their shared prefix, and puts them into one batch, so that they form a tree."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,14 +8,13 @@ from torch.utils.data import Sampler
 from tree_rl.tree import Forest
 
 SHARED_PART = 0.5
-"""Rows that share at least this part of the shorter one belong to one conversation; system prompts are shorter."""
+"""Share of the shorter row from which two rows belong to one conversation; system prompts are shorter."""
 
 
 def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """Number the conversations of B rows of token ids.
+    """Number the conversations of B rows of token ids: int64 [B], equal for rows of one conversation.
 
-    Returns:
-        int64 [B], equal for rows of one conversation: a chain of neighbours in token order links them.
+    Neighbours in token order that share enough belong to one conversation.
     """
     order = Forest.from_rows(row_tokens).row_order
     shorter = np.minimum(order.lengths[1:], order.lengths[:-1])
@@ -26,9 +25,9 @@ def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class ConversationSampler(Sampler[int]):
-    """Shuffles conversations instead of rows; every rank takes whole runs of `batch_rows` rows.
+    """Shuffles conversations instead of rows; every rank takes consecutive runs of `batch_rows` rows.
 
-    Only the end of a batch cuts a conversation. Rows that do not fill the last global batch do not train, as with
+    Only the end of a batch splits a conversation. Rows that do not fill the last global batch do not train, as with
     verl's sampler and `drop_last`.
     """
 
@@ -39,9 +38,9 @@ class ConversationSampler(Sampler[int]):
 
         Args:
             group_of_row: int [B], conversation of each row.
-            batch_rows: rows of a batch on one rank.
-            shuffle: visit the conversations in a new order in every epoch.
-            seed: of that order, the same on all ranks.
+            batch_rows: number of rows of a batch on one rank.
+            shuffle: True visits the conversations in a new order in every epoch.
+            seed: seed of that order, the same on all ranks.
         """
         _, number = np.unique(np.asarray(group_of_row), return_inverse=True)
         by_group = np.argsort(number, kind="stable")
@@ -51,11 +50,9 @@ class ConversationSampler(Sampler[int]):
         self._shuffle, self._seed, self._epoch = shuffle, seed, 0
 
     def __len__(self) -> int:
-        """Rows of this rank in one epoch."""
         return self._num_batches * self._batch_rows
 
     def __iter__(self) -> Iterator[int]:
-        """Row indices of this rank."""
         order = np.arange(len(self._groups))
         if self._shuffle:
             np.random.default_rng((self._seed, self._epoch)).shuffle(order)
@@ -64,5 +61,4 @@ class ConversationSampler(Sampler[int]):
         return iter(rows[: np.prod(shape)].reshape(shape)[:, self._rank].ravel().tolist())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the given epoch."""
         self._epoch = epoch

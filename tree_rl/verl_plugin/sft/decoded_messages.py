@@ -1,4 +1,4 @@
-"""Conversations of verl's SFT dataset in the form that every reader here takes."""
+"""Normalises the conversations of verl's SFT dataset."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,16 +15,16 @@ from tree_rl.inspection.messages.template_form import TemplateForm
 
 
 def decode_messages(dataset: Any, data: DictConfig, *, key: str, place: Callable[[int], str]) -> None:
-    """Replace messages and tools of verl's dataset by what they say: JSON text, others' roles, parts, null padding.
+    """Normalise messages and tools of verl's dataset: JSON text, other names of roles, parts, null padding.
 
     Args:
-        dataset: verl's dataset of messages.
+        dataset: verl's dataset of messages, changed in place.
         data: verl's `data` node.
-        key: of the files in it.
-        place: file and number of a row, for messages.
+        key: key of the files in `data`.
+        place: describes a row by file and number, for errors.
 
     Raises:
-        RowFileError: names the row that cannot be read, or says that no row has a turn of the assistant.
+        RowFileError: a row cannot be read (names it), or no row has a turn of the assistant.
     """
     tokenizer = dataset.tokenizer
     form = TemplateForm.of(

@@ -1,4 +1,4 @@
-"""Renders every SFT row once, as training will, before an engine is built: a row that cannot train ends no run halfway.
+"""Renders every SFT row once, as training will, before an engine is built, so that no bad row ends a run halfway.
 
 Data-parallel ranks share the rows; each renders its share with `data.num_workers` processes, as training does.
 """
@@ -16,7 +16,7 @@ from tree_rl.verl_plugin.sft.checked_data import places_of_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 REFUSALS = (*TEMPLATE_REFUSALS, AssertionError, OSError)
-"""What a template, a tokenizer or a data set raises for a row that it does not expect."""
+"""Errors that a template, a tokenizer or a data set raises for a row that it does not expect."""
 REMEDIES = {
     "ignore_input_ids_mismatch": (
         "the messages one by one are other tokens than the conversation (tool results in a row, thoughts that the "
@@ -25,26 +25,25 @@ REMEDIES = {
     ),
     "max_length": "longer than data.max_length; raise it, drop the row, or set data.truncation=right",
 }
-"""Word of verl's complaint -> what to say about it."""
+"""Our message by a word of verl's error."""
 ROWS_OF_PROCESS = 200
-"""Rows that are worth the start of a process."""
+"""Number of rows that justify starting a process."""
 NUMBERS_SHOWN = 8
 
 
 def refuse_unusable_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
-    """Refuse a data set with a row that cannot train; every rank calls it and raises the same.
+    """Refuse a data set with a row that cannot train. Collective: all ranks raise the same error.
 
     Args:
         dataset: verl's of messages, ours of token ids, or one of the user.
         data: verl's `data` node.
-        key: of the files in it.
-        vocab_size: of the model.
+        key: key of the files in `data`.
 
     Raises:
-        RowFileError: names the file and number of the first such row, how many there are and the remedy.
+        RowFileError: names file and number of the first such row, the number of such rows and the remedy.
     """
     if isinstance(dataset, TokenRowsDataset):
-        # It has read and checked every row.
+        # It has already checked every row.
         return
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = range(rank, len(dataset), num_ranks)
@@ -73,7 +72,7 @@ def refuse_unusable_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size
 
 
 class _TriedRows(Dataset):
-    """Whether each row has a trained token, and what stands against it, or None."""
+    """Rows as (has a trained token, error or None)."""
 
     def __init__(self, dataset: Any, vocab_size: int) -> None:
         self._dataset, self._vocab_size = dataset, vocab_size

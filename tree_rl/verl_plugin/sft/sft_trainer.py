@@ -1,7 +1,4 @@
-"""verl's SFT trainer on the tree engine; its batches keep the rows of a conversation together.
-
-The loss is verl's `sft_loss`.
-"""
+"""verl's SFT trainer on the tree engine, with verl's `sft_loss`; batches keep the rows of a conversation together."""
 
 import os
 import socket
@@ -40,11 +37,10 @@ Batch = dict[str, Any]
 
 
 class SFTWorker(TreeTrainingWorker):
-    """Turns the engine's `tree/*` metrics into numbers, as verl's SFT loop logs metrics unchanged."""
+    """Converts the engine's `tree/*` metrics to numbers, because verl's SFT loop logs metrics unchanged."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict:
-        """One step of verl's training worker."""
         output = super().train_batch(data)
         if output is not None:
             reduce_tree_metrics(tu.get(output, "metrics"))
@@ -52,7 +48,7 @@ class SFTWorker(TreeTrainingWorker):
 
 
 class TreeSFTTrainer(SFTTrainer):
-    """verl's SFT trainer on the tree engine; `model.model_type` may name another engine."""
+    """verl's SFT trainer on the tree engine, unless `model.model_type` names another engine."""
 
     def _build_engine(self) -> None:
         self.loss_fn = partial(sft_loss, config=None)
@@ -70,7 +66,7 @@ class TreeSFTTrainer(SFTTrainer):
         self.engine = self.training_client.engine
 
     def fit(self) -> None:
-        """verl's loop; behind a checkpoint of an epoch's end it begins the next epoch."""
+        """Run verl's loop; after a checkpoint at the end of an epoch, start the next epoch."""
         step = self.resume_global_step
         if step >= self.total_training_steps:
             if self.rank == 0:
@@ -78,13 +74,13 @@ class TreeSFTTrainer(SFTTrainer):
                 print(f"tree SFT: all {self.total_training_steps} steps are trained; {longer}")
             return
         if step % self.steps_per_epoch == 0:
-            # verl saves inside the epoch's last step, so the loader's state has no batch left, which verl would take
-            # for the next epoch (verl#7401).
+            # verl saves in the epoch's last step, so the loader's state has no batch left. verl would take that empty
+            # rest for the next epoch (verl#7401).
             self.train_dataloader.next_iter_state = None
         super().fit()
 
     def _build_dataset(self) -> None:
-        """Before the engine: a mistake in the data takes no GPU."""
+        """Build and check the data set before the engine, so that a mistake in the data uses no GPU."""
         data = self.config.data
         with readable_files(data):
             super()._build_dataset()
@@ -111,7 +107,7 @@ class TreeSFTTrainer(SFTTrainer):
             self.val_dataloader = self._loader(self.val_dataset, self.val_sampler)
 
     def _loader(self, dataset: Any, sampler: Any) -> StatefulDataLoader:
-        """verl's loader; its batches also name each row's conversation."""
+        """verl's loader; its batches also have each row's conversation."""
         return StatefulDataLoader(
             dataset=dataset,
             batch_size=self.train_batch_size_per_dp,
@@ -123,7 +119,7 @@ class TreeSFTTrainer(SFTTrainer):
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
-    """Collate as verl does and add each row's conversation, from which the engine builds trees."""
+    """Collate as verl does, and add each row's conversation, by which the engine builds trees."""
     batch = collate(rows)
     conversations = conversations_of_rows([row["input_ids"].numpy() for row in rows])
     batch["uid"] = torch.stack([NonTensorData(f"conversation {number}") for number in conversations], dim=0)
@@ -131,7 +127,7 @@ def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch])
 
 
 def join_as_only_rank() -> None:
-    """Without torchrun: set the environment of a world of one process."""
+    """Without torchrun, set the environment of a world of one process."""
     if "RANK" in os.environ:
         return
     with socket.socket() as sock:
@@ -141,7 +137,7 @@ def join_as_only_rank() -> None:
 
 
 def train(config: DictConfig) -> None:
-    """Run one process of a job; exit with code 2 after one line where its data cannot train."""
+    """Run one process of a job; if its data cannot train, print one line and exit with code 2."""
     join_as_only_rank()
     config.trainer.device = get_device_name()
     initialize_global_process_group()

@@ -1,4 +1,4 @@
-"""An SFT dataset of rows of token ids: parquet columns `input_ids` and `loss_mask`."""
+"""An SFT dataset with rows of token ids: parquet columns `input_ids` and `loss_mask`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,23 +36,23 @@ class TokenRowsDataset(Dataset):
         """Read and check all rows.
 
         Args:
-            parquet_files: one path or several.
-            tokenizer: unused, as `processor`; verl passes both.
+            parquet_files: one or several paths.
+            tokenizer: unused, like `processor`; verl passes both.
             config: verl's `data` node: max_length, truncation (error, left, right).
-            max_samples: rows to keep from the start; -1 keeps all.
+            max_samples: number of rows to keep from the start; -1 keeps all.
 
         Raises:
-            InputError: a file that is no whole parquet file, lacks a column or has no rows; ids that are no integers,
-                a mask other than 0 and 1, an id below 0 or beyond int32; a row that is empty, has a mask of another
-                length or trains its first token; no trained token at all. Names file, row and column.
+            InputError: a file is no whole parquet file, lacks a column or has no rows; ids are no integers or outside
+                int32 from 0 on; a mask has values other than 0 and 1; a row is empty, has a mask of another length or
+                trains its first token; no token is trained. Names file, row and column.
         """
         paths = [Path(parquet_files)] if isinstance(parquet_files, str) else [Path(path) for path in parquet_files]
         self.max_length = int(config.get("max_length", 0) or 0)
         self.truncation = str(config.get("truncation", "error"))
         self.rows: list[tuple[np.ndarray, np.ndarray]] = []
-        """int64 [L], token ids and mask of each row."""
+        """Token ids and mask of each row, both int64 [L]."""
         self.row_places: list[tuple[Path, int]] = []
-        """File of each row, and its number there."""
+        """File of each row, and its number in the file."""
         tables = []
         for path in paths:
             left = max_samples - len(self.rows) if max_samples >= 0 else None
@@ -66,21 +66,17 @@ class TokenRowsDataset(Dataset):
             names = ", ".join(map(quoted_path, paths))
             raise RowFileError(f"{names}: expected a row with a {MASK} of 1, received zeros alone; nothing would train")
         self.dataframe = pd.concat(tables, ignore_index=True)
-        """The other columns, one of which may name the conversation."""
+        """The other columns, one of which may identify the conversation."""
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse ids that the model cannot embed.
-
-        Raises:
-            RowFileError: an id outside [0, vocab_size); names file, row and id.
-        """
+        """Raise a `RowFileError`, which names file, row and id, for an id outside [0, vocab_size)."""
         for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
             if ids.min() < 0 or ids.max() >= vocab_size:
                 at = int(np.argmax((ids < 0) | (ids >= vocab_size)))
                 raise RowFileError(f"{quoted_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
 
     def _read_file(self, path: Path, limit: int | None) -> pd.DataFrame:
-        """Append the rows of a file, at most `limit`; returns its other columns."""
+        """Append at most `limit` rows of a file; return its other columns."""
         table, names = read_parquet(path)
         missing = [name for name in (IDS, MASK) if name not in names]
         if missing:
@@ -104,7 +100,6 @@ class TokenRowsDataset(Dataset):
             return table.drop_columns([IDS, MASK]).to_pandas()
 
     def _cut(self, number: int, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A row of at most `max_length` tokens."""
         if self.max_length and len(ids) > self.max_length:
             if self.truncation not in ("left", "right"):
                 raise RowFileError(
@@ -120,11 +115,10 @@ class TokenRowsDataset(Dataset):
         return ids, mask
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """One row as verl's collator wants it: input_ids, position_ids, loss_mask, all int64 [L]."""
+        """One row for verl's collator: input_ids, position_ids, loss_mask, all int64 [L]."""
         ids, mask = self.rows[index]
         return {
             IDS: torch.from_numpy(ids),
@@ -134,7 +128,7 @@ class TokenRowsDataset(Dataset):
 
 
 def _check_rows(ids: Jagged, marks: Jagged) -> None:
-    """Refuse rows without tokens, masks of another length than their row, and ids that no vocabulary has."""
+    """Refuse rows without tokens, masks with another length than their row, and ids outside int32."""
     wrong = (ids.lengths == 0) | (ids.lengths != marks.lengths)
     if wrong.any():
         row = int(np.argmax(wrong))

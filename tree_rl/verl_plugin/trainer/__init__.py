@@ -1,1 +1,1 @@
-"""What the PPO trainers add to verl's: whole groups, advantages that know sessions and trees, metrics."""
+"""PPO trainers on trees: whole groups, advantages for sessions and trees, metrics."""

@@ -1,6 +1,6 @@
-"""Advantages where a session may have several rows: one outcome per session, for every estimator that verl registers.
+"""Advantages for sessions with several rows: one outcome per session, for every estimator of verl.
 
-With one row per session the result is verl's own, bit for bit. Splitting a session into k identical branches changes no
+With one row per session the result equals verl's bit for bit. Splitting a session into k identical branches changes no
 advantage. Legend: B rows, S sessions, T padded response length, W width of a session's pseudo row.
 """
 
@@ -16,11 +16,11 @@ from tree_rl.verl_plugin.compat import compute_advantage, get_adv_estimator_fn, 
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 OUTCOME = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "gpg")
-"""One scalar per session, from the outcomes of its group."""
+"""Estimators with one scalar per session, computed from the outcomes of its group."""
 LENGTH_AWARE = ("opo", "reinforce_plus_plus_baseline", "gdpo")
-"""One scalar per session, from outcomes and the number of tokens that the session trains."""
+"""Estimators with one scalar per session, computed from outcomes and the number of the session's trained tokens."""
 WHITENED = ("gae", "reinforce_plus_plus")
-"""One value per row token, normalised over the batch's tokens."""
+"""Estimators with one value per row token, normalised over the batch's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +28,13 @@ class Estimation:
     """Arguments of verl's `compute_advantage` besides the data."""
 
     estimator: str
-    """Name in ADV_ESTIMATOR_REGISTRY."""
+    """Name of the estimator in ADV_ESTIMATOR_REGISTRY."""
     algorithm: Any
-    """verl's `algorithm` config node."""
     num_repeat: int
-    """Sessions per prompt (rollout.n)."""
+    """Number of sessions per prompt (rollout.n)."""
 
     def stock(self, data: DataProto) -> DataProto:
-        """verl's own advantages of the given rows, each an independent sample."""
+        """verl's advantages of the given rows, each as an independent sample."""
         return compute_advantage(
             data,
             adv_estimator=self.estimator,
@@ -52,20 +51,20 @@ def session_advantages(
 ) -> DataProto:
     """Write `advantages` and `returns`, both [B, T], counting every session once.
 
-    * `OUTCOME`: the estimator sees one sample per session, with the outcome of the final row; its scalar goes to all
+    * `OUTCOME`: the estimator sees one sample per session, with the outcome of the final row; its scalar applies to all
       trained tokens of all rows of the session.
     * `LENGTH_AWARE`: the same; a session's length is its number of unique trained tokens.
-    * `WHITENED`: computed along each row; in the whitening a unique trained token weighs one, shared evenly by the rows
-      that train it.
-    * remax: each row by itself, as in verl.
-    * Others: one row per session at a time, beside the final rows of the other sessions: no baseline pools two rows of
-      a session.
+    * `WHITENED`: computed along each row; in the whitening a unique trained token has weight one, divided equally among
+      the rows that train it.
+    * remax: each row separately, as in verl.
+    * Others: one row per session at a time, with the final rows of sessions that have fewer rows, so that no baseline
+      contains two rows of a session.
 
-    A KL penalty in the reward enters a session's score once per unique trained token.
+    A KL penalty in the reward counts in a session's score once per unique trained token.
 
     Args:
-        data: rows, none of them padding: token_level_scores, token_level_rewards, response_mask [B, T], uid, and what
-            the estimator needs.
+        data: rows without padding rows: token_level_scores, token_level_rewards, response_mask [B, T], uid, and the
+            columns of the estimator.
         token_weights: returns `trained_token_weights`, float32 [B, T]; called only if needed.
     """
     if estimation.estimator == "gdpo":
@@ -85,7 +84,7 @@ def session_advantages(
 def _outcome(
     data: DataProto, sessions: Sessions, estimation: Estimation, token_weights: Callable[[], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the estimator on one pseudo row per session and hand its scalar to all of the session's rows."""
+    """Run the estimator on one pseudo row per session, and give its scalar to all rows of the session."""
     mask_BT = data.batch["response_mask"]
     needs_lengths = estimation.estimator in LENGTH_AWARE
     has_penalty = bool(estimation.algorithm.get("use_kl_in_reward", False))
@@ -114,7 +113,7 @@ def _outcome(
 
 
 def session_scores(data: DataProto, sessions: Sessions, weights_BT: torch.Tensor | None) -> torch.Tensor:
-    """float32 [S]: the final row's outcome and, with weights, the penalties of the session's unique trained tokens."""
+    """float32 [S]: the final row's outcome plus, with weights, the penalties of the session's unique trained tokens."""
     scores_BT = data.batch["token_level_scores"]
     if weights_BT is None:
         return data.batch["token_level_rewards"][sessions.final_rows].sum(dim=-1)
@@ -133,7 +132,7 @@ def _whitened(data: DataProto, estimation: Estimation, weights_BT: torch.Tensor)
     rewards_BT, mask_BT = batch["token_level_rewards"], batch["response_mask"]
     estimator = get_adv_estimator_fn(estimation.estimator)
     if estimation.estimator == "gae":
-        # Float64 keeps the recursion's result to rounding when the values are subtracted again.
+        # In float64, subtracting the values again does not lose precision.
         values_BT = batch["values"].double()
         _, returns_BT = estimator(
             token_level_rewards=rewards_BT.double(),
@@ -163,7 +162,7 @@ def _branch_by_branch(data: DataProto, sessions: Sessions, estimation: Estimatio
 
 
 def _prepare_gdpo(data: DataProto) -> None:
-    """Give verl's gdpo the columns by which it finds a response's last token; the V1 trainer does not fetch them."""
+    """Add the columns by which verl's gdpo finds a response's last token, which the V1 trainer does not fetch."""
     if "attention_mask" not in data.batch:
         shape = data.batch["response_mask"].shape
         data.batch["prompts"] = torch.zeros(shape[0], 0, dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Names of the estimators that know the tree: `algorithm.adv_estimator=tree_loo | full_tree | longest_path`.
+"""Names of the estimators that use the tree: `algorithm.adv_estimator=tree_loo | full_tree | longest_path`.
 
-verl gives an estimator padded rows without token ids. So the tree trainers compute these themselves; verl's own
-trainers refuse them. verl imports this module during its own import: nothing else of ours may be imported here.
+verl gives an estimator padded rows without token ids. So the tree trainers compute these themselves; verl's trainers
+refuse them. verl imports this module during its import, so it must not import other modules of tree_rl.
 """
 
 from typing import Any, Literal, NoReturn
@@ -12,15 +12,15 @@ Paths = Literal["all", "longest"]
 
 TREE_LOO = "tree_loo"
 ON_PATHS: dict[str, tuple[str, Paths]] = {"full_tree": ("grpo", "all"), "longest_path": ("grpo", "longest")}
-"""Name -> verl's estimator behind it, and the paths of a session that train.
+"""verl's estimator, and the trained paths of a session, by our name.
 
-full_tree: GRPO on every path. longest_path: GRPO on each session's longest path alone, the paper's baseline in its
+full_tree: GRPO on every path. longest_path: GRPO on each session's longest path only, the paper's baseline in its
 section "The gain of training on all tokens of trajectory trees".
 """
 
 
 def resolve_estimator(name: str) -> tuple[str, Paths]:
-    """verl's estimator behind a name, and the paths that train."""
+    """verl's estimator for a name, and the trained paths."""
     return ON_PATHS.get(name, (name, "all"))
 
 

@@ -1,4 +1,4 @@
-"""What the tree trainers set in verl's config before any worker starts; then they ask the table of refusals."""
+"""Prepares verl's config for the tree trainers before any worker starts, and checks it by the table of refusals."""
 
 from omegaconf import DictConfig, open_dict
 
@@ -10,12 +10,12 @@ TREE_MANAGER = "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopMana
 
 
 def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
-    """Choose tree engines and the agent loop manager where the config names none, then refuse what trees cannot do.
+    """Set tree engines and the agent loop manager if the config names none, then refuse what trees cannot do.
 
     Args:
         config: verl's whole config, changed in place.
-        base_trainer_mode: verl's mode of which this is the tree form. verl compares `trainer.v1.trainer_mode` with its
-            own names and would treat an unknown one as asynchronous.
+        base_trainer_mode: verl's mode of the tree trainer. verl would treat an unknown `trainer.v1.trainer_mode` as
+            asynchronous.
 
     Raises:
         UnsupportedFeatureError: a setting that a tree run cannot honour; names its key and the remedy.
@@ -35,9 +35,9 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
 
 
 def _pass_on_critic_budget(critic: DictConfig) -> None:
-    """Give a critic's engine the budget of a forward that `critic.*` names, as verl does for the actor.
+    """Give a critic's engine the budget of a forward in `critic.*`, as verl does for the actor.
 
-    verl's V1 trainers pass on `ppo_infer_max_token_len_per_gpu` alone, to training too.
+    verl's V1 trainers only pass `ppo_infer_max_token_len_per_gpu`, also for training.
     """
     train = critic.get("ppo_max_token_len_per_gpu", None)
     if critic.get("ppo_infer_max_token_len_per_gpu", None) is None and train is not None:

@@ -1,4 +1,4 @@
-"""Reads and writes rows in verl's queue: token ids, reward components, columns for rows with and without padding."""
+"""Reads and writes rows in verl's queue: token ids, figures, call weights, reward components, padded columns."""
 
 from collections import Counter
 from typing import Any
@@ -14,7 +14,7 @@ from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 
 MANY_AGENTS = 16
-"""Names of sub-agents in a batch. More get no metric each."""
+"""Most sub-agents of a batch that get a metric each."""
 
 
 def real_rows(batch: KVBatchMeta) -> list[int]:
@@ -29,12 +29,11 @@ def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
 
 
 def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[dict[str, float]]:
-    """What agents and gateway report of each session: the numbers among its `reward_extra_info`, and the calls of each
-    sub-agent by its name, where they are few.
+    """Figures of each session: the numbers in its `reward_extra_info`, and the number of each sub-agent's calls if a
+    batch has at most `MANY_AGENTS`.
 
     Args:
-        batch: real rows.
-        final_rows: int [S], the row of each session that is read.
+        final_rows: int [S], the row of each session to read.
     """
     keys = [batch.keys[row] for row in final_rows]
     columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
@@ -48,7 +47,7 @@ def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[di
     ]
     callers = [Counter(extra.get("call_agents") or ()) for extra in extras]
     names = {name for caller in callers for name in caller} - {MAIN}
-    # Some harnesses name every sub-agent anew.
+    # Some harnesses give every sub-agent a new name.
     named = names if len(names) <= MANY_AGENTS else set()
     return [
         {**own, **{f"calls_of_{name}": float(count) for name, count in caller.items() if name in named}}
@@ -57,7 +56,7 @@ def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[di
 
 
 def fetch_call_weights(keys: list[str], partition_id: str, response_mask_BT: torch.Tensor) -> torch.Tensor:
-    """What each response token counts beside its mask (`side_calls`): float32 [B, T], 1.0 for rows that do not say."""
+    """Weight of each response token (`side_calls`), float32 [B, T]; 1.0 for rows without weights."""
     columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
     weights_BT = torch.ones(response_mask_BT.shape, device=response_mask_BT.device)
     for row, extra in enumerate(columns.pop("extra_fields").tolist()):
@@ -70,7 +69,7 @@ def fetch_call_weights(keys: list[str], partition_id: str, response_mask_BT: tor
 def reward_components(
     extra_fields: list[dict[str, Any]], algorithm: DictConfig, keys: list[str]
 ) -> dict[str, np.ndarray]:
-    """Columns of the reward components that gdpo normalises one by one; a ValueError names a missing one."""
+    """Columns of the reward components that gdpo normalises; raises a ValueError that names a missing one."""
     columns: dict[str, np.ndarray] = {}
     for name in algorithm.get("gdpo_reward_keys", None) or ():
         for key, extra in zip(keys, extra_fields, strict=True):
@@ -84,7 +83,7 @@ def reward_components(
 
 
 def put_with_padding(batch: KVBatchMeta, real: list[int], columns: dict[str, torch.Tensor]) -> KVBatchMeta:
-    """Write nested columns of the real rows, and a zero for the one response token of each padding row."""
+    """Write nested columns of the real rows, with a zero for the single response token of each padding row."""
     rank_of_row = {row: index for index, row in enumerate(real)}
     fields: dict[str, torch.Tensor] = {}
     for name, nested in columns.items():

@@ -1,7 +1,7 @@
-"""The rows that an optimizer step holds on all ranks, by which losses that average over sequences divide.
+"""The number of rows of an optimizer step on all ranks, by which losses that average over sequences divide.
 
-verl expects `ppo_mini_batch_size * rollout.n` of them, one per session. Here a session has a row per branch, and the
-last mini-batch may hold fewer prompts than the others. Legend: B rows.
+verl assumes `ppo_mini_batch_size * rollout.n` rows, one per session. Here a session has a row per branch, and the last
+mini-batch may have fewer prompts than the others. Legend: B rows.
 """
 
 from typing import Any
@@ -15,19 +15,18 @@ from tree_rl.verl_plugin.engine.rows_in import PATH_WEIGHT_SCALE
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
 PADDING_UID = "pad"
-"""How verl begins the uid of padding rows; those of prompts are UUIDs."""
+"""Prefix of verl's uid of padding rows; prompts have UUIDs."""
 
 
 def assign_rows_of_step(data: TensorDict, *, path_weighting: str, group: torch.distributed.ProcessGroup | None) -> None:
-    """Tell verl's losses how many rows the mini-batch holds, and the engine what to multiply its path weights by.
+    """Set the number of rows of the mini-batch for verl's losses, and the factor of path weights for the engine.
 
-    Rows of padding do not count. Rows in which nothing trains do, as in stock verl. Path weights become such that those
-    of all rows sum to the number of rows, so an average over sequences is the weighted one.
+    Padding rows do not count; rows without a trained token do, as in stock verl. The factor makes the path weights of
+    all rows sum to the number of rows, so that an average over sequences is the weighted average.
 
     Args:
         data: this rank's share of a mini-batch, changed in place.
-        path_weighting: the engine's.
-        group: verl's data-parallel group; all of its ranks call this.
+        group: verl's data-parallel group. Collective: all of its ranks must call this.
     """
     is_real_B = _is_real(data)
     weight_B = _weights(data, PATH_WEIGHT_COLUMNS.get(path_weighting)) * is_real_B
@@ -40,7 +39,7 @@ def assign_rows_of_step(data: TensorDict, *, path_weighting: str, group: torch.d
 
 
 def _is_real(data: TensorDict) -> torch.Tensor:
-    """float32 [B], 0 for padding rows: their uid is verl's, and nothing of them trains."""
+    """float32 [B], 0 for padding rows, which have verl's uid and no trained token."""
     if "uid" not in data:
         return torch.ones(len(data))
     trains = [bool(mask.any()) for mask in data["loss_mask"].unbind()]
@@ -49,7 +48,7 @@ def _is_real(data: TensorDict) -> torch.Tensor:
 
 
 def _weights(data: TensorDict, column: str | None) -> torch.Tensor:
-    """float32 [B], what each row weighs: the mean weight of its trained tokens; 1 without such a column."""
+    """Weight of each row, float32 [B]: the mean weight of its trained tokens; 1 without a column of weights."""
     if column is None or column not in data:
         return torch.ones(len(data))
     pairs: Any = zip(data[column].unbind(), data["response_mask"].unbind(), strict=True)

@@ -1,7 +1,7 @@
-"""Which rows are branches of one session, and how often a session trains each of its tokens.
+"""Groups rows that are branches of one session, and counts how often a session trains each of its tokens.
 
-verl names a row `{uid}_{session}_{branch}`. The row with the highest branch is the session's final row and holds its
-outcome. Legend: B rows, S sessions, T padded response length.
+verl's key of a row is `{uid}_{session}_{branch}`. The row with the highest branch is the session's final row and has
+its outcome. Legend: B rows, S sessions, T padded response length.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from tree_rl.tree import Forest
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sessions:
-    """The sessions of a batch, numbered in the order in which they first appear."""
+    """The sessions of a batch, numbered in order of appearance."""
 
     session_of_row: np.ndarray
-    """int64 [B]."""
+    """Session of each row, int64 [B]."""
     rows_of_session: tuple[np.ndarray, ...]
-    """S int64 arrays: the session's rows, the final one last."""
+    """Rows of each session, S int64 arrays, the final row last."""
 
     @classmethod
     def from_keys(cls, keys: Sequence[str]) -> "Sessions":
-        """Read the sessions from row keys; a ValueError names a key that is not `{uid}_{session}_{branch}`."""
+        """Read the sessions from row keys; raises a ValueError for a key that is not `{uid}_{session}_{branch}`."""
         number: dict[str, int] = {}
         members: list[list[tuple[int, int]]] = []
         session_of_row = np.zeros(len(keys), dtype=np.int64)
@@ -41,22 +41,19 @@ class Sessions:
         return cls(session_of_row=session_of_row, rows_of_session=rows)
 
     def __len__(self) -> int:
-        """S."""
         return len(self.rows_of_session)
 
     @property
     def branched(self) -> bool:
-        """Whether some session has several rows."""
         return len(self) < len(self.session_of_row)
 
     @property
     def final_rows(self) -> np.ndarray:
-        """int64 [S], the row that holds each session's outcome."""
+        """int64 [S], the row with each session's outcome."""
         return np.array([rows[-1] for rows in self.rows_of_session], dtype=np.int64)
 
     @property
     def most_rows(self) -> int:
-        """Largest number of rows of a session."""
         return max((len(rows) for rows in self.rows_of_session), default=0)
 
     def rows_of_branch(self, branch: int) -> np.ndarray:
@@ -72,7 +69,7 @@ def trained_token_weights(
     Args:
         row_tokens: B arrays of token ids, prompt and response.
         response_mask_BT: nonzero where trained.
-        response_lengths: int [B], tokens at a row's end that are its response.
+        response_lengths: int [B], number of response tokens at the end of each row.
 
     Returns:
         float32 [B, T]: 1 / (rows of the session that train the token) where trained, else 0.

@@ -9,21 +9,21 @@ from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
 @register_trainer("tree_sync")
 class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
-    """Rollout and training take turns: `trainer.v1.trainer_mode=tree_sync`."""
+    """Rollout and training alternate: `trainer.v1.trainer_mode=tree_sync`."""
 
     base_trainer_mode = "sync"
 
 
 @register_trainer("tree_colocate_async")
 class PPOTrainerTreeColocateAsync(TreeTrainerMixin, PPOTrainerColocateAsync):
-    """Rollout and training take turns on the same devices; unfinished generations go on with the next weights."""
+    """Rollout and training alternate on the same devices; unfinished generations continue with the next weights."""
 
     base_trainer_mode = "colocate_async"
 
 
 @register_trainer("tree_separate_async")
 class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
-    """Rollout runs all the time on its own devices; its weights lag several updates behind."""
+    """Rollout runs continuously on separate devices; its weights may be several updates old."""
 
     base_trainer_mode = "separate_async"
     actor_worker = TreeDetachActorWorker
@@ -32,6 +32,6 @@ class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
         return self.local_trigger_step > 0
 
     def _skip_old_log_prob(self) -> None:
-        """Put the weights aside, as verl's pass does: later updates of the step find their old log-probs with them."""
+        """Save the weights, as verl's pass does, because later updates of the step need them for old log-probs."""
         if self.parameter_sync_step > 1:
             self.actor_rollout_wg.save_model_to_cpu(0)

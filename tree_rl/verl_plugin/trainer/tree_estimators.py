@@ -1,4 +1,4 @@
-"""Advantages of tree_loo, and the paths that longest_path trains."""
+"""The advantages of tree_loo, and the paths of longest_path."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,9 +13,9 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 
 def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
-    """Each session's row of most tokens, in row order; of equally long rows the last, which ends the session.
+    """Each session's longest row, in row order; among equally long rows the last.
 
-    `row_lengths` counts the B rows' tokens, prompt and response.
+    `row_lengths` has the number of prompt and response tokens of B rows.
     """
     lengths = np.asarray(row_lengths)
     return sorted(int(rows[::-1][np.argmax(lengths[rows[::-1]])]) for rows in sessions.rows_of_session)
@@ -34,8 +34,8 @@ def tree_loo(
     Args:
         data: padded rows: token_level_scores, token_level_rewards, response_mask [B, T], uid.
         row_tokens: B arrays of token ids, prompt and response.
-        response_lengths: int [B]; the last tokens of a row are its response.
-        token_weights: returns `trained_token_weights`; None if the rewards hold no KL penalty.
+        response_lengths: int [B], number of response tokens at the end of each row.
+        token_weights: returns `trained_token_weights`; None if the rewards contain no KL penalty.
     """
     mask_BT = data.batch["response_mask"]
     outcome_S = session_scores(data, sessions, token_weights() if token_weights else None).double().cpu().numpy()

@@ -66,24 +66,23 @@ from tree_rl.verl_plugin.trainer.workers import (
 )
 
 POLL_SECONDS = 0.1
-"""Between two looks for finished groups. verl looks every two seconds, so every step would wait a second on average."""
+"""Time between two polls for finished groups. verl polls every two seconds, which costs a second per step."""
 ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
-"""Columns that are read where they exist; old log-probs come with the update only where it finds them itself."""
+"""Columns to read if they exist; old log-probs are left out if the update computes them."""
 
 
 class TreeTrainerMixin(ResumableTrainer):
-    """What a V1 trainer needs for trees; stands before one of verl's trainers among the base classes."""
+    """Trains on trees; a mix-in that comes before one of verl's V1 trainers among the base classes."""
 
     base_trainer_mode: str
-    """verl's own name of the mode."""
+    """verl's name of the trainer mode."""
     actor_worker: type = TreeActorRolloutRefWorker
-    """Class of the workers that run actor, reference policy and the trainer's side of the rollout."""
+    """Class of the workers for actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
-    """True if the present update finds the old log-probs itself."""
+    """True if the current update computes the old log-probs itself."""
     _has_updated = False
-    """True once the log has said what the first batch shares."""
     _fitted_cost: CostModel | None = None
-    """Seconds that the last update's engines report; None leaves groups to the model's shape."""
+    """Cost model fitted by the last update's engines; None means the one of the model's shape."""
 
     def __init__(self, config: DictConfig) -> None:
         prepare_config(config, self.base_trainer_mode)
@@ -97,20 +96,19 @@ class TreeTrainerMixin(ResumableTrainer):
             self.role_worker_mapping[role] = ray.remote(worker)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
-        """verl's, which looks often; a sampler that the config names keeps its own pace."""
+        """verl's buffer, polled more often; a custom sampler keeps its interval."""
         buffer = super()._build_replay_buffer()
         if type(buffer) in (ReplayBuffer, ReplayBufferAsync):
             buffer.poll_interval = POLL_SECONDS
         return buffer
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train as verl does, once every worker of the job has the plugin."""
+        """Check that every worker of the job has the plugin, then train as verl does."""
         require_plugin_everywhere(self.get_reward_handles())
         super().fit(agent_loop_manager)
 
     @functools.cached_property
     def model_shape(self) -> ModelShape:
-        """Sizes of the actor, by which groups cost."""
         model = instantiate(self.config.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
         return ModelShape.from_config(model.hf_config.get_text_config().to_dict())
 
@@ -121,7 +119,7 @@ class TreeTrainerMixin(ResumableTrainer):
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
-        """Give groups to mini-batches and rows to ranks, and pad every cell to the same number of rows."""
+        """Assign groups to mini-batches and rows to ranks, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
         num_ranks = ranks_with_rows(self.actor_rollout_wg, "actor")
         group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
@@ -139,7 +137,7 @@ class TreeTrainerMixin(ResumableTrainer):
             multiple_of=self._reference_ranks(),
         )
         metrics.update(overlap_metrics(paths, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
-        # A step trains on the weights that the step before it left behind.
+        # A step trains the weights of the previous step.
         metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
         batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
@@ -149,12 +147,12 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch
 
     def _reference_ranks(self) -> int:
-        """Equal shares that a reference policy of its own takes of a batch; its forests may share tokens otherwise."""
+        """Number of equal shares of a batch that a separate reference policy needs; 1 without one."""
         has_its_own = self.use_reference_policy and not self.ref_in_actor
         return ranks_with_rows(self.ref_policy_wg, "ref") if has_its_own else 1
 
     def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """The rows that train: all, or the longest of each session; the others leave verl's queue."""
+        """The rows to train: all, or the longest of each session; removes the others from verl's queue."""
         _, paths = resolve_estimator(str(self.config.algorithm.adv_estimator))
         if paths == "all":
             return batch
@@ -167,7 +165,7 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch.select_keys([batch.keys[row] for row in kept])
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's pass, where the update will not find the same log-probs itself."""
+        """Run verl's pass, unless the update will compute the same log-probs."""
         trains = self.config.trainer.critic_warmup <= self.global_steps
         epochs = self.config.actor_rollout_ref.actor.ppo_epochs
         update = Update(
@@ -183,14 +181,14 @@ class TreeTrainerMixin(ResumableTrainer):
         return super()._compute_old_log_prob(batch, metrics)
 
     def _restores_weights(self) -> bool:
-        """Whether the pass would run with earlier weights than those that train."""
+        """True if the pass would use earlier weights than the update."""
         return False
 
     def _skip_old_log_prob(self) -> None:
-        """What else has to happen where the pass does not run."""
+        """Hook that runs instead of the pass."""
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's steps (KL in the reward, rollout correction, estimator) on real rows, counting each session once."""
+        """Run verl's steps (KL in the reward, rollout correction, estimator) on real rows, each session once."""
         real = real_rows(batch)
         keys = [batch.keys[row] for row in real]
         estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
@@ -241,7 +239,7 @@ class TreeTrainerMixin(ResumableTrainer):
     def _path_weights(
         self, keys: list[str], partition_id: str, response_mask_BT: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The columns of `tree.path_weighting`, which count rows of a group on other ranks too."""
+        """The columns of `tree.path_weighting`, which depend on a group's rows on all ranks."""
         weightings = wanted_weightings(self.config)
         if not weightings:
             return {}
@@ -294,12 +292,12 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch
 
     def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Columns and metrics that verl's pass would have left, from what the update has found."""
+        """Add the columns and metrics of verl's pass, from the log-probs of the update."""
         asked = KVBatchMeta(
             keys=batch.keys,
             tags=batch.tags,
             partition_id=batch.partition_id,
-            # The workers have the rows; fetching them again would cost as much as for a pass.
+            # The workers already have the rows; fetching them again would be as slow as for a pass.
             fields=["response_mask"],
             extra_info={OF_UPDATE: True},
         )
@@ -313,7 +311,7 @@ class TreeTrainerMixin(ResumableTrainer):
             metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
 
     def _correction_of(self, data: DataProto) -> DictConfig | None:
-        """`algorithm.rollout_correction` where it compares these rows with the rollout, be it for metrics only."""
+        """`algorithm.rollout_correction` if it compares these rows with the rollout, even if only for metrics."""
         correction = self.config.algorithm.get("rollout_correction", None)
         if correction is None or correction.get("bypass_mode", False) or "rollout_log_probs" not in data.batch:
             return None

@@ -1,4 +1,4 @@
-"""verl's workers for a tree run: mini-batches keep groups whole, and no worker starts without the tree engines."""
+"""verl's workers for a tree run: mini-batches keep groups whole, and workers need the tree engines to start."""
 
 import dataclasses
 import os
@@ -22,13 +22,13 @@ from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
 from tree_rl.verl_plugin.trainer.rows_of_step import assign_rows_of_step
 
 OF_UPDATE = "log_probs_of_update"
-"""Flag of a request for log-probs that the last update has found: no forward runs."""
+"""Flag of a request for the log-probs of the last update, for which no forward runs."""
 
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
 def require_live_plugin(model_type: str) -> None:
-    """Raise a PluginNotLiveError where verl in this process lacks the engine that the config asks for."""
+    """Raise a PluginNotLiveError if verl in this process lacks the config's engine."""
     if model_type not in EngineRegistry._engines:
         process = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
         raise PluginNotLiveError(
@@ -38,10 +38,10 @@ def require_live_plugin(model_type: str) -> None:
 
 
 class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
-    """verl's training worker; its mini-batches are runs of whole cells instead of numbers of shuffled rows."""
+    """verl's training worker, with mini-batches of whole cells instead of shuffled rows."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
-        # verl fixes the critic's model type in its trainer; `critic.model.model_type` chooses it here.
+        # verl's trainer hard-codes the critic's model type; here `critic.model.model_type` chooses it.
         if config.model_type == "value_model" and config.model_config.get("model_type") == TREE_VALUE_MODEL:
             config = dataclasses.replace(config, model_type=TREE_VALUE_MODEL)
         require_live_plugin(config.model_type)
@@ -49,11 +49,11 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
-        """Train on `num_mini_batch` equal runs of rows; without that key exactly as verl does.
+        """Train on `num_mini_batch` equal runs of rows; without that key as verl does.
 
-        `data` holds this rank's rows, cell after cell. `shuffle` reorders whole mini-batches, anew in every epoch and
-        alike on all ranks. Losses that average over sequences divide by the rows of their mini-batch on all ranks,
-        whatever `global_batch_size` says.
+        `data` contains this rank's rows, cell after cell. `shuffle` reorders whole mini-batches in every epoch, in the
+        same order on all ranks. Losses that average over sequences divide by the number of rows of their mini-batch on
+        all ranks, not by `global_batch_size`.
         """
         num_mini_batch = tu.get_non_tensor_data(data=data, key="num_mini_batch", default=None)
         if num_mini_batch is None:
@@ -71,7 +71,7 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict:
-        """verl's optimizer step; a mini-batch of cells is told how many rows it holds."""
+        """Run verl's optimizer step; first sets the number of rows of a mini-batch of cells."""
         if tu.get(data, key=HOLDS_CELLS, default=False):
             engine = self.engine
             runs_trees = isinstance(engine, TreeFSDPEngineWithLMHead) and engine.tree_config.mode != "flat"
@@ -83,11 +83,9 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
 
 
 def ranks_with_rows(workers: Any, role: str) -> int:
-    """D, ranks of a role that get different rows; those that share a forest's tokens count as one.
+    """Number of a role's ranks with different rows; ranks that share a forest's tokens count as one.
 
-    Args:
-        workers: verl's worker group.
-        role: name of a mesh of its workers, such as `actor`.
+    `role` is the name of a mesh of verl's worker group `workers`, such as `actor`.
     """
     if role not in workers._dispatch_info:
         workers._dispatch_info[role] = workers._query_dispatch_info(role)
@@ -95,7 +93,7 @@ def ranks_with_rows(workers: Any, role: str) -> int:
 
 
 def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) -> torch.Tensor:
-    """int64 [epochs * num_rows], rows in order; every epoch visits the mini-batches in an order of its own."""
+    """Order of rows, int64 [epochs * num_rows], with a new order of the mini-batches in every epoch."""
     generator = torch.Generator().manual_seed(seed)
     mini_batches = torch.arange(num_rows).reshape(num_mini_batch, -1)
     return torch.cat(
@@ -104,7 +102,7 @@ def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) ->
 
 
 class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
-    """verl's hybrid worker, whose actor and reference policy are tree training workers."""
+    """verl's hybrid worker, with tree training workers as actor and reference policy."""
 
     actor_worker_cls = TreeTrainingWorker
     ref_worker_cls = TreeTrainingWorker
@@ -115,7 +113,7 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict:
-        """verl's log-probs and entropies; with `log_probs_of_update` those of the last update, of the same rows."""
+        """verl's log-probs and entropies; with `log_probs_of_update`, those of the last update for the same rows."""
         if not tu.pop(data, key=OF_UPDATE, default=False):
             return super().compute_log_prob(data)
         found = self.actor.engine.take_outputs_of_update()
@@ -123,11 +121,11 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
 
 
 class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
-    """The worker of `tree_separate_async`: it can compute old log-probs with the weights of an earlier update."""
+    """The worker of `tree_separate_async`, which can compute old log-probs with the weights of an earlier update."""
 
     @property
     def copy_handler(self) -> Callable[[torch.nn.Module], ShardedState]:
-        """verl's copy of the weights; weights in host memory, which verl would return themselves, are copied too."""
+        """verl's copy of the weights; also copies weights in host memory, which verl would return uncopied."""
         verls_copy = super().copy_handler
 
         def copy(module: torch.nn.Module) -> ShardedState:
@@ -142,7 +140,7 @@ class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: int) -> None:
-        """Put back the weights of `save_model_to_cpu(n)` and forget the log-probs that were found with others."""
+        """Restore the weights of `save_model_to_cpu(n)`, and drop the log-probs of other weights."""
         super().restore_model_from_cpu(n)
         if isinstance(self.actor.engine, TreeFSDPEngineWithLMHead):
             self.actor.engine.forget()

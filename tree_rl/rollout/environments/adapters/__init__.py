@@ -1,1 +1,1 @@
-"""Environments of other libraries, one adapter each; a library is imported only where its adapter is."""
+"""Adapters for environments of other libraries, which only their adapters import."""

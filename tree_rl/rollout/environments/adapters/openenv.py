@@ -1,7 +1,4 @@
-"""An environment behind a server of OpenEnv (package `openenv`): its tools or its action, its rewards.
-
-The server owns the world and the rewards; an agent reaches it through tools alone.
-"""
+"""An environment on a server of OpenEnv (package `openenv`), which computes the rewards; an agent only has tools."""
 
 import asyncio
 import json
@@ -20,25 +17,21 @@ from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 
 KEY = "environment_options"
 STEP = "step"
-"""The tool of an environment whose action is a record of its own."""
+"""Name of the only tool of an environment without MCP tools."""
 MCP_FIELDS = {"tool_name", "arguments"}
-"""Fields of an action in an environment whose tools are MCP's."""
+"""Fields of an action in an environment with MCP tools."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenEnvOptions:
-    """Which server.
-
-    Raises:
-        ValueError: `base_url` is no address; names the key.
-    """
+    """Options of an OpenEnv server. Raises `ValueError` if `base_url` is no address; names the key."""
 
     base_url: str
     """Address of the running server, such as `http://localhost:8000`."""
     message_timeout_seconds: float = 60.0
-    """For one answer of the server."""
+    """Limit for one answer of the server."""
     reset: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of every reset; `extra_info.reset` of a task comes over them."""
+    """Arguments of every reset; a task's `extra_info.reset` overrides them."""
 
     def __post_init__(self) -> None:
         if urlsplit(self.base_url).scheme not in ("http", "https") or not urlsplit(self.base_url).hostname:
@@ -48,7 +41,7 @@ class OpenEnvOptions:
 class OpenEnvEnvironment:
     """One episode on an OpenEnv server. The reward is the sum of the rewards of its steps.
 
-    An environment with MCP tools shows these; another shows the tool `step`, whose arguments are the action's fields.
+    Without MCP tools, the only tool is `step`, whose arguments are the action's fields.
     """
 
     def __init__(self, options: OpenEnvOptions) -> None:
@@ -62,7 +55,7 @@ class OpenEnvEnvironment:
 
     async def reset(self, task: Mapping[str, Any]) -> None:
         """Start an episode with `extra_info.reset`. Raises `SandboxError` if the server does not answer."""
-        # A column of a data set holds every key that any row has; absent ones arrive as None.
+        # A column of a data set has the keys of all rows; a row's absent keys are None.
         given = {key: value for key, value in (task.get("reset") or {}).items() if value is not None}
         try:
             action = await self._action_schema()
@@ -91,11 +84,10 @@ class OpenEnvEnvironment:
         return answer.json()["action"]
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Describe the server's tools, or its action."""
         return self._tools
 
     async def call(self, call: ToolCall) -> str:
-        """Take a step. What the server refuses is told to the agent; raises `SandboxDied` if it does not answer."""
+        """Take a step. The agent sees the server's errors; raises `SandboxDied` if the server does not answer."""
         names = [tool["function"]["name"] for tool in self._tools]
         if call.name not in names:
             return f"error: unknown tool {call.name!r}; the tools are {', '.join(names)}"
@@ -114,28 +106,26 @@ class OpenEnvEnvironment:
                 raise SandboxDied(
                     f"{self.options.base_url} does not answer: {type(error).__name__}: {error}"
                 ) from error
-        # One that the server did not give is no reward of 0.
+        # No reward is not the same as a reward of 0.
         if result.reward is not None:
             self._rewards.append(float(result.reward))
         self._is_done = bool(result.done)
         return _read(result.observation)
 
     async def stop(self) -> None:
-        """End the episode."""
         async with self._one_at_a_time:
             client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     async def score(self, outcome: Outcome) -> float:
-        """Add up the rewards that the server gave. Raises `ValueError` if they are no finite number."""
+        """Sum of the server's rewards. Raises `ValueError` if it is not finite."""
         reward = sum(self._rewards)
         if not math.isfinite(reward):
             raise ValueError(f"{self.options.base_url}: expected finite rewards, received {self._rewards}")
         return reward
 
     async def close(self) -> None:
-        """End the episode, if `stop` did not."""
         await self.stop()
 
 
@@ -144,14 +134,14 @@ def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping
 
 
 def _step_tool(action: Mapping[str, Any], start: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The action as a tool. Its description says how the episode begins: agents see nothing else of a reset."""
+    """The action as a tool. Its description contains the first observation, which agents see nowhere else."""
     parameters = {**action, "properties": {k: v for k, v in action["properties"].items() if k != "metadata"}}
     description = action.get("description") or "Take a step."
     return _tool(STEP, f"{description}\nThe episode begins with: {_read(start)}", parameters)
 
 
 def _read(observation: Mapping[str, Any]) -> str:
-    """What an agent reads of an observation: the result of a tool, or the fields."""
+    """An observation's text for the agent: the result of a tool, or the fields."""
     if error := observation.get("error"):
         return f"error: {error.get('message', error) if isinstance(error, Mapping) else error}"
     result = observation.get("result", observation)

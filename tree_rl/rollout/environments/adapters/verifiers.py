@@ -1,6 +1,6 @@
-"""A taskset of Prime Intellect's `verifiers` (its `v1` interface): its tasks, its tools, its rewards.
+"""Tasks, tools and rewards of a taskset of Prime Intellect's `verifiers` (its `v1` interface).
 
-Tools and rewards run in the trainer's process. Tasks that need a runtime of their own are refused by name.
+Tools and rewards run in the trainer's process. Tasks that need verifiers' runtime are refused.
 """
 
 import inspect
@@ -24,22 +24,17 @@ KEY = "environment_options"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiersOptions:
-    """Which taskset.
-
-    Raises:
-        ValueError: it cannot be loaded; names the key.
-    """
+    """Options of a taskset. Raises `ValueError` if it cannot be loaded; names the key."""
 
     taskset: str
-    """Its id: a module that exports a `Taskset`, or one of verifiers' own."""
+    """Id of the taskset: a module that exports a `Taskset`, or one that verifiers includes."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the taskset's own config."""
+    """Fields of the taskset's config."""
 
     def __post_init__(self) -> None:
         self.load()
 
     def load(self) -> Any:
-        """Build the taskset."""
         try:
             config = taskset_config_type(self.taskset).model_validate({"id": self.taskset, **self.config})
             return load_taskset(config)
@@ -48,7 +43,7 @@ class VerifiersOptions:
 
 
 class VerifiersEnvironment:
-    """One task of a taskset. `extra_info.idx` is its position. The reward is the task's own, weighted and summed."""
+    """One task of a taskset, at position `extra_info.idx`. The reward is the weighted sum of the task's rewards."""
 
     def __init__(self, options: VerifiersOptions) -> None:
         self.options = options
@@ -59,11 +54,7 @@ class VerifiersEnvironment:
         self._is_stopped = False
 
     async def reset(self, task: Mapping[str, Any]) -> None:
-        """Take the task and set up its tools.
-
-        Raises:
-            ValueError: no such task, or one that needs a runtime.
-        """
+        """Load the task and set up its tools. Raises `ValueError` if there is no such task or it needs a runtime."""
         position = task.get("idx")
         if not isinstance(position, int):
             raise ValueError(f"extra_info.idx: expected the position of a task in the taskset, received {position!r}")
@@ -91,11 +82,10 @@ class VerifiersEnvironment:
             self._add(message)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Describe the toolsets' tools."""
         return [tool.described for tool in self._tools.values()]
 
     async def call(self, call: ToolCall) -> str:
-        """Run a tool; what it raises is told to the agent."""
+        """Run a tool. The agent sees its exceptions."""
         tool = self._tools.get(call.name)
         if self._is_stopped:
             return "error: the session has ended"
@@ -109,11 +99,10 @@ class VerifiersEnvironment:
         return answer
 
     async def stop(self) -> None:
-        """Refuse later calls."""
         self._is_stopped = True
 
     async def score(self, outcome: Outcome) -> float:
-        """Let the task score the calls and the answer. Raises `ValueError` if its reward is no finite number."""
+        """Let the task score the calls and the answer. Raises `ValueError` if its reward is not finite."""
         self._add(vf.AssistantMessage(content=outcome.answer), sampled=True)
         self._trace.is_completed = self._trace.ok = True
         self._trace.stop_condition = "agent_completed" if outcome.is_complete else "max_turns"
@@ -124,7 +113,7 @@ class VerifiersEnvironment:
         return reward
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _add(self, message: Any, *, sampled: bool = False) -> None:
         nodes = self._trace.nodes
@@ -139,7 +128,7 @@ class _Tool:
 
     @classmethod
     def of(cls, server: str, function: Callable[..., Any]) -> "_Tool":
-        """A method of a toolset under the name that verifiers' own harnesses see."""
+        """A method of a toolset, under the name that verifiers' harnesses see."""
         own = getattr(function, "tool_name", None) or function.__name__
         name = f"{server}_{own}" if server else own
         arguments: TypeAdapter[Any] = TypeAdapter(function)  # type: ignore[arg-type] # pydantic takes functions too
@@ -153,13 +142,13 @@ class _Tool:
         except ValidationError as error:
             return f"error: {error}"
         except Exception as error:  # noqa: BLE001
-            # As verifiers' own tool servers do: a tool's error is its answer.
+            # As in verifiers' tool servers, a tool's error is its answer.
             return f"error: {type(error).__name__}: {error}"
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 def _refuse_runtimes(task: Any) -> None:
-    """Raise `ValueError` for what would run in verifiers' own runtime; a skipped reward would read as 0."""
+    """Raise `ValueError` if parts of a task need verifiers' runtime; skipping a reward would count as 0."""
     hooks = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     needing = [
         *(["a container"] if task.NEEDS_CONTAINER or task.data.image else []),

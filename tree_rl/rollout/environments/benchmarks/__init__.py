@@ -1,1 +1,1 @@
-"""Published benchmarks by name: rows as they are published, played and judged by each benchmark's own rule."""
+"""Published benchmarks by name: converts their rows to tasks and judges by each benchmark's rule."""

@@ -1,4 +1,4 @@
-"""The published benchmarks as environments: `extra_info.row` is a row as it is published, in JSON."""
+"""The published benchmarks as environments: `extra_info.row` is a published row in JSON."""
 
 import json
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ class PublishedEnvironment(SweEnvironment):
     """A software task of a published benchmark."""
 
     name: ClassVar[str]
-    """Name in the config."""
+    """Name of the benchmark in the config."""
     columns: ClassVar[tuple[str, ...]]
-    """That a published file must have; empty for a folder of tasks."""
+    """Columns that a published file must have; empty for a folder of tasks."""
 
     @staticmethod
     def read(row: Mapping[str, Any]) -> SweTask:
-        """Make a task of a published row. Raises `ValueError` where it cannot be judged."""
+        """Make a task of a published row. Raises `ValueError` if it cannot be judged."""
         raise NotImplementedError
 
     async def reset(self, task: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class PublishedEnvironment(SweEnvironment):
 
 
 class SweBenchVerified(PublishedEnvironment):
-    """SWE-bench, its subset Verified, and others of its schema."""
+    """SWE-bench, its subset Verified, and others with its schema."""
 
     name = "swe_bench_verified"
     read = staticmethod(from_swe_bench)
@@ -46,7 +46,7 @@ class SweBenchVerified(PublishedEnvironment):
 
 
 class SweGym(PublishedEnvironment):
-    """SWE-Gym: SWE-bench's schema, images of its own."""
+    """SWE-Gym: SWE-bench's schema with other images."""
 
     name = "swe_gym"
     read = staticmethod(from_swe_gym)
@@ -62,7 +62,7 @@ class SweSmith(PublishedEnvironment):
 
 
 class R2E(PublishedEnvironment):
-    """R2E-Gym: every test must end as the row expects."""
+    """R2E-Gym: every test must have the row's verdict."""
 
     name = "r2e"
     read = staticmethod(from_r2e)
@@ -70,7 +70,7 @@ class R2E(PublishedEnvironment):
 
 
 class TerminalBench(PublishedEnvironment):
-    """Terminal-Bench: the task's own verifier writes the reward."""
+    """Terminal-Bench: the task's verifier writes the reward."""
 
     name = "terminal_bench"
     read = staticmethod(from_terminal_bench)

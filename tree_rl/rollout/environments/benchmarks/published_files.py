@@ -30,7 +30,7 @@ def published_rows(name: str, path: Path) -> list[Mapping[str, Any]]:
     if not columns:
         return list(_folders(name, path))
     if path.suffix == ".parquet":
-        # Arrays within arrays come back as numpy's; JSON makes them lists again.
+        # pandas reads nested arrays as numpy arrays; JSON converts them to lists.
         rows = json.loads(pd.read_parquet(path).to_json(orient="records"))
     elif path.suffix == ".jsonl":
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -52,7 +52,7 @@ def _folders(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
         files = {}
         for file in sorted(folder.rglob("*")):
             relative = file.relative_to(folder).as_posix()
-            # The rest is for building the image, and the solution.
+            # The other files are for building the image, or the solution.
             if file.is_file() and (
                 relative.startswith("tests/") or relative.count("/") == 0 or file.name == "Dockerfile"
             ):
@@ -64,7 +64,7 @@ def _folders(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def to_data_set(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of verl's data set, and why others are left out."""
+    """Rows of verl's data set, and the reasons why others are left out."""
     kept: list[dict[str, Any]] = []
     refused = []
     for row in rows:
@@ -86,7 +86,7 @@ def to_data_set(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the data set and say what was left out."""
+    """Write the data set and report the rows that were left out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help=", ".join(BENCHMARKS))
     parser.add_argument("published", type=Path, help="the published file, or a folder of tasks")

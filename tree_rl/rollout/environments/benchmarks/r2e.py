@@ -1,4 +1,4 @@
-"""Rows of R2E-Gym as software tasks (arXiv 2504.07164): the row holds the tests; every verdict counts."""
+"""Rows of R2E-Gym (arXiv 2504.07164) as software tasks: a row contains the tests and the verdict of each."""
 
 import ast
 import json
@@ -14,18 +14,18 @@ ACTIVATE = f"export PATH={DIRECTORY}/.venv/bin:$PATH PYTHONWARNINGS=ignore::User
 TESTS = "r2e_tests"
 """Folder of the tests in the repository."""
 HIDE = f"rm -rf /{TESTS} {DIRECTORY}/{TESTS} {DIRECTORY}/run_tests.sh"
-"""The images hold the tests, which the agent must not read."""
+"""Command that deletes the tests from the image, because the agent must not read them."""
 
 
 def from_r2e(row: Mapping[str, Any]) -> SweTask:
-    """A row of R2E-Gym; its `run_tests.sh` is `pytest -rA r2e_tests`.
+    """Convert a row of R2E-Gym, whose `run_tests.sh` is `pytest -rA r2e_tests`.
 
     Args:
         row: `COLUMNS`. `expected_output_json` maps a test (`function` or `Class.function`, without its file) to PASSED,
             FAILED or ERROR.
 
     Raises:
-        ValueError: a field is missing or not readable, or an expected test is in no file.
+        ValueError: a field is missing or unreadable, or no file contains an expected test.
     """
     name = f"{row.get('repo_name', 'r2e')}__{row.get('commit_hash', '?')}"
     row = checked({"instance_id": name, **row}, *COLUMNS)
@@ -63,7 +63,7 @@ def from_r2e(row: Mapping[str, Any]) -> SweTask:
 
 
 def _functions(name: str, path: str, code: str) -> set[str]:
-    """Tests that a file holds, `function` or `Class.function`; inherited ones under their class."""
+    """Tests of a file as `function` or `Class.function`, including inherited ones."""
     try:
         tree = ast.parse(code)
     except SyntaxError as error:
@@ -80,7 +80,7 @@ def _functions(name: str, path: str, code: str) -> set[str]:
 
 
 def _full_names(name: str, test: str, functions: Mapping[str, set[str]]) -> list[str]:
-    """pytest's names of a test of which R2E keeps no file: one for every file that holds it."""
+    """pytest's names of a test, for which R2E records no file: one name for every file that contains it."""
     plain, bracket, parameters = test.partition("[")
     held = [path for path, known in functions.items() if plain in known]
     if not held:

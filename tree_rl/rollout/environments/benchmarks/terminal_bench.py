@@ -1,6 +1,6 @@
 """Tasks of Terminal-Bench as software tasks: folders of Harbor (`task.toml`) and of terminal-bench (`task.yaml`).
 
-The task's own verifier runs in a fresh container on a copy of the agent's working directory, and writes the reward.
+The task's verifier runs in a new container on a copy of the agent's working directory, and writes the reward.
 """
 
 import re
@@ -14,19 +14,19 @@ from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import quote
 
 PLACE = ".terminal-bench-tests"
-"""Folder in the working directory from which the tests are moved out before they run."""
+"""Folder in the working directory to which we write the tests before moving them to /tests."""
 LOGS = "/logs/verifier"
 REWARD = "reward"
 
 
 def from_terminal_bench(row: Mapping[str, Any]) -> SweTask:
-    """A task's folder.
+    """Convert a task's folder.
 
     Args:
-        row: `name` of the task, `files` (path in the folder -> text), and `image` where the folder names none.
+        row: `name` of the task, `files` (path in the folder -> text), and `image` if the folder names none.
 
     Raises:
-        ValueError: a file is missing, or nothing names an image.
+        ValueError: a file or the image is missing.
     """
     name, files = str(row.get("name", "?")), row.get("files") or {}
     if "task.toml" in files:
@@ -61,7 +61,7 @@ def from_terminal_bench(row: Mapping[str, Any]) -> SweTask:
 
 
 def _command(script: str) -> str:
-    """Move the tests to where they expect to be, and run them. terminal-bench has no reward file: pytest ends last."""
+    """Move the tests to /tests and run them. terminal-bench writes no reward, so its script's exit status decides."""
     place = f"rm -rf /tests {LOGS} && mkdir -p {LOGS} && mv {PLACE} /tests"
     if script == "test.sh":
         return f"{place} && bash /tests/{script}"

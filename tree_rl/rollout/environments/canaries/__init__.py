@@ -1,1 +1,1 @@
-"""What is planted among a task's own tests, so that code under test cannot make all of them pass."""
+"""Tests that must fail, inserted among a task's tests, so that code under test cannot fake all results."""

@@ -1,6 +1,6 @@
-"""Copies of a task's own tests that must fail: in each, one value that a test expects is replaced by another.
+"""Copies of a task's tests that must fail, because one expected value in each is replaced.
 
-They call the code under test, so they stand where they run last: no test that counts runs after them.
+They call the code under test, so they run last: no test that counts runs after them.
 """
 
 import ast
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from tree_rl.rollout.environments.canaries.probes import UNIVERSAL, is_plain, unlike
 
 UNSUITABLE = re.compile(r"skip|xfail|expectedFailure|\b(return|yield|super|flaky|await)\b|__|\t")
-"""What might end a copy before it fails, or does not mean the same in another class."""
+"""Code that might end a copy before it fails, or has another meaning in another class."""
 CLASS_WIDE = {"setUpClass", "tearDownClass", "setup_class", "teardown_class"}
 MOST = 3
 
@@ -21,11 +21,11 @@ Draw = Callable[[str], str]
 def copied_methods(
     text: str, node: ast.ClassDef, own: set[str], class_name: str, draw: Draw, rng: random.Random
 ) -> list[str]:
-    """Lines of a class beside a class of tests: its preparations, none of its tests, and copies of some.
+    """Lines of a subclass of a test class that has its set-up, copies of some of its tests, and none of the others.
 
     Args:
         own: tests of the class that count.
-        draw: makes the name of a canary that looks like the given one.
+        draw: returns a canary's name that resembles the given name.
     """
     defined = {item.name: item for item in node.body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))}
     if defined.keys() & CLASS_WIDE or node.decorator_list or "\t" in text:
@@ -39,7 +39,7 @@ def copied_methods(
 
 
 def copied_functions(text: str, tree: ast.Module, own: set[str], draw: Draw, rng: random.Random) -> list[str]:
-    """Lines with copies of some functions of tests, at the end of their file."""
+    """Lines with copies of some test functions, for the end of their file."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in own]
     return _copies(text, functions, draw, rng)
 
@@ -64,7 +64,7 @@ def _is_suitable(text: str, function: ast.FunctionDef | ast.AsyncFunctionDef) ->
 
 
 def _expected(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
-    """What the last equality at the top level of a test expects: the plain side, or the right one."""
+    """The expected value of a test's last top-level equality: the side that is a literal, else the right side."""
     for statement in reversed(function.body):
         sides: list[ast.expr] = []
         if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
@@ -80,7 +80,7 @@ def _expected(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | No
 
 
 def _changed(text: str, function: ast.AST, expected: ast.expr, name: str, rng: random.Random) -> list[str]:
-    """Lines of a test under another name, with another value in place of the expected one."""
+    """Lines of a test with another name and another expected value."""
     assert isinstance(function, ast.FunctionDef)
     lines = [line.encode() for line in text.split("\n")]
     first, last = expected.lineno - 1, (expected.end_lineno or 0) - 1

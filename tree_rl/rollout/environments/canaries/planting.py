@@ -1,7 +1,7 @@
-"""Plants canaries among a task's own tests: tests that must fail.
+"""Inserts canaries among a task's tests: tests that must fail.
 
-Code under test shares its process with the tests, so it can make failures look like passes. What does so for every
-test does it for the canaries too, whose names the reader of the report alone knows.
+Code under test shares its process with the tests, so it can turn failures into passes. If it does so for every test, it
+also does so for the canaries, and only the reader of the report knows their names.
 """
 
 import ast
@@ -20,11 +20,11 @@ Item = TypeVar("Item")
 DRAW = random.SystemRandom()
 FAILS = {"FAILED", "ERROR"}
 WORDS = ("keeps", "order", "empty", "value", "result", "after", "found", "single", "key", "default", "two", "large")
-"""For names, beside those of the real tests."""
+"""Words for names, besides those in the names of the real tests."""
 UNSUITABLE = re.compile(r"xfail|skip|expectedFailure|incremental|dependency|flaky|repeat|timeout")
-"""Marks under which a canary might not fail, or might take others with it."""
+"""Marks with which a canary might not fail, or might affect other tests."""
 IN_CLASSES, IN_FUNCTIONS = 5, 4
-"""At most so many canaries of a file stand in its classes, and between its functions."""
+"""Most canaries in a file's classes, and between its functions."""
 UNITTEST_BASES = ("unittest.TestCase", "TestCase")
 
 
@@ -33,17 +33,17 @@ class Planted:
     """Test files with canaries."""
 
     files: Mapping[str, str]
-    """Path -> text, to be written over the task's own; one of them is new."""
+    """Texts by path, which replace the task's test files; one file is new."""
     targets: tuple[str, ...]
-    """The task's and the new file."""
+    """The task's targets and the new file."""
     names: frozenset[str]
-    """Names of the functions that must fail, at least once each."""
+    """Names of the functions of which each must fail at least once."""
 
     def doubt(self, verdicts: Mapping[str, set[str]]) -> str | None:
-        """Why the report of a run cannot be believed; None if it can.
+        """Why the report of a run cannot be trusted; None if it can.
 
         Args:
-            verdicts: name of a test -> all that was said of it.
+            verdicts: all verdicts on each test, by its name.
         """
         said: dict[str, set[str]] = {name: set() for name in self.names}
         for test, verdict in verdicts.items():
@@ -56,7 +56,7 @@ class Planted:
 
 
 def function_of(test: str) -> str:
-    """The function in the name of a test, as pytest or unittest writes it."""
+    """The function in a test's name, as pytest or unittest writes it."""
     return re.split(r"::|\.", re.split(r"[\[( ]", test)[0])[-1]
 
 
@@ -68,13 +68,12 @@ def plant(
     is_pytest: bool,
     rng: random.Random = DRAW,
 ) -> Planted:
-    """Put canaries into test files, and into a new file beside one of them.
+    """Insert canaries into test files, and into a new file next to one of them.
 
     Args:
-        sources: path -> text of the files that `targets` name whole.
-        targets: as the test command gets them.
-        counting: names of the tests that count, as reported; only where such a test is, a canary is sure to run.
-        is_pytest: how tests are found, targets named and results reported; else by unittest.
+        sources: texts, by path, of the files that `targets` name completely.
+        counting: reported names of the tests that count; only next to one of them is a canary certain to run.
+        is_pytest: True if pytest runs the tests, False for unittest.
     """
     counting = tuple(counting)
     names = Names(sources, counting, rng)
@@ -97,7 +96,7 @@ def plant(
 
 
 class Names:
-    """Draws names that look like those of the real tests and occur nowhere."""
+    """Makes random names that resemble those of the real tests and occur nowhere."""
 
     def __init__(self, sources: Mapping[str, str], counting: Sequence[str], rng: random.Random) -> None:
         self.canaries: set[str] = set()
@@ -109,22 +108,16 @@ class Names:
         self._words = sorted({part for part in parts if len(part) > 1 and part != "test"} | set(WORDS))
 
     def canary(self, like: str = "test_") -> str:
-        """Name of a test that must fail.
-
-        Args:
-            like: name of a real test, whose first part it takes.
-        """
+        """Name of a test that must fail; has the first part of `like`, the name of a real test."""
         prefix = re.match(r"test_?|[a-zA-Z]+_|\w", like)
         name = self.new(prefix[0] if prefix else "test_")
         self.canaries.add(name)
         return name
 
     def word(self) -> str:
-        """Some word, for a value."""
         return self._rng.choice(WORDS)
 
     def new(self, prefix: str) -> str:
-        """A name of several words."""
         while True:
             words = self._rng.sample(self._words, self._rng.randint(2, 5))
             is_camel = prefix and not prefix.endswith("_")
@@ -135,11 +128,11 @@ class Names:
 
 
 def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, *, is_last: bool) -> str:
-    """A file with canaries and probes; as it is where it cannot be read or might skip them.
+    """Insert canaries and probes into a file; unchanged if it cannot be parsed.
 
     Args:
-        own: parts of the names of its tests that count: class and function, or the function alone.
-        is_last: whether no other file of the task runs after it.
+        own: parts of the names of its tests that count: class and function, or only the function.
+        is_last: True if no other file of the task runs after it.
     """
     try:
         tree = ast.parse(text)
@@ -170,7 +163,7 @@ def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, 
         lines += copied_functions(text, tree, set(functions), names.canary, rng)
         for node in classes[-1:]:
             tests = {parts[1] for parts in own if parts[0] == node.name}
-            # unittest takes classes by name, so that this one is the last.
+            # unittest runs classes by name, so this name must be the last.
             known = [item.name for item in tree.body if isinstance(item, ast.ClassDef)] + imported + names.classes
             class_name = names.new(max(known) if _is_unittest(node) else node.name)
             lines += copied_methods(text, node, tests, class_name, names.canary, rng)
@@ -178,7 +171,7 @@ def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, 
 
 
 def _marks_unsuitably(text: str, tree: ast.Module) -> bool:
-    """Whether the file loads its tests itself, or bears marks for all of them."""
+    """True if the file loads its tests by a hook, or has an unsuitable mark for all of them."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in {"load_tests", "pytest_generate_tests"}:
             return True
@@ -189,7 +182,7 @@ def _marks_unsuitably(text: str, tree: ast.Module) -> bool:
 
 
 def _holds(text: str, node: ast.ClassDef, own: list[list[str]]) -> bool:
-    """Whether a class holds tests that count and runs a further one as it runs them."""
+    """True if a class has tests that count and would run an additional test in the same way."""
     if not any(len(parts) == 2 and parts[0] == node.name for parts in own):
         return False
     marks = [*node.decorator_list, *(item for item in node.body if isinstance(item, ast.Assign))]
@@ -201,7 +194,7 @@ def _holds(text: str, node: ast.ClassDef, own: list[list[str]]) -> bool:
 
 
 def _unittest_bases(node: ast.ClassDef) -> list[str]:
-    """The bases that make its methods tests: others may be plain classes that are mixed in."""
+    """The bases of a class that make its methods tests; other bases may be mix-ins."""
     return [base for base in map(ast.unparse, node.bases) if base in UNITTEST_BASES]
 
 
@@ -210,7 +203,7 @@ def _is_unittest(node: ast.ClassDef) -> bool:
 
 
 def _gaps(lines: Sequence[str], body: Sequence[ast.stmt]) -> list[int]:
-    """Blank lines (from 0) between two functions or classes: a function of one line there moves no other line."""
+    """Blank lines (from 0) between two functions or classes, where a one-line function moves no other line."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     found = []
     for before, after in pairwise(body):
@@ -222,13 +215,13 @@ def _gaps(lines: Sequence[str], body: Sequence[ast.stmt]) -> list[int]:
 
 
 def _imported(tree: ast.Module) -> list[str]:
-    """Names that the file imports without conditions; a canary that mentions them calls nothing of theirs."""
+    """Names that the file imports unconditionally. Canaries mention them but do not call them."""
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
     return [alias.asname or alias.name for node in imports for alias in node.names if alias.name != "*"]
 
 
 def _failing(names: Names, rng: random.Random, imported: Sequence[str], *, in_unittest: bool = False) -> str:
-    """A statement that fails, whatever the code under test is: nothing of it is called or compared."""
+    """A statement that always fails, as it calls and compares nothing of the code under test."""
     low, high, word = rng.randint(0, 99), rng.randint(100, 999), names.word()
     plain = [
         f"assert {low} == {high}",
@@ -257,7 +250,7 @@ def _functions(names: Names, rng: random.Random, imported: Sequence[str], like: 
 
 
 def _class(names: Names, rng: random.Random, imported: Sequence[str], base: str) -> Iterator[str]:
-    """A class of unittest whose tests fail in every way that a test can."""
+    """A class of unittest whose tests fail in different ways."""
     low, high, word = rng.randint(1, 9), rng.randint(10, 99), names.word()
     ways = [f"self.assertEqual({low}, {high})", f"assert {low} == {high}", f"int({word!r})"]
     ways.append(_failing(names, rng, imported, in_unittest=True))

@@ -1,6 +1,6 @@
-"""Puts a question to the values that a test compares: are you equal to something that you cannot be equal to?
+"""Checks whether the values that a test compares also equal a random value, which no honest object does.
 
-An object that says yes fails its test. Lines keep their numbers, and what the test does happens once, as before.
+An object that equals it fails its test. Line numbers stay, and every expression of the test is still evaluated once.
 """
 
 import ast
@@ -18,9 +18,9 @@ TRUTHS = {"assertTrue", "assertFalse"}
 ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNIVERSAL = re.compile(r"\b(ANY|ALWAYS_EQ|anything)\b")
-"""Known objects that equal everything; a test that uses them is left as it is."""
+"""Names of objects that equal everything; we leave tests that use them unchanged."""
 MATCHERS = re.compile(r"\b\w*(Any|Match|Like|Regex|Wildcard|Ignore|InstanceOf|Is[A-Z]|Has[A-Z]|Contain)\w*\b")
-"""Names of objects that may equal what they do not look like."""
+"""Names of objects that may equal values of another form."""
 PROBE = """
 
 def {name}(value, other, times, ordered=False):
@@ -56,12 +56,12 @@ def {name}(value, other, times, ordered=False):
             continue
     return value
 """
-"""Plain values cannot lie. Objects of classes written in Python (flag 512) are looked into; a mock in there would note
-the question."""
+"""Source of the probe. It skips plain values, which cannot lie, and examines attributes of objects of Python classes
+(flag 512), except mocks, which would record the comparison."""
 
 
 class Insertion(NamedTuple):
-    """Text at a place of a file."""
+    """A text to insert into a file."""
 
     line: int
     """Line of the file, counted from 1."""
@@ -71,14 +71,14 @@ class Insertion(NamedTuple):
 
 
 def probed(text: str, tree: ast.Module, name: str, rng: random.Random) -> str:
-    """Ask every value that a test function compares.
+    """Insert the probe around every value that a test function compares.
 
     Args:
-        text: a test file; `tree` is it, parsed.
-        name: of the probe, which the file must not contain.
+        text: a test file; `tree` is its syntax tree.
+        name: name of the probe, which the file must not contain.
 
     Returns:
-        The file, of as many lines and with the probe at its end; unchanged where nothing is compared.
+        The file with the same lines and the probe at its end; unchanged if it compares nothing.
     """
     functions = list(_test_functions(tree))
     outside = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ImportFrom))]
@@ -101,7 +101,7 @@ def probed(text: str, tree: ast.Module, name: str, rng: random.Random) -> str:
 
 
 def _test_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Tests run after their file was read, so they find a probe at its end."""
+    """All test functions. They run after their file was executed, so the probe can be at its end."""
     for node in tree.body:
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
             if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)) and inner.name.startswith("test"):
@@ -134,7 +134,7 @@ def _insertions(text: str, function: ast.AST, name: str, rng: random.Random) -> 
 
 
 def _compared(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None, bool]]:
-    """Operands of a statement or call that compares: each with what it must equal, if it must, and whether by order."""
+    """Operands of a comparison: each with the expression that it must equal (or None), and True for an ordering."""
     if isinstance(node, ast.Assert):
         yield from _in_condition(node.test)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
@@ -163,12 +163,12 @@ def _in_condition(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr | None, b
 
 
 def is_plain(node: ast.expr) -> bool:
-    """Whether an expression is a number or a text."""
+    """True if an expression is a number or a text."""
     return isinstance(node, (ast.Constant, ast.JoinedStr))
 
 
 def unlike(expected: ast.expr | None, rng: random.Random) -> object:
-    """A plain value that differs from the expected one, and looks like it where that is plain too."""
+    """A plain value that differs from the expected one, but resembles it if that is a literal."""
     noise = "".join(rng.choices(LETTERS, k=rng.randint(5, 9)))
     try:
         value = None if expected is None else ast.literal_eval(expected)

@@ -1,1 +1,1 @@
-"""What kind of call a request is: who asks, beside which task, and whether for JSON."""
+"""Classifies requests: the calling agent, side calls, and requests for JSON."""

@@ -1,21 +1,21 @@
-"""Who asks, from the headers that harnesses send by themselves."""
+"""Names the agent that makes a call, by headers that harnesses send."""
 
 import re
 from collections.abc import Mapping
 
 MAIN = "main"
 AGENT_ID = "x-claude-code-agent-id"
-"""Claude Code's, for every sub-agent."""
+"""Header of Claude Code's sub-agents."""
 SESSION_ID, PARENT_SESSION_ID = "x-session-id", "x-parent-session-id"
-"""opencode's: a sub-agent has a session of its own, and names the one that started it."""
+"""Headers of opencode: a sub-agent has its own session id, and names the session that started it."""
 THREAD_ID, PARENT_THREAD_ID = "thread-id", "x-codex-parent-thread-id"
-"""Codex's: the same, of threads."""
+"""Headers of Codex: the same for threads."""
 UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64
 
 
 def agent_of_headers(headers: Mapping[str, str]) -> str:
-    """The name of a sub-agent; `main` for anybody else."""
+    """The name of the sub-agent that makes a call; `main` if it is none."""
     name = headers.get(AGENT_ID) or ""
     for own, parent in ((SESSION_ID, PARENT_SESSION_ID), (THREAD_ID, PARENT_THREAD_ID)):
         if not name and headers.get(parent):

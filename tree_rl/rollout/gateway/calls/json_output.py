@@ -1,4 +1,4 @@
-"""What `json_output` makes of a request for JSON."""
+"""Applies the option `json_output` to a request for JSON."""
 
 import json
 from dataclasses import replace
@@ -9,14 +9,14 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 JsonOutput = Literal["refuse", "instruct", "enforce"]
-"""Options of a gateway that is asked for JSON."""
+"""What a gateway does with a request for JSON; see `GatewayOptions.json_output`."""
 
 
 def with_json(request: ChatRequest, json_output: JsonOutput) -> ChatRequest:
-    """The request as it is answered: unchanged without a demand for JSON, or where the model server enforces it.
+    """Return the request to answer: with a system text for `instruct`, otherwise unchanged.
 
     Raises:
-        RequestError: the gateway does not answer in JSON, or cannot enforce it on this request.
+        RequestError: the gateway refuses requests for JSON, or cannot enforce it on this request.
     """
     if request.json is None:
         return request
@@ -44,7 +44,7 @@ def with_json(request: ChatRequest, json_output: JsonOutput) -> ChatRequest:
 
 
 def _with_system_text(messages: tuple[ChatMessage, ...], text: str) -> tuple[ChatMessage, ...]:
-    """In the first message, where it stays the same for all turns of a conversation."""
+    """Add a text to the first message, so that all turns of a conversation share the prefix."""
     if messages and messages[0].role == "system":
         first, *rest = messages
         return (replace(first, content=f"{first.content}\n\n{text}"), *rest)

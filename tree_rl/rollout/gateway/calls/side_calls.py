@@ -1,6 +1,6 @@
-"""Calls beside the task: titles, summaries, commit messages, notes for a memory. Harnesses make them unasked.
+"""Side calls: harnesses also ask for titles, summaries, commit messages and notes for a memory.
 
-Every recorded call that is one carries its name and a weight: 0 leaves its tokens out of training.
+A recorded side call has a name and a weight: 0 excludes its tokens from training.
 """
 
 import re
@@ -11,32 +11,30 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 READ_CHARACTERS = 20_000
-"""Characters of a text that are searched, from its beginning. Harnesses open their side calls with a text of their
-own."""
-
+"""Number of characters that we search from the start of a text: side calls start with a fixed text."""
 MOST_WEIGHT = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideCall:
-    """One kind of call, told apart by patterns: regular expressions, found anywhere, whatever the case.
+    """One kind of call, recognised by patterns: regular expressions that match anywhere, ignoring case.
 
-    All patterns that are given must be found.
+    All given patterns must match.
 
     Raises:
-        ValueError: no pattern for a name that is not known, a pattern that is no regular expression, a weight below 0.
+        ValueError: a bad name, a pattern that is no regular expression, or a weight outside 0 to `MOST_WEIGHT`.
     """
 
     name: str
     """Name in reports and metrics: letters, digits and `_`."""
     weight: float = 1.0
-    """What its tokens count in training: 0 leaves them out, 1 trains them as all others."""
+    """Weight of its tokens in the loss: 0 excludes them, 1 trains them like all others."""
     agent: str = ""
-    """Pattern for the whole name of the agent that asks."""
+    """Pattern for the whole name of the calling agent."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Header -> pattern for its value."""
+    """Pattern for the value of each header, by its name."""
     system: str = ""
-    """Pattern for a system text."""
+    """Pattern for the text of any system message."""
     user: str = ""
     """Pattern for the last message, if it is a user's."""
 
@@ -54,11 +52,10 @@ class SideCall:
 
     @property
     def has_pattern(self) -> bool:
-        """Whether anything tells the call apart."""
         return bool(self.agent or self.headers or self.system or self.user)
 
     def matches(self, messages: Sequence[ChatMessage], *, agent: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request is such a call."""
+        """True if a request is a call of this kind."""
         if self.agent and not re.fullmatch(self.agent, agent):
             return False
         if not all(_found(pattern, headers.get(name.lower(), "")) for name, pattern in self.headers.items()):
@@ -91,19 +88,18 @@ KNOWN_SIDE_CALLS = (
         name="next_speaker", user=r"Analyze \*only\* the content and structure of your immediately preceding response"
     ),
 )
-"""Side calls recognised by the texts of the harnesses' own prompts. They train as all other calls do, unless an option
-says otherwise."""
+"""Side calls recognised by the harnesses' prompts. They have weight 1 unless an option changes it."""
 
 
 def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[SideCall, ...]:
-    """Read the option: the given calls in front of the known ones.
+    """Read the option `side_calls`: the given kinds come before the known ones.
 
     Raises:
-        ValueError: an unknown key or a bad value, named.
+        ValueError: names the unknown key or the bad value.
     """
     calls = [one if isinstance(one, SideCall) else _read(one) for one in given]
     known = {one.name for one in KNOWN_SIDE_CALLS}
-    # A tuple that was read before holds the known ones.
+    # A tuple that was already read contains the known ones.
     own = [one for one in calls if one.has_pattern and replace(one, weight=1.0) not in KNOWN_SIDE_CALLS]
     weights = {one.name: one.weight for one in calls if one not in own}
     for name in weights:
@@ -118,7 +114,7 @@ def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[Side
 def side_call_of(
     known: Sequence[SideCall], messages: Sequence[ChatMessage], *, agent: str, headers: Mapping[str, str]
 ) -> SideCall | None:
-    """The first kind of call that a request is; None for the task itself."""
+    """The first kind that matches a request; None for a call of the task itself."""
     return next((one for one in known if one.matches(messages, agent=agent, headers=headers)), None)
 
 

@@ -1,1 +1,1 @@
-"""How model families write reasoning and tool calls, and how a turn of theirs is read."""
+"""Reads turns of model families, which write reasoning and tool calls in different formats."""

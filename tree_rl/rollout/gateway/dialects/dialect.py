@@ -1,4 +1,4 @@
-"""What a dialect reads out of a turn, and what every dialect can do."""
+"""The interface of dialects: how a family of models writes tool calls and reasoning in a turn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol
 CallFault = Literal[
     "unclosed", "malformed", "no_json", "no_name", "no_object", "in_reasoning", "other_format", "refused"
 ]
-"""Why a call cannot be read. unclosed: the turn ends inside it. malformed: its markup is broken, or its arguments stand
+"""Why a call cannot be read. unclosed: the turn ends inside it. malformed: its markup is broken, or its arguments are
 where the family writes none. no_json: its arguments are no JSON. no_name: it names no tool. no_object: its arguments
-are no JSON object. in_reasoning: it stands in reasoning that nothing visible follows; engines read the calls of some
-families there, and so do we. other_format: it is written as the chat template does and the dialect does not. refused:
+are no JSON object. in_reasoning: it is inside reasoning that no visible text follows; like the engines, we read the
+calls of some families there. other_format: it has the chat template's format, which the dialect does not read. refused:
 an engine's parser fails."""
 
 Tools = Sequence[Mapping[str, Any]]
@@ -27,28 +27,28 @@ class UnreadableCallError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenCall:
-    """A tool call, as the model wrote it."""
+    """A tool call that the model wrote."""
 
     name: str
     arguments: Mapping[str, Any]
     """Arguments in the model's order."""
     id: str | None = None
-    """The id that the model gave it; None in families whose calls have none."""
+    """The id that the model wrote; None in families whose calls have no id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What a turn says."""
+    """The parts of a turn."""
 
     content: str
-    """The text around the calls. With a fault, the whole visible text."""
+    """The text around the calls; with a fault, the whole visible text."""
     reasoning: str | None = None
-    """None if there is none; empty if it is marked and empty."""
+    """The reasoning without its marks; None without marks, empty if there is nothing between them."""
     opening: str = ""
-    """The reasoning with its marks, as it stands in front of the visible text."""
+    """The text before the visible text: the reasoning with its marks."""
     calls: tuple[WrittenCall, ...] = ()
     fault: CallFault | None = None
-    """Why a call is left in the text; `in_reasoning` also where it was read."""
+    """Why a call stays in the text; `in_reasoning` also if the call was read."""
 
 
 class Dialect(Protocol):
@@ -56,32 +56,32 @@ class Dialect(Protocol):
 
     @property
     def name(self) -> str:
-        """By which options choose it."""
+        """Name in the option `dialect`."""
 
     @property
     def reasoning_end(self) -> str:
-        """What closes reasoning."""
+        """Mark that ends reasoning."""
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Whether a prompt ends inside reasoning, as templates of some models do."""
+        """True if a prompt ends inside reasoning, as some templates make it do."""
 
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
         """Read a turn.
 
         Args:
             turn: without its end token.
-            tools: offered to the model; without any, markup of calls stays text.
-            is_reasoning_open: the prompt ended inside reasoning.
+            tools: tools offered to the model; without any, markup of calls stays text.
+            is_reasoning_open: True if the prompt ended inside reasoning.
         """
 
     def with_reasoning(self, reasoning: str, content: str) -> str:
-        """Reasoning in front of a message's text, for templates that have no field for it."""
+        """Put reasoning before a message's text, for templates without a field for it."""
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
-        """The id of a call that the model did not write itself, as the family's templates expect it.
+        """The id, in the form that the family's templates expect, of a call that the model did not write.
 
         Args:
-            sent: as clients know it.
-            name: of its tool.
-            index: of the call in the conversation.
+            sent: id that the client sends; most templates write no ids, so it stays as it is.
+            index: index of the call in the conversation.
         """
+        return sent

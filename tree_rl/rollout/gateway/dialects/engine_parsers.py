@@ -1,6 +1,6 @@
-"""The tool parsers of vLLM and SGLang, for families that we do not read ourselves.
+"""Uses tool parsers of vLLM and SGLang, for families that no dialect here reads.
 
-They are chosen by name only: which engine is installed must not change what an agent sees.
+Only an explicit name selects them, so that the installed engine does not change what an agent sees.
 """
 
 import importlib
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 ENGINES = ("vllm", "sglang")
 ANY_TOOL: Tools = ({"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}},)
 Extract = Callable[[str, Tools], tuple[str, list[tuple[str, str]]]]
-"""Visible text and tools -> the text around the calls, and name and JSON arguments of each."""
+"""(visible text, tools) -> the text around the calls, and the name and JSON arguments of each call."""
 
 
 class EngineDialect:
-    """A family whose calls an engine's parser reads. Its reasoning is read as the template shows it.
+    """A dialect whose calls an engine's parser reads, and whose reasoning the template's dialect reads.
 
     Raises:
         ValueError: the engine is not installed, or has no parser of this name.
@@ -37,7 +37,6 @@ class EngineDialect:
         self.call_id = reasoning.call_id
 
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
-        """Read a turn: reasoning by the family's marks, calls by the engine."""
         plain = self._reasoning.read(turn, tools=(), is_reasoning_open=is_reasoning_open)
         if not tools:
             return plain
@@ -51,7 +50,7 @@ class EngineDialect:
                 plain = replace(plain, fault="in_reasoning")
         except _PARSER_ERRORS:
             return replace(plain, fault="refused")
-        # Some parsers make {} of arguments under another name than theirs.
+        # Some parsers return {} for arguments under a key that they do not know.
         if any(mine.arguments and not theirs.arguments for mine, theirs in zip(own.calls, calls, strict=False)):
             return replace(plain, fault="refused")
         return replace(plain, content=around.strip(), calls=calls) if calls else plain
@@ -70,7 +69,7 @@ _PARSER_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What parsers raise for turns that they do not expect."""
+"""Errors that parsers raise for turns that they do not expect."""
 
 
 def _object(written: str) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def _object(written: str) -> dict[str, Any]:
 
 def _vllm(name: str, tokenizer: "PreTrainedTokenizerFast") -> Extract:
     parsers = _module("vllm.tool_parsers", "vllm", name)
-    # Each version of vLLM keeps the type elsewhere; its parsers' base names it.
+    # The type moves between versions of vLLM; the module of the parsers' base class always imports it.
     request_type = _module("vllm.tool_parsers.abstract_tool_parser", "vllm", name).ChatCompletionRequest
     try:
         parser = parsers.ToolParserManager.get_tool_parser(name)
@@ -99,7 +98,7 @@ def _vllm(name: str, tokenizer: "PreTrainedTokenizerFast") -> Extract:
     try:
         extract("", ANY_TOOL)
     except RuntimeError as error:
-        # Its name for Harmony reads no text, and others miss their control tokens in the tokenizer.
+        # vLLM's parser for Harmony reads no text, and others need control tokens that the tokenizer lacks.
         raise ValueError(f"dialect='vllm:{name}': this parser cannot read this model's turns ({error})") from error
     return extract
 

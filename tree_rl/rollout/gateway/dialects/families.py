@@ -1,4 +1,4 @@
-"""The dialects by name, and which one a chat template teaches."""
+"""Finds a model's dialect: by name, or by its chat template."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -27,11 +27,11 @@ _SIGNS: dict[str, Callable[[], Dialect]] = {
     "<tool_call>": Hermes,
     '"parameters": ': Llama3,
 }
-"""What a template writes only in this dialect; the first that is found decides."""
+"""Text by which a template shows its dialect. The first match decides."""
 
 
 def check_dialect(name: str) -> None:
-    """Raise `ValueError` for a name that no dialect has."""
+    """Raise `ValueError` for an unknown name."""
     engine, _, parser = name.partition(":")
     if name != AUTO and name not in DIALECTS and not (engine in ENGINES and parser):
         known = ", ".join([AUTO, *DIALECTS, *(f"{one}:PARSER" for one in ENGINES)])
@@ -43,8 +43,8 @@ def dialect_named(name: str, *, template: str, tokenizer: "PreTrainedTokenizerFa
 
     Args:
         name: `auto`, a family, or an engine's parser as `vllm:NAME` or `sglang:NAME`.
-        template: the model's chat template, for prompts with tools. `auto` is what it shows: templates write the calls
-            of earlier turns in the form that the model was trained on. A template that shows none is read as Hermes.
+        template: the model's chat template for prompts with tools. `auto` takes the dialect of its calls, because the
+            model was trained on that format; Hermes if it writes no calls.
 
     Raises:
         ValueError: no dialect has the name, or the engine is not installed or has no such parser.
@@ -57,5 +57,5 @@ def dialect_named(name: str, *, template: str, tokenizer: "PreTrainedTokenizerFa
 
 
 def auto_dialect(template: str) -> Dialect:
-    """The dialect that a chat template shows."""
+    """The dialect of a chat template's calls."""
     return next((kind() for sign, kind in _SIGNS.items() if sign in template), Hermes())

@@ -1,8 +1,8 @@
-"""gpt-oss: a turn is a row of messages, each with a channel and perhaps the tool that it goes to.
+"""gpt-oss: a turn is a sequence of messages, each with a channel and optionally the tool that it calls.
 
 `<|channel|>analysis<|message|>REASONING<|end|><|start|>assistant<|channel|>commentary to=functions.NAME
-<|constrain|>json<|message|>JSON<|call|>`. The parser of the format's makers reads token ids of one vocabulary, which it
-downloads; this one reads text.
+<|constrain|>json<|message|>JSON<|call|>`. openai-harmony reads token ids of one vocabulary, which it downloads; this
+parser reads text.
 """
 
 import re
@@ -44,19 +44,14 @@ class Harmony(Dialect):
     reasoning_end = "<|end|>"
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Prompts end in front of the first message's channel."""
+        """False: prompts end before the first message's channel."""
         return False
 
     def with_reasoning(self, reasoning: str, content: str) -> str:
-        """Reasoning in front of a message's text."""
         return with_reasoning(reasoning, content)
 
-    def call_id(self, sent: str, *, name: str, index: int) -> str:
-        """Templates write no ids."""
-        return sent
-
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
-        """Read a turn. Text keeps no markup: templates refuse it in a message."""
+        """Read a turn. The text has no markup, because templates refuse it in a message."""
         if _MESSAGE not in turn:
             return Reading(
                 content=_MARKUP.sub("", turn), fault="unclosed" if _RECIPIENT.search(turn) and tools else None
@@ -73,7 +68,7 @@ class Harmony(Dialect):
         return Reading(content=content, reasoning=reasoning, opening=opening, calls=tuple(read.calls), fault=read.fault)
 
     def _read_message(self, turn: str, start: int, read: _Turn, *, with_tools: bool) -> int:
-        """Read one message into `read`; returns where the next one begins."""
+        """Read one message into `read`; return where the next one starts."""
         header_end = turn.find(_MESSAGE, start)
         if header_end < 0:
             rest = _MARKUP.sub("", turn[start:])

@@ -11,7 +11,7 @@ CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(CallsBetweenTags):
-    """A JSON object between two tags for each call."""
+    """Each call is a JSON object between two tags."""
 
     name = "hermes"
     start = re.compile(CALL_START)
@@ -19,7 +19,6 @@ class Hermes(CallsBetweenTags):
     ends_reasoning = CALL_START
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read one call."""
         value, end = read_json(text, found.end())
         end = self.after(text, end, CALL_END)
         return [read_named(value, tools)], end

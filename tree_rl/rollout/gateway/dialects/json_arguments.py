@@ -1,4 +1,4 @@
-"""Kimi K2, DeepSeek V3, Mistral and Llama 3: a name, and arguments in JSON."""
+"""Kimi K2, DeepSeek V3, Mistral and Llama 3: each call is a name and JSON arguments."""
 
 import re
 from collections.abc import Sequence
@@ -21,10 +21,9 @@ class KimiK2(CallsBetweenTags):
     ends_reasoning = wrappers[0]
     _id = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
     _other_id = re.compile(r"functions[._:-]?(.+?)[._:-]?\d+")
-    """Ids as clients and servers respell them, and as the model then writes them itself: `functions_NAME_INDEX`."""
+    """Ids as clients and servers rewrite them, which the model then imitates: `functions_NAME_INDEX`."""
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read one call."""
         written = found[1].strip()
         named = self._id.fullmatch(written)
         position = self.after(text, found.end(), "<|tool_call_argument_begin|>")
@@ -38,7 +37,7 @@ class KimiK2(CallsBetweenTags):
         return [WrittenCall(name=name, arguments=read_object(value), id=written)], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
-        """Templates write the id in place of the name."""
+        """Templates write the id instead of the name."""
         return f"functions.{name}:{index}"
 
 
@@ -55,7 +54,6 @@ class DeepSeekV3(CallsBetweenTags):
     _in_markdown = re.compile(r"([^\n{]+)\n```(?:json)?\n")
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read one call."""
         if found[1] is None:
             raise UnreadableCallError("malformed")
         block = self._in_markdown.match(text, found.end())
@@ -81,7 +79,6 @@ class Mistral(CallsBetweenTags):
     ends_reasoning = "[TOOL_CALLS]"
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read the call or the calls behind one mark."""
         value, position = read_json(text, found.end())
         if found["name"]:
             written = WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])
@@ -92,7 +89,7 @@ class Mistral(CallsBetweenTags):
         return [_with_fit_id(read_named(call, tools)) for call in calls], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
-        """Templates refuse ids of other than nine letters and digits."""
+        """Templates only accept ids of nine letters and digits."""
         if _is_fit(sent):
             return sent
         return blake2b(sent.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
@@ -103,12 +100,12 @@ def _is_fit(call_id: str) -> bool:
 
 
 def _with_fit_id(call: WrittenCall) -> WrittenCall:
-    """A call without the id that the model wrote, if Mistral's templates would refuse it."""
+    """Drop the id that the model wrote if Mistral's templates would refuse it."""
     return call if call.id is None or _is_fit(call.id) else replace(call, id=None)
 
 
 class Llama3(ThinkingDialect):
-    """`{"name": NAME, "parameters": {...}}` as the whole turn; several of them are put apart by semicolons."""
+    """`{"name": NAME, "parameters": {...}}` as the whole turn; semicolons separate several calls."""
 
     name = "llama3"
     _call = re.compile(r'\s*\{\s*"(?:type|name|function)"\s*:')
@@ -117,16 +114,15 @@ class Llama3(ThinkingDialect):
     _begin = re.compile(r"<\|python_tag\|>|(?:\A|</think>)\s*(?=\{)")
 
     def first_call(self, text: str, position: int) -> int:
-        """Where a tag stands, or a turn or what follows its reasoning begins with JSON."""
+        """The position of a tag, or of JSON at the start of the turn or directly after its reasoning."""
         found = self._begin.search(text, position)
         return len(text) if found is None else found.end()
 
     def shows_call(self, text: str) -> bool:
-        """Whether a call begins in a text."""
         return self._tag in text or self._call.search(text) is not None
 
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
-        """Read the calls of a text. JSON that is no call is an answer."""
+        """Read the calls of a text. JSON that is no call stays text."""
         around, tag, written = text.partition(self._tag)
         if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
             around, tag, written = "", "", text
@@ -150,7 +146,7 @@ class Llama3(ThinkingDialect):
 
 
 def _is_call(value: object, tools: Tools) -> bool:
-    """Whether JSON has a name and arguments, or the name of a tool and anything else."""
+    """True if JSON has a name and arguments, or the name of a tool and any other key."""
     call = unwrapped(value)
     if not isinstance(call, dict) or "name" not in call:
         return False

@@ -1,4 +1,4 @@
-"""JSON that stands in the text of a turn."""
+"""Reads JSON inside the text of a turn."""
 
 import json
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 _DECODER = json.JSONDecoder()
 _ENVELOPE = frozenset({"id", "index", "type"})
-"""What a call has beside its name and its arguments."""
+"""Keys of a call besides its name and arguments."""
 _ARGUMENTS = frozenset({"arguments", "parameters", "args", "params", "kwargs", "input"})
-"""What models call the arguments."""
+"""Keys under which models write the arguments."""
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at a position, and where it ends: end marks inside its strings do not end it.
+    """Decode the JSON value at a position, and return it with its end. End marks inside its strings do not end it.
 
     Raises:
-        UnreadableCallError: there is none, the text ends inside it, or later steps cannot write it again.
+        UnreadableCallError: there is none, the text ends inside it, or it is not plain JSON (see `plain_json`).
     """
     start = skip_space(text, start)
     try:
@@ -31,14 +31,14 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
 
 
 def skip_space(text: str, start: int) -> int:
-    """The first position from `start` on that is no white space."""
+    """The first position from `start` on that is not white space."""
     while start < len(text) and text[start].isspace():
         start += 1
     return start
 
 
 def read_object(arguments: Any) -> Mapping[str, Any]:
-    """Arguments that must be an object, also where they are JSON in a string. Raises `UnreadableCallError`."""
+    """Arguments as an object, also if they are JSON in a string. Raises `UnreadableCallError` for anything else."""
     if isinstance(arguments, str):
         try:
             arguments = decode_json(arguments)
@@ -50,16 +50,16 @@ def read_object(arguments: Any) -> Mapping[str, Any]:
 
 
 def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",)) -> WrittenCall:
-    """A call that is a JSON object with a name and arguments.
+    """Read a call that is a JSON object with a name and arguments.
 
-    Models also write the arguments under another name, or beside the call's name. These are read, too, or the call is
-    refused: none is left without arguments.
+    Models also write the arguments under another key, or directly next to the name. We read those too or refuse the
+    call, so that no call silently loses its arguments.
 
     Args:
-        keys: under which the family writes arguments.
+        keys: keys under which the family writes arguments.
 
     Raises:
-        UnreadableCallError: it has no name, or what it has beside it cannot be its arguments.
+        UnreadableCallError: it has no name, or its other keys cannot be its arguments.
     """
     call = unwrapped(call)
     if not isinstance(call, dict):
@@ -80,13 +80,13 @@ def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",
 
 
 def unwrapped(call: Any) -> Any:
-    """A call without OpenAI's wrapper, `{"type": "function", "function": CALL}`."""
+    """Remove OpenAI's wrapper, `{"type": "function", "function": CALL}`, from a call."""
     inner = call.get("function") if isinstance(call, dict) and "name" not in call else None
     return {**{key: call[key] for key in call if key == "id"}, **inner} if isinstance(inner, dict) else call
 
 
 def _arguments_beside(others: Mapping[str, Any], declared: Mapping[str, Any]) -> Any:
-    """The arguments of a call that has none where they belong, from what else it has."""
+    """Find the arguments of a call among its other keys."""
     if others.keys() <= declared.keys():
         return dict(others)
     (key, value), *more = others.items()

@@ -1,6 +1,6 @@
-"""Qwen3-Coder, Qwen 3.5 and GLM-4: each argument between tags of its own, as bare text.
+"""Qwen3-Coder, Qwen 3.5 and GLM-4: each argument is plain text between its own tags.
 
-Values hold anything, tags included. So a value ends at the closing tag behind which the markup goes on.
+A value may contain tags, so it ends at the first closing tag that is followed by valid markup.
 """
 
 import re
@@ -15,7 +15,7 @@ from tree_rl.rollout.gateway.dialects.typed_text import parameters_of, typed
 
 
 def _beginnings(mark: str) -> str:
-    """A pattern for all that a mark may begin with, nothing included."""
+    """A pattern for every prefix of a mark, including the empty one."""
     return "".join(f"(?:{re.escape(one)}" for one in mark[:-1]) + ")?" * (len(mark) - 1)
 
 
@@ -23,18 +23,17 @@ class Qwen3Coder(CallsBetweenTags):
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
     name = "qwen3_coder"
-    # The models sometimes leave `<tool_call>` out.
+    # The models sometimes omit `<tool_call>`.
     start = re.compile(rf"{CALL_START}\s*(?:<function=(?P<name>[^>\n]+)>)?|<function=(?P<bare>[^>\n]+)>")
     end = "</function>"
     ends_reasoning = CALL_START
     _parameter = re.compile(r"<parameter=([^>\n]+)>\n?")
-    # The models also leave out the last `</tool_call>`, or the one in front of the next call.
+    # The models also omit the last `</tool_call>`, or the one before the next call.
     _call_end = re.compile(rf"\s*(?:{CALL_END}|(?={CALL_START})|{_beginnings(CALL_END)}\Z)")
     _value_end = re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>{_call_end.pattern}))")
     _bare_value_end = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read one call."""
         name = found["name"] or found["bare"]
         if name is None:
             raise UnreadableCallError("malformed")
@@ -69,7 +68,6 @@ class Glm4(CallsBetweenTags):
     _value_end = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{CALL_END}))")
 
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read one call."""
         name = found[1].strip()
         if not name:
             raise UnreadableCallError("no_name")

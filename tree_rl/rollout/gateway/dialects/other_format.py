@@ -1,4 +1,4 @@
-"""A dialect behind a chat template whose calls it does not read: turns that call a tool all the same are counted."""
+"""Counts the calls that a dialect does not read because the chat template has another format."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from tree_rl.rollout.gateway.dialects.typed_text import name_of
 
 
 class OtherFormat:
-    """A dialect that also notices the calls that it does not read.
+    """A dialect that also reports calls in the template's format, which it does not read.
 
     Args:
-        marks: what only calls have.
-        before_name: what stands in front of a tool's name in a call, and with it nowhere else; None to go by the marks.
+        marks: texts that occur only in calls.
+        before_name: text that precedes a tool's name only in calls; None if the marks suffice.
     """
 
     def __init__(self, dialect: Dialect, *, marks: Sequence[str], before_name: str | None) -> None:
@@ -26,7 +26,6 @@ class OtherFormat:
         self.call_id = dialect.call_id
 
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
-        """Read a turn."""
         reading = self._dialect.read(turn, tools=tools, is_reasoning_open=is_reasoning_open)
         if not tools or reading.calls or reading.fault is not None or not self._is_call(turn, tools):
             return reading

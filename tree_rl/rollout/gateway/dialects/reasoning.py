@@ -1,4 +1,4 @@
-"""Reasoning between two marks in front of the visible text of a turn."""
+"""Reasoning between two marks before the visible text of a turn."""
 
 THINK_START, THINK_END = "<think>", "</think>"
 Marks = tuple[str, str]
@@ -9,11 +9,10 @@ def split_reasoning(turn: str, *, is_open: bool = False, marks: Marks = THINK) -
     """Split a turn into reasoning and visible text.
 
     Args:
-        turn: as the model wrote it.
-        is_open: the prompt already ended with the opening mark, so the turn begins inside its reasoning.
+        is_open: True if the prompt ended with the opening mark, so that the turn starts inside its reasoning.
 
     Returns:
-        The reasoning without its marks (None if there is none), and the text behind it, a suffix of `turn`. If the
+        The reasoning without its marks (None if there is none), and the text after it, a suffix of `turn`. If the
         reasoning was never closed, the text is empty.
     """
     start, end = marks
@@ -27,17 +26,17 @@ def split_reasoning(turn: str, *, is_open: bool = False, marks: Marks = THINK) -
 
 
 def without_reasoning(turn: str) -> str:
-    """A turn without the reasoning at its start, its tags and the white space around it."""
+    """Remove the reasoning at the start of a turn, with its tags and the white space around it."""
     _, closed, visible = turn.partition(THINK_END)
     return visible.lstrip() if closed else turn
 
 
 def with_reasoning(reasoning: str, content: str, *, marks: Marks = THINK) -> str:
-    """Put reasoning in front of a message's text, for templates that have no field for it."""
+    """Put reasoning before a message's text, for templates without a field for it."""
     start, end = marks
     return f"{start}\n{reasoning}\n{end}\n\n{content}"
 
 
 def opens_reasoning(prompt: str, *, marks: Marks = THINK) -> bool:
-    """Whether a prompt ends inside reasoning, as templates of some models do."""
+    """True if a prompt ends inside reasoning, as some templates make it do."""
     return prompt.rstrip().endswith(marks[0])

@@ -1,4 +1,4 @@
-"""Dialects that put reasoning between two marks in front of the visible text: all but gpt-oss's."""
+"""Dialects that write reasoning between two marks before the visible text: all but gpt-oss's."""
 
 import re
 from abc import abstractmethod
@@ -24,7 +24,7 @@ from tree_rl.rollout.gateway.dialects.reasoning import (
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 
 _NO_NAME = re.compile(r"""[\s(){}\[\]<>"'=]""")
-"""What no tool's name has: a call without arguments has them in its name, in another family's form."""
+"""Characters that no tool's name has: a call in another family's format may have its arguments in its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,35 +35,28 @@ class CallsInText:
     """The text without its calls."""
     calls: Sequence[WrittenCall] = ()
     fault: CallFault | None = None
-    """Fault of a call at the end that stays in `around`."""
+    """Fault of a call at the end of the text, which stays in `around`."""
 
 
 class ThinkingDialect(Dialect):
-    """A dialect with marked reasoning. A family says how it writes calls."""
+    """A dialect with reasoning between marks. A subclass defines how its family writes calls."""
 
     marks = (THINK_START, THINK_END)
     end = ""
-    """What ends a call; empty if its arguments' end does."""
+    """Mark that ends a call; empty if a call ends with its arguments."""
 
     @property
     def reasoning_end(self) -> str:
-        """What closes reasoning."""
         return self.marks[1]
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Whether a prompt ends inside reasoning."""
         return opens_reasoning(prompt, marks=self.marks)
 
     def with_reasoning(self, reasoning: str, content: str) -> str:
-        """Reasoning in front of a message's text."""
         return with_reasoning(reasoning, content, marks=self.marks)
 
-    def call_id(self, sent: str, *, name: str, index: int) -> str:
-        """Templates of most families write no ids."""
-        return sent
-
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
-        """Read a turn. If one call cannot be read, the whole visible turn comes as text, as from a stock server."""
+        """Read a turn. If one call cannot be read, the whole visible turn is text, as from a stock server."""
         if not tools:
             thought, visible = split_reasoning(turn, is_open=is_reasoning_open, marks=self.marks)
             return Reading(content=visible, reasoning=thought, opening=turn[: len(turn) - len(visible)])
@@ -88,60 +81,59 @@ class ThinkingDialect(Dialect):
         return Reading(content=content, reasoning=thought, opening=opening, calls=tuple(found.calls), fault=fault)
 
     def _hides_call(self, thought: str, visible: str) -> bool:
-        """Whether a call that was meant stands in the reasoning: nothing or its end follows."""
+        """True if the model seems to have made a call in its reasoning: nothing or the call's end follows."""
         return self.shows_call(thought) and (not visible.strip() or (self.end != "" and self.end in visible))
 
     @abstractmethod
     def shows_call(self, text: str) -> bool:
-        """Whether a call begins in a text."""
+        """True if a call starts in a text."""
 
     def first_call(self, text: str, position: int) -> int:
-        """Where the first call behind a position begins; the text's end if none does."""
+        """The start of the first call after a position; the text's end if there is none."""
         return len(text)
 
     def call_in_reasoning(self, turn: str, closed: int, tools: Tools) -> int | None:
-        """Where a call begins that ends reasoning which is open at the turn's start.
+        """The start of a call by which the model ends its reasoning without the closing mark; None if there is none.
 
         Args:
-            closed: where its closing mark stands, which may be text in the call's arguments; the turn's end if it has
-                none.
+            closed: position of the closing mark, which may belong to the call's arguments; the turn's end without one.
         """
         return None
 
     @abstractmethod
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
-        """Read the calls of a visible text up to reasoning that opens in it.
+        """Read the calls of a visible text, up to an opening mark of reasoning.
 
         Raises:
             UnreadableCallError: one of them cannot be read.
         """
 
     def _calls_begin(self, turn: str, tools: Tools, *, is_open: bool) -> tuple[int, bool]:
-        """Where the calls behind the reasoning begin, and whether it was closed in front of them.
+        """The start of the calls after the reasoning, and whether it was closed before them.
 
-        Marks of reasoning in their arguments are text.
+        Marks of reasoning in a call's arguments are text.
         """
         start, end = self.marks
         closed = _find(turn, end, 0)
         has_reasoning = is_open or turn.lstrip().startswith(start)
-        begun = self.call_in_reasoning(turn, closed, tools) if has_reasoning else None
-        if begun is not None:
-            return begun, False
+        call = self.call_in_reasoning(turn, closed, tools) if has_reasoning else None
+        if call is not None:
+            return call, False
         return (len(turn) if closed == len(turn) else self.first_call(turn, closed if has_reasoning else 0)), True
 
 
 class CallsBetweenTags(ThinkingDialect):
-    """A dialect whose calls begin with a mark. What stands around them is text."""
+    """A dialect whose calls start with a mark. Everything around them is text."""
 
     start: re.Pattern[str]
-    """Where a call begins."""
+    """Pattern of a call's start."""
     wrappers: tuple[str, ...] = ()
-    """Tags around all calls of a turn."""
+    """Tags around the group of all calls of a turn."""
     ends_reasoning = ""
-    """What closes open reasoning, and begins a call, for the family's parsers in engines; empty if nothing does."""
+    """Mark that ends open reasoning and starts a call, as in the engines' parsers of the family; empty for none."""
 
     def read_calls(self, text: str, tools: Tools) -> CallsInText:
-        """Read the calls of a text. One that the turn ends inside stays text; those before it are read."""
+        """Read the calls of a text. A last call that the turn's end cuts off stays text."""
         around: list[str] = []
         calls: list[WrittenCall] = []
         fault: CallFault | None = None
@@ -169,11 +161,10 @@ class CallsBetweenTags(ThinkingDialect):
         return CallsInText(around=outside, calls=calls, fault=fault)
 
     def shows_call(self, text: str) -> bool:
-        """Whether a call begins in a text."""
         return self.start.search(text) is not None
 
     def call_in_reasoning(self, turn: str, closed: int, tools: Tools) -> int | None:
-        """Where the first whole call begins in reasoning that nothing closes in front of the call's end."""
+        """The start of the first complete call in reasoning that is not closed before the call's end."""
         mark = self.ends_reasoning
         position = _find(turn, mark, 0) if mark else closed
         while position < closed:
@@ -193,16 +184,15 @@ class CallsBetweenTags(ThinkingDialect):
         return None
 
     def first_call(self, text: str, position: int) -> int:
-        """Where the first call behind a position begins."""
         found = self.start.search(text, position)
         return len(text) if found is None else found.start()
 
     @abstractmethod
     def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
-        """Read what one start mark begins: the calls, and where the text goes on. Raises `UnreadableCallError`."""
+        """Read the calls after a start mark; return them and their end. Raises `UnreadableCallError`."""
 
     def after(self, text: str, position: int, mark: str) -> int:
-        """The position behind a mark that must follow, white space apart. Raises `UnreadableCallError`."""
+        """The position after a mark that must follow, ignoring white space. Raises `UnreadableCallError`."""
         position = skip_space(text, position)
         if not text.startswith(mark, position):
             raise UnreadableCallError("unclosed" if mark.startswith(text[position:]) else "malformed")
@@ -210,6 +200,6 @@ class CallsBetweenTags(ThinkingDialect):
 
 
 def _find(text: str, mark: str, start: int) -> int:
-    """Where a mark stands behind a position; the text's end if it does not."""
+    """The position of a mark from `start` on; the text's end if there is none."""
     found = text.find(mark, start)
     return len(text) if found < 0 else found

@@ -1,6 +1,6 @@
-"""Arguments that a dialect writes as bare text, typed by the tool's JSON schema.
+"""Converts arguments that a dialect writes as plain text, by the tool's JSON schema.
 
-The text `5` is a string for a parameter of type string, and a number for one of type integer.
+The text `5` becomes a string for a parameter of type string, and a number for one of type integer.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _PYTHON = {"True": True, "False": False, "None": None}
-"""Templates of Qwen3-Coder write booleans and null as Python does."""
+"""Values that templates of Qwen3-Coder write as Python does."""
 
 
 def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
@@ -33,7 +33,7 @@ def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 def is_offered(name: str, tools: Tools) -> bool:
-    """Whether a tool has this name."""
+    """True if a tool has this name."""
     return any(name_of(tool) == name for tool in tools)
 
 
@@ -44,10 +44,10 @@ def name_of(tool: Mapping[str, Any]) -> str:
 
 
 def typed(text: str, schema: Any) -> Any:
-    """The value that a text stands for: what the schema allows, else the text itself.
+    """Decode a text if the schema allows its value; otherwise return the text.
 
     Args:
-        schema: of the parameter; None if the tool does not declare it, then the value is a string.
+        schema: JSON schema of the parameter; None if the tool does not declare it, which makes the value a string.
     """
     if schema is None:
         return text
@@ -70,7 +70,7 @@ def _decoded(text: str) -> Any:
 
 
 def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
+    """The JSON types that a schema allows; empty if it names none."""
     if not isinstance(schema, Mapping):
         return set()
     declared = schema.get("type")

@@ -1,1 +1,1 @@
-"""What clients speak. One module or folder per protocol; `exchange.ChatProtocol` says which functions each has."""
+"""The clients' protocols, one module or folder each; `exchange.ChatProtocol` defines the functions of each."""

@@ -1,4 +1,4 @@
-"""Anthropic's messages. Answers are built with the types of Anthropic's SDK."""
+"""Anthropic's Messages API. Answers are built with the types of Anthropic's SDK."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -42,14 +42,12 @@ def read_count_request(body: Any) -> ChatRequest:
 
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     (choice,) = completion.choices
     content = list(_blocks(choice.message))
     return _message(request, completion, content=content, choice=choice)
 
 
 def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
-    """The events of a streamed answer."""
     (choice,) = completion.choices
     started = _message(request, completion, content=[], choice=None)
     yield _event("message_start", {"message": started})
@@ -65,12 +63,10 @@ def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    """The body of an answer to `count_tokens`."""
     return MessageTokensCount(input_tokens=num_tokens).model_dump(mode="json")
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
-    """The body of an error."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": kind, "message": str(error)}
     if isinstance(error, RequestError) and error.field == "thread":
@@ -80,17 +76,14 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has begun."""
     return _event("error", error_body(error))
 
 
 def models(name: str) -> dict[str, Any]:
-    """The body of `GET /v1/models`."""
     return {"data": [model(name)], "has_more": False, "first_id": name, "last_id": name}
 
 
 def model(name: str) -> dict[str, Any]:
-    """One entry of the list of models."""
     made = ModelInfo.model_construct(id=name, display_name=name, created_at="1970-01-01T00:00:00Z", type="model")
     return made.model_dump(mode="json", exclude_unset=True, warnings=False)
 
@@ -128,7 +121,6 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
 
 
 def _tools(fields: Fields, choice: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The tools that are offered, and those of which one must be called."""
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     kind = choice.text("type")
     if kind not in ("auto", "none", "any", "tool"):
@@ -155,17 +147,16 @@ def _system(fields: Fields) -> list[ChatMessage]:
 
 
 def _texts(fields: Fields, key: str, left_out: list[str]) -> str:
-    """The joined text of a list of blocks."""
     return "\n".join(_shown(block, left_out) for block in fields.objects(key, required=True))
 
 
 def _shown(block: Fields, left_out: list[str]) -> str:
-    """What a text model reads of a block that a user or a tool gives."""
+    """The text for the model of a block from a user or a tool."""
     kind = block.text("type")
     if kind == "text":
         return block.text("text")
     if kind in ("document", "search_result"):
-        # A search result names where it comes from in `source`; its text stands in `content`.
+        # A search result has its origin in `source` and its text in `content`.
         holder = block.child("source") if kind == "document" else block
         for key in ("content", "data") if holder.raw("type") in ("content", "text", "search_result") else ():
             if isinstance(holder.raw(key), str):
@@ -213,7 +204,7 @@ def _assistant(blocks: list[Fields]) -> ChatMessage:
 
 
 def _given(role: str, blocks: list[Fields], left_out: list[str]) -> list[ChatMessage]:
-    """Tool results are messages of their own, in front of the user's text."""
+    """Tool results become separate messages before the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
     for block in blocks:
@@ -271,7 +262,7 @@ def _blocks(message: ChatMessage) -> Iterator[dict[str, Any]]:
 
 
 def _parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The empty block that opens a block's stream, and the deltas that fill it."""
+    """The empty block that starts a block's stream, and the deltas that fill it."""
     if block["type"] == "thinking":
         signature = {"type": "signature_delta", "signature": block["signature"]}
         return {**block, "thinking": ""}, [{"type": "thinking_delta", "thinking": block["thinking"]}, signature]

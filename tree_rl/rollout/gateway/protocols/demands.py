@@ -1,4 +1,4 @@
-"""What clients demand of an answer's form. Each protocol spells it in its own way; this is what all of them mean."""
+"""What clients demand of an answer: JSON or a tool call. One form for all protocols."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-"""What `json_object` asks for."""
+"""JSON schema of `json_object`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,9 +15,8 @@ class JsonDemand:
     """The text of the answer must be JSON."""
 
     schema: Mapping[str, Any]
-    """The JSON schema that it must satisfy."""
     field: str
-    """Field of the request, for errors."""
+    """Path of the request's field, for errors."""
 
 
 def read_json_format(fields: Fields) -> JsonDemand | None:
@@ -44,9 +43,8 @@ def tools_to_call(tools: Sequence[Mapping[str, Any]], *, named: str | None, fiel
     """The tools of which an answer must call one.
 
     Args:
-        tools: that the request offers, in OpenAI's function format.
         named: the tool that the client names; None for any.
-        field: of the request, for errors.
+        field: path of the request's field, for errors.
 
     Raises:
         RequestError: the request offers no such tool.

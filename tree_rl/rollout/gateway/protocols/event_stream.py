@@ -1,4 +1,4 @@
-"""Waits for an answer while it watches the client. A client that leaves cancels its generation."""
+"""Waits for an answer and watches the client. If the client disconnects, its generation is cancelled."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -11,9 +11,9 @@ STREAM_HEADERS = {"cache-control": "no-store"}
 
 
 async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None) -> bool:
-    """Wait for an answer; `timeout_s=None` waits forever.
+    """Wait for an answer; `timeout_s=None` waits forever. The request's body must have been read.
 
-    Returns whether the client is still there. If not, the task has been cancelled. The request was already received.
+    Returns False if the client disconnected, which cancels the task.
     """
     gone = asyncio.ensure_future(_client_gone(receive))
     try:
@@ -38,9 +38,10 @@ async def patient_events(
     ping: bytes,
     every_s: float,
 ) -> AsyncIterator[bytes]:
-    """An event stream that begins before the answer is ready.
+    """An event stream that starts before the answer is ready.
 
-    Until then it sends a ping every so many seconds. `events` makes the rest of the finished task, errors included.
+    Sends `ping` every `every_s` seconds until then. `events` makes the other events from the finished task, errors
+    included.
     """
     while not task.done():
         yield ping

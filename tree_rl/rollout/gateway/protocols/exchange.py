@@ -1,4 +1,4 @@
-"""A chat request and its answer, in one form for every protocol, and what a protocol makes of them."""
+"""A chat request and its answer in one form for all protocols, and the interface of a protocol."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,46 +14,44 @@ StopCause = Literal["stop", "length", "tool_calls", "stop_sequence"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
-    """What an agent asks for."""
+    """An agent's request."""
 
     model: str
-    """Name of the model as sent. The answer carries it back. The gateway serves one model under every name."""
+    """Name of the model as sent, which the answer repeats. The gateway serves one model under any name."""
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     """Function schemas in OpenAI's format."""
     count: int = 1
-    """Number of answers (`n`)."""
     max_tokens: int | None = None
-    """Limit of generated tokens for one answer. None leaves it to the gateway."""
+    """Limit of generated tokens for one answer; None means the gateway's."""
     stop: tuple[str, ...] = ()
     """Texts at which an answer ends."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Temperature and the like, in vLLM's names."""
+    """Sampling parameters in vLLM's names."""
     is_stream: bool = False
     with_usage: bool = False
-    """End the stream with a usage event (OpenAI)."""
+    """True if the stream ends with a usage event (OpenAI)."""
     with_log_probs: bool = False
-    """Answer with the log-probs of the generated tokens (OpenAI)."""
+    """True if the answer contains the log-probs of the generated tokens (OpenAI)."""
     with_reasoning_tokens: bool = False
-    """Answer with the number of tokens that are reasoning (Responses, Gemini)."""
+    """True if the answer contains the number of reasoning tokens (Responses, Gemini)."""
     must_call: tuple[str, ...] = ()
-    """Tools of which the answer must call one. Empty leaves it to the model."""
+    """Tools of which the answer must call one; empty if it need not."""
     one_call: bool = False
-    """At most one tool call."""
+    """True if the answer makes at most one tool call."""
     json: JsonDemand | None = None
-    """What the text must be, where the client wants JSON."""
+    """JSON that the answer's text must be; None for any text."""
     continues_last: bool = False
-    """The last message, an assistant's, is the beginning of the answer."""
+    """True if the answer continues the last message, an assistant's."""
     left_out: tuple[str, ...] = ()
-    """Names of what clients send unasked, work without, and do not get: tools that only the provider could run."""
+    """Names of ignored parts of the request: unknown fields, media, and tools that only the provider could run."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers of the HTTP request, by names in lower case. They tell side calls apart."""
+    """Headers of the HTTP request by lower-case name. Side calls are recognised by them."""
     num_bytes: int = 0
-    """Bytes of the request's body: what the work for it grows with."""
+    """Size of the request's body, from which we estimate the work for it."""
 
     @property
     def stream_type(self) -> str:
-        """Media type of a streamed answer."""
         return "text/event-stream; charset=utf-8"
 
 
@@ -69,11 +67,10 @@ class Choice:
     stop_sequence: str | None
     """The text that ended the answer, if `stop_cause` is `stop_sequence`."""
     num_tokens: int
-    """Generated tokens."""
     tokens: tuple[tuple[str, float], ...] | None
-    """Text and log-prob of each; None unless the client asked for log-probs."""
+    """Text and log-prob of each token; None unless the client asked for log-probs."""
     reasoning_tokens: int | None = None
-    """Those up to the end of the reasoning; None unless the request asks for the number."""
+    """Tokens up to the end of the reasoning; None unless the request asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,12 +85,11 @@ class Completion:
 
     @property
     def completion_tokens(self) -> int:
-        """Generated tokens of all answers."""
         return sum(choice.num_tokens for choice in self.choices)
 
 
 class ChatProtocol(Protocol[Asked]):
-    """What the server asks of a protocol. Every module of a protocol has these functions and constants."""
+    """The functions and constants that the module of each protocol has."""
 
     @property
     def PING(self) -> bytes:  # noqa: N802 (a constant of the module)
@@ -109,10 +105,10 @@ class ChatProtocol(Protocol[Asked]):
         """The body of an error."""
 
     def error_event(self, request: Asked, error: RequestError | BackendError) -> bytes:
-        """An error after a stream has begun."""
+        """An error after a stream has started."""
 
     def models(self, name: str) -> dict[str, Any]:
-        """The list of models, which has this one."""
+        """The list of models, which contains only this one."""
 
     def model(self, name: str) -> dict[str, Any]:
         """One entry of the list of models."""

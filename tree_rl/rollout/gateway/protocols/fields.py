@@ -1,4 +1,4 @@
-"""Reads JSON requests field by field. Each error names the field, what was expected and what came."""
+"""Reads JSON requests field by field. Each error names the field, what was expected and what was received."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 SHOWN = 60
 MAX_INTEGER = 2**31 - 1
-"""Largest number that a model server stores in 32 bits."""
+"""Largest 32-bit integer: model servers store numbers in 32 bits."""
 MAX_STOP_TEXTS = 64
 MAX_ITEMS = 20_000
-"""Most items of a list: messages, tools. Python takes 20 ms to forget 200,000 messages."""
+"""Most items of a list. Python takes 20 ms to free 200,000 messages."""
 
 
 class RequestError(ValueError):
@@ -49,15 +49,13 @@ class Fields:
         self._path = path
 
     def name(self, key: str) -> str:
-        """Path of a field."""
         return f"{self._path}.{key}" if self._path else key
 
     def names(self) -> Sequence[str]:
-        """The names of its fields."""
         return tuple(self._value)
 
     def raw(self, key: str) -> Any:
-        """The field as the client sent it, None if it is absent."""
+        """The field as sent; None if it is absent."""
         return self._value.get(key)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -109,12 +107,10 @@ class Fields:
         return value
 
     def objects(self, key: str, *, required: bool = False) -> list["Fields"]:
-        """A list of objects."""
         name = self.name(key)
         return [type(self)(item, f"{name}[{index}]") for index, item in enumerate(self.items(key, required=required))]
 
     def child(self, key: str) -> "Fields":
-        """An object."""
         return type(self)(self._value.get(key), self.name(key))
 
 
@@ -127,15 +123,15 @@ def wrong(field: str, expected: str, received: Any) -> RequestError:
 
 
 def check_stop_texts(field: str, texts: Sequence[Any]) -> None:
-    """Refuse stop texts that are none, empty or too many to look for."""
+    """Refuse stop texts that are no text, empty or too many."""
     if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
         raise wrong(field, f"a text or a list of texts, at most {MAX_STOP_TEXTS}", texts)
 
 
 def read_json(body: bytes) -> Any:
-    """Decode a request's body. Raises `RequestError` if it is not JSON in UTF-8, or none that can be answered."""
+    """Decode a request's body. Raises `RequestError` if it is not UTF-8, or JSON that `plain_json` refuses."""
     try:
-        # Some Windows clients begin with a byte order mark.
+        # Some Windows clients send a byte order mark.
         return decode_json(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RequestError(f"expected UTF-8, received byte {body[error.start]:#04x} at {error.start}") from error

@@ -1,4 +1,4 @@
-"""Chat messages, in one form for every protocol."""
+"""Chat messages in one form for all protocols."""
 
 import json
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ class CalledTool:
     id: str
     name: str
     arguments: Mapping[str, Any] | str
-    """Decoded. Text that is not a JSON object stays as the client sent it."""
+    """Decoded arguments; text as sent if it is not a JSON object."""
     written_id: str | None = None
-    """The id that the model wrote, for the chat template. None if it wrote none, or for a client's call."""
+    """Id that the model wrote, for the chat template; None if it wrote none, and for a client's call."""
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as the OpenAI API carries them."""
+        """The arguments as JSON text, as in OpenAI's API."""
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
 
 
@@ -33,7 +33,7 @@ class ChatMessage:
     """system, user, assistant or tool."""
     content: str = ""
     reasoning: str | None = None
-    """The reasoning of an assistant, separate from its text. None if there is none."""
+    """Reasoning of an assistant, separate from its text; None if there is none."""
     tool_calls: tuple[CalledTool, ...] = ()
     tool_call_id: str | None = None
     """The call that a tool message answers."""
@@ -41,7 +41,7 @@ class ChatMessage:
 
 
 def read_arguments(text: str) -> Mapping[str, Any] | str:
-    """Decode the arguments of a tool call. Text that is not a JSON object comes back unchanged."""
+    """Decode the arguments of a tool call. Returns text that is not a JSON object unchanged."""
     try:
         decoded = decode_json(text)
     except JsonError:
@@ -50,5 +50,5 @@ def read_arguments(text: str) -> Mapping[str, Any] | str:
 
 
 def unseen(kind: str, name: str = "") -> str:
-    """What a text model reads in place of an image, a sound or a file."""
+    """The text that replaces an image, a sound or a file."""
     return f"[{kind}{': ' * bool(name)}{name} left out: this model reads text alone]"

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions. Answers are those that the types of OpenAI's SDK write."""
+"""OpenAI's Chat Completions API. Answers equal those that OpenAI's SDK serializes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
 UNSEEN_PARTS = {"image_url": "image", "input_audio": "sound", "video_url": "video", "file": "file"}
-"""Types of parts that no text model reads -> what they are."""
+"""Names of the parts that a text model cannot read, by their type."""
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -59,9 +59,8 @@ def read_request(body: Any) -> ChatRequest:
 
 
 def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     head = _head(request, completion, "chat.completion")
-    # Written by hand, in the order of the SDK's type. A test compares the two.
+    # Written by hand in the order of the SDK's type; a test compares the two.
     return {
         "id": head["id"],
         "choices": [
@@ -81,7 +80,6 @@ def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
 
 
 def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
-    """The events of a streamed answer."""
     for index, choice in enumerate(completion.choices):
         for delta, log_probs in _deltas(choice):
             yield _chunk(request, completion, [{"index": index, "delta": delta, "logprobs": log_probs}])
@@ -93,24 +91,20 @@ def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
-    """The body of an error."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     field, code = (error.field, error.code) if isinstance(error, RequestError) else (None, "model_server")
     return {"error": {"message": str(error), "type": kind, "param": field, "code": code}}
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has begun."""
     return _event(error_body(error))
 
 
 def models(name: str) -> dict[str, Any]:
-    """The body of `GET /v1/models`."""
     return {"object": "list", "data": [model(name)]}
 
 
 def model(name: str) -> dict[str, Any]:
-    """One entry of the list of models."""
     return Model(id=name, created=0, object="model", owned_by="tree_rl").model_dump(mode="json")
 
 
@@ -166,7 +160,6 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
 
 
 def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The tools that are offered, and those of which one must be called."""
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     choice = fields.raw("tool_choice")
     if choice is None or choice == "auto":
@@ -231,8 +224,8 @@ def _deltas(choice: Choice) -> Iterator[tuple[dict[str, Any], dict[str, Any] | N
         yield {"reasoning_content": message.reasoning}, None
     yield {"content": message.content}, _log_probs(choice)
     for index, call in enumerate(message.tool_calls):
-        begun = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
-        yield {"tool_calls": [begun]}, None
+        empty = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        yield {"tool_calls": [empty]}, None
         yield {"tool_calls": [{"index": index, "function": {"arguments": call.arguments_json}}]}, None
 
 
@@ -251,7 +244,7 @@ def _log_probs(choice: Choice) -> dict[str, Any] | None:
 
 
 def _bytes(text: str) -> list[int] | None:
-    """None for a token that ends inside a character: it has no text of its own."""
+    """The bytes of a token; None if it ends inside a character, as its bytes are unknown."""
     return None if "\ufffd" in text else list(text.encode())
 
 

@@ -1,6 +1,6 @@
-"""JSON that every later step can write again: Unicode text, finite numbers, bounded depth.
+"""Decodes plain JSON, which every later step can serialize: Unicode text, finite numbers, bounded depth.
 
-Python's decoder lets the rest through, or raises one of several exceptions.
+Python's decoder accepts other values, or raises one of several exceptions.
 """
 
 import json
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 100
-"""Objects and lists inside each other. Python's decoder and printer fail at about 1,000; tool schemas need 20."""
+"""Deepest nesting of objects and lists. Python's encoder and decoder fail at about 1,000; tool schemas need 20."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""The only spelling of half a character in Unicode text. Two halves together are fine."""
+"""Escape of a surrogate, half a character. Two halves together are valid."""
 
 
 class JsonError(ValueError):
     """A text that is not the JSON expected here.
 
     Args:
-        key: of the outermost object, where the error is known to be in its value.
+        key: key of the outermost object whose value has the error, if it is known.
     """
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
@@ -62,7 +62,7 @@ def check_depth(text: str, value: Any) -> None:
 
 
 def _check_text(value: Any) -> None:
-    """Refuse lone surrogates: no tokenizer reads them, and no answer can carry them."""
+    """Refuse lone surrogates: no tokenizer accepts them, and no answer can contain them."""
     parts: Mapping[Any, Any] = value if isinstance(value, Mapping) else {None: value}
     for key, part in parts.items():
         try:

@@ -1,4 +1,4 @@
-"""Reads the body of a request: how large it may be, how long it may take, and how it may be compressed."""
+"""Reads the body of a request, limits its size and time, and decompresses it."""
 
 import asyncio
 import zlib
@@ -9,20 +9,20 @@ from starlette.requests import Request
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 
 MAX_BODY_BYTES = 8 << 20
-"""Larger requests are refused with status 413, compressed ones by what they unfold to."""
+"""Largest body, after decompression. Larger ones are refused with status 413."""
 DRAINED_BYTES = 64 << 20
-"""A body over the limit is read up to here and thrown away: a client that is still writing would not see the error."""
+"""Bytes over the limit that we still read and drop, because a client that is still sending does not see the error."""
 BODY_TIMEOUT_S = 60.0
 ENCODINGS = ("gzip", "x-gzip", "deflate")
 EITHER_HEADER = zlib.MAX_WBITS | 32
-"""Tells zlib to find out itself whether data are gzip's or its own."""
+"""Setting of zlib that detects gzip's and zlib's format."""
 
 
 async def read_body(request: Request) -> bytes:
-    """The bytes that the client meant.
+    """Read and decompress the body.
 
     Raises:
-        RequestError: too large, too slow, or in an encoding that the gateway does not unfold.
+        RequestError: too large, too slow, or in an unknown encoding.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     body = await _received(request)
@@ -33,7 +33,7 @@ async def read_body(request: Request) -> bytes:
             f"content-encoding: expected {', '.join(ENCODINGS)} or none, received {encoding[:40]!r}",
             status=415,
         )
-    # A few kilobytes unfold to the limit.
+    # A few kilobytes can decompress to the limit.
     return await asyncio.to_thread(_unfolded, body, encoding)
 
 

@@ -1,6 +1,6 @@
-"""What becomes of each field of a request. docs/request_fields.md shows these tables; tests hold them to the SDKs."""
+"""The treatment of each field of a request. `docs/request_fields.md` shows these tables; tests compare them with the SDKs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,20 +8,20 @@ from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError
 
 SHOWN_NAME = 40
 MANY_UNKNOWN = 20
-"""Most unknown fields of one request whose names stay in the session's record."""
+"""Most unknown fields of one request that the session's record names."""
 
 Effect = Literal["honoured", "no effect", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldTreatment:
-    """What the gateway makes of a field."""
+    """How the gateway treats a field."""
 
     effect: Effect
     note: str
-    """What it does, why it has no effect, or the message of the refusal."""
+    """Its effect, why it has none, or the message of the refusal."""
     neutral: tuple[Any, ...] = ()
-    """Values of a refused field that ask for nothing. Null, false, 0 and what is empty never do."""
+    """Values of a refused field that are accepted, besides null, false, 0 and empty ones."""
 
 
 def _honoured(note: str) -> FieldTreatment:
@@ -150,16 +150,18 @@ MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
 
 
 def check_fields(fields: Fields, known: Mapping[str, FieldTreatment]) -> tuple[str, ...]:
-    """Refuse what the gateway cannot do, and name what it does not know.
-
-    Returns:
-        `field NAME` for each unknown field: it has no effect, and the session's record says so.
+    """Refuse what the gateway cannot do, and return notes of unknown fields, which have no effect.
 
     Raises:
-        RequestError: a field that is refused asks for something.
+        RequestError: a refused field has a value that is not neutral.
     """
     for name in fields.names():
         treatment, value = known.get(name), fields.raw(name)
         if treatment is not None and treatment.effect == "refused" and value and value not in treatment.neutral:
             raise RequestError(treatment.note, field=fields.name(name))
-    return tuple(f"field {name[:SHOWN_NAME]}" for name in fields.names() if name not in known)[:MANY_UNKNOWN]
+    return notes_of_unknown([name for name in fields.names() if name not in known])
+
+
+def notes_of_unknown(names: Sequence[str]) -> tuple[str, ...]:
+    """Notes of a request's unknown fields for the session's record."""
+    return tuple(f"field {name[:SHOWN_NAME]}" for name in names[:MANY_UNKNOWN])

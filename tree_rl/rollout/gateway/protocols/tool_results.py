@@ -1,4 +1,4 @@
-"""Which call each tool result answers. Clients rename ids, repeat them, or send none."""
+"""Finds the call that each tool result answers. Clients rename ids, repeat them, or send none."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
 CallPlace = tuple[int, int]
-"""Index of a turn among the messages, and of a call in the turn."""
+"""Index of a message, and of a call in it."""
 
 
 def answered_calls(messages: Sequence[ChatMessage]) -> list[CallPlace | None]:
-    """The call that each message answers; None for one that is no tool result, or answers no call.
+    """The call that each message answers; None if it is no tool result, or answers no call.
 
-    Results belong to the last turn with calls. There an id decides, whatever the order. Other results, named ones
-    first, take a call that has none yet: by name, else in the order of the calls. An id of an earlier turn's call
-    that has no result yet is that call.
+    A result belongs to the last turn with calls, or to an earlier call without a result that has its id. In a turn the
+    id decides, in any order. The remaining results, those with a tool's name first, take the remaining calls: by name,
+    else in order.
     """
     pairing = _Pairing(answered=[None] * len(messages))
     turn, results = 0, list[int]()
@@ -30,7 +30,7 @@ def answered_calls(messages: Sequence[ChatMessage]) -> list[CallPlace | None]:
 
 
 def with_ids_of_calls(messages: Sequence[ChatMessage], answered: Sequence[CallPlace | None]) -> list[ChatMessage]:
-    """Messages whose tool results carry the ids of the calls that they answer."""
+    """Give each tool result the id of the call that it answers."""
     named = list(messages)
     for place, call in enumerate(answered):
         if call is not None:
@@ -42,16 +42,16 @@ def with_ids_of_calls(messages: Sequence[ChatMessage], answered: Sequence[CallPl
 
 @dataclass(kw_only=True, slots=True)
 class _Pairing:
-    """The calls and results of a conversation up to some turn."""
+    """The calls and results of a conversation up to a turn."""
 
     answered: list[CallPlace | None]
     by_id: dict[str, CallPlace] = field(default_factory=dict)
-    """The latest call of each id."""
+    """Latest call with each id."""
     unanswered: dict[str, CallPlace] = field(default_factory=dict)
-    """Those among them that have no result yet."""
+    """Calls of `by_id` without a result."""
 
     def pair(self, messages: Sequence[ChatMessage], turn: int, results: Sequence[int]) -> None:
-        """Pair the calls of a turn with the results behind it."""
+        """Pair the calls of a turn with the results after it."""
         calls = _Waiting(messages[turn].tool_calls if messages else ())
         late = [place for place in results if not self._pair_by_id(messages[place], place, turn, calls)]
         self.by_id.update((call.id, (turn, index)) for index, call in enumerate(calls.called) if call.id)
@@ -70,7 +70,7 @@ class _Pairing:
 
 
 class _Waiting:
-    """Calls of a turn that have no result yet, in order."""
+    """Calls of a turn without a result, in order."""
 
     def __init__(self, called: Sequence[CalledTool]) -> None:
         self.called = called
@@ -81,7 +81,7 @@ class _Waiting:
                 self._queues.setdefault(key, deque()).append(index)
 
     def take(self, *keys: tuple[str | None, str | None]) -> int | None:
-        """The first call with the id and the name of the first key that fits one; None leaves either open."""
+        """Take the first call that matches a key (id, name), trying the keys in order; None in a key matches all."""
         for key in keys:
             queue = self._queues.get(key, deque())
             while queue and queue[0] not in self.waiting:

@@ -1,1 +1,1 @@
-"""Text and token ids: the chat template, exact prompts, recorded turns."""
+"""Converts between text and token ids: the chat template, exact prompts, recorded turns."""

@@ -1,4 +1,4 @@
-"""Whether a dialect reads the calls that a chat template writes. A template shows what its model was trained on."""
+"""Checks that a dialect reads a chat template's calls. The template shows the format that the model was trained on."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ TOOL = {
     },
 }
 CALL_ID = "callprobe"
-"""Nine letters: Mistral's templates take no other id."""
+"""Nine letters, as Mistral's templates accept no other id."""
 ASKED = ChatMessage(role="user", content="x")
 _TAG = re.compile(r"<[^<>\s]+|\[[A-Z_]+\]")
 _TOOL_TOKEN = re.compile(r"tool|function", re.IGNORECASE)
@@ -36,12 +36,9 @@ Render = Callable[..., str]
 
 
 def checked_dialect(dialect: Dialect, render: Render, *, specials: Sequence[str]) -> Dialect:
-    """A dialect that reads the template's own call; else the same one, which then also counts the calls left as text.
+    """Return a dialect that reads the template's calls unchanged, and otherwise one that also counts unread calls.
 
-    A template without tools shows no calls, and is not judged.
-
-    Args:
-        specials: the control tokens.
+    Templates without tools are not checked.
     """
     opened = _rendered(render, [ASKED], tools=[TOOL], is_prompt=True)
     turn, is_open = _written_call(dialect, render, opened)
@@ -69,7 +66,7 @@ def checked_dialect(dialect: Dialect, render: Render, *, specials: Sequence[str]
 
 
 def _written_call(dialect: Dialect, render: Render, opened: str | None) -> tuple[str | None, bool]:
-    """A turn with a call as the template writes it, and whether it begins inside reasoning. None if it writes none."""
+    """The template's turn with a call (None if it writes none), and True if the turn starts inside reasoning."""
     call = CalledTool(id=CALL_ID, name=NAME, arguments={KEY: VALUE})
     calling = ChatMessage(role="assistant", tool_calls=(call,))
     result = ChatMessage(role="tool", content="y", tool_call_id=CALL_ID, name=NAME)
@@ -77,26 +74,31 @@ def _written_call(dialect: Dialect, render: Render, opened: str | None) -> tuple
         whole = _rendered(render, messages, tools=[TOOL], is_prompt=False)
         if whole is None:
             continue
-        alike = (index for index, pair in enumerate(zip(whole, opened or "", strict=False)) if pair[0] != pair[1])
-        begun = whole[: next(alike, len(opened or ""))]
-        if begun.rfind("<") > begun.rfind(">"):  # two control tokens may begin alike
-            begun = begun[: begun.rfind("<")]
+        before = common_prefix(whole, opened or "")
+        if before.rfind("<") > before.rfind(">"):  # two control tokens may start with the same characters
+            before = before[: before.rfind("<")]
         if opened is None:
-            begun = whole[: whole.rfind(NAME, 0, whole.rfind(VALUE))]
-        if VALUE in whole[len(begun) :]:
-            return whole[len(begun) :], dialect.opens_reasoning(begun)
+            before = whole[: whole.rfind(NAME, 0, whole.rfind(VALUE))]
+        if VALUE in whole[len(before) :]:
+            return whole[len(before) :], dialect.opens_reasoning(before)
     return None, False
 
 
 def _reads(dialect: Dialect, turn: str, specials: Sequence[str], *, is_open: bool) -> bool:
-    """Whether the dialect reads a turn that ends at one of the control tokens behind the call's argument."""
-    behind = turn.rindex(VALUE)
-    ends = {at for token in specials for at in range(behind, len(turn)) if turn.startswith(token, at)}
+    """True if the dialect reads the call of a turn that ends at one of the control tokens after its argument."""
+    argument = turn.rindex(VALUE)
+    ends = {at for token in specials for at in range(argument, len(turn)) if turn.startswith(token, at)}
     for end in sorted({*ends, len(turn)}):
         calls = dialect.read(turn[:end], tools=[TOOL], is_reasoning_open=is_open).calls
         if [(call.name, dict(call.arguments)) for call in calls] == [(NAME, {KEY: VALUE})]:
             return True
     return False
+
+
+def common_prefix(one: str, other: str) -> str:
+    """The text with which both texts start."""
+    different = (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return one[: next(different, min(len(one), len(other)))]
 
 
 def _rendered(render: Render, messages: Sequence[ChatMessage], **options: Any) -> str | None:

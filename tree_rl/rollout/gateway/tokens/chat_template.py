@@ -1,7 +1,7 @@
-"""The only renderer of chat templates here: transformers' rendering without transformers, several times faster.
+"""Renders chat templates as transformers does, but several times faster.
 
-Templates run in jinja's sandbox. The sandbox asks at every use whether an attribute is safe. For built-in types and
-loops the answer depends on type and name alone, so it is kept (5.9 ms become 1.1 ms for 68,000 characters).
+Templates run in jinja's sandbox, which checks at every use whether an attribute is safe. For built-in types and loops
+the answer depends only on type and name, so we cache it (1.1 ms instead of 5.9 ms for 68,000 characters).
 """
 
 import json
@@ -26,10 +26,10 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        settings: values that the template may name: control tokens, `enable_thinking`, ...
+        settings: variables of the template: control tokens, `enable_thinking`, ...
 
     Raises:
-        jinja2.TemplateSyntaxError: the source is no template.
+        jinja2.TemplateSyntaxError: the source is not a valid template.
     """
 
     def __init__(self, source: str, settings: Mapping[str, Any]) -> None:
@@ -43,11 +43,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         is_prompt: bool,
     ) -> str:
-        """Write a conversation as text, in which control tokens are spelled out.
+        """Render a conversation as text that contains the control tokens.
 
         Args:
-            tools: offered to the model; None if there are none.
-            is_prompt: end with the start of an assistant turn.
+            tools: tools offered to the model; None if there are none.
+            is_prompt: True ends with the start of an assistant turn.
 
         Raises:
             jinja2.TemplateError: the template refuses the conversation.
@@ -66,7 +66,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self._is_safe: dict[tuple[type, str], bool] = {}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # Same result as jinja's own method, which raises and catches an exception for every key of a message.
+        # Same result as jinja's method, which raises and catches an exception for every key of a message.
         kind = type(obj)
         if kind is dict and attribute not in OWN_OF_DICT:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -86,7 +86,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """The tag with which templates mark assistant text. Its content is rendered as it is."""
+    """The tag that marks assistant text in templates; has no effect on its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's name for it)
 
@@ -98,7 +98,7 @@ class _Generation(Extension):
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # jinja's own filter escapes HTML characters. Models are trained on text without such escapes.
+    # jinja's filter escapes HTML characters, but models are trained on text without such escapes.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

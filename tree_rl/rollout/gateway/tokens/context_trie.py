@@ -1,7 +1,7 @@
-"""The token trie of a session: which recorded tokens a new prompt begins with.
+"""The token trie of a session: finds the recorded tokens with which a new prompt starts.
 
-A node has text, as the chat template writes it, and token ids. What an agent wrote has the ids of its text. A turn of
-the model keeps the generated ids, however the template spells it.
+A node has a text, as the chat template renders it, and token ids. For an agent's text they are the tokenizer's, for a
+turn of the model they are the generated ids, however the template renders it.
 """
 
 from bisect import bisect_left
@@ -13,28 +13,27 @@ from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, SPELL
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 LOOK_AHEAD = 200
-"""Characters that decide how the tokenizer ends a token."""
+"""Number of characters that decide where the tokenizer ends a token."""
 CLOSEST_TURNS = 8
-"""Turns behind one prompt that are compared token by token with an edited one."""
+"""Most turns after one prompt that are compared token by token with an edited turn."""
 ODD_TOKENS = 64
-"""A turn that the tokenizer spells otherwise for so long is not cut: its text is tokenized anew."""
+"""Number of tokens that are searched for a place to cut a turn; without one its text is tokenized again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedTurn:
-    """What a node knows about the turn of the model that it stands for."""
+    """The generated turn of a node."""
 
     call: int
-    """Index of the recorded call."""
     raw_text: str
-    """What the model wrote and the agent saw."""
+    """Text that the model wrote and the agent saw."""
     response_ids: tuple[int, ...]
-    """All generated ids, the end token and a stop text included."""
+    """All generated ids, including the end token or a stop text."""
     is_whole: bool
-    """True if the node's ids spell `raw_text`; not so where a stop text begins within a token."""
+    """True if the node's ids decode to `raw_text`; False if a stop text begins inside a token."""
     forms: Callable[[], Iterable[tuple[str, str]]]
-    """The turn as the template writes it, at the end of a conversation and further up, and what closes it there. Costs
-    renderings, so it is called only where a text differs from `raw_text`."""
+    """Returns (turn, closing text) as the template renders them at the end and in the middle of a conversation. Needs
+    renderings, so it is called only if a text differs from `raw_text`."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -43,41 +42,41 @@ class Node:
 
     parent: "Node | None"
     text: str
-    """What it stands for in a rendering; empty for a turn, which has two forms."""
+    """Its text in a rendering; empty for a turn, which has two forms."""
     ids: tuple[int, ...]
     depth: int
-    """Tokens up to its end."""
+    """Number of tokens up to its end."""
     is_open: bool = False
-    """Ordinary text may follow: a prompt's end, or a turn that was cut. Other pieces end at a special token."""
+    """True if ordinary text may follow: for a prompt's end and a cut turn. Other pieces end at a special token."""
     turn: GeneratedTurn | None = None
-    """None for context that no model wrote here."""
+    """The model's turn; None for other context."""
     children: list["Node"] = field(default_factory=list)
     prompt_ids: tuple[int, ...] | None = None
-    """Token ids from the start to the node's end, where a prompt that ended here has put them together."""
+    """Cached result of `path_ids` of a node at which a prompt ended."""
 
     def path_ids(self) -> tuple[int, ...]:
         """Token ids from the start to the node's end."""
-        behind: list[Node] = []
+        after_known: list[Node] = []
         node: Node | None = self
         while node is not None and node.prompt_ids is None:
-            behind.append(node)
+            after_known.append(node)
             node = node.parent
         known = () if node is None or node.prompt_ids is None else node.prompt_ids
-        return known + tuple(token for one in reversed(behind) for token in one.ids)
+        return known + tuple(token for one in reversed(after_known) for token in one.ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """How far recorded tokens carry a text."""
+    """The part of a text that recorded tokens cover."""
 
     node: Node
-    """The last node whose text is contained whole."""
+    """Last node that the text contains completely."""
     turns: tuple[tuple[Node, str], ...]
-    """The generated turns up to `node`, in order, as the text writes them."""
+    """Generated turns up to `node` in order, each with its form in the text."""
     cut: tuple[str, tuple[int, ...]] | None
-    """Text and ids of the beginning of a generated turn, if the text leaves the turn in its middle."""
+    """Text and ids of a generated turn's prefix, if the text deviates inside the turn."""
     rest: str
-    """What no recorded token covers."""
+    """Text that no recorded token covers."""
 
 
 @dataclass(slots=True)
@@ -86,12 +85,12 @@ class _Step:
 
     node: Node
     end: int
-    """Characters of the text up to the node's end."""
+    """Number of characters of the text up to the node's end."""
     num_turns: int
-    """Turns of the model up to the node, itself included."""
+    """Number of the model's turns up to the node, including it."""
     before: "_Step | None"
     is_opening: bool = False
-    """A prompt's end without the reasoning that the template opens answers with: only a turn may follow."""
+    """True for a prompt's end without the reasoning with which the template starts answers: only a turn may follow."""
 
 
 class ContextTrie:
@@ -101,28 +100,25 @@ class ContextTrie:
         self._renderer = renderer
         self._root = Node(parent=None, text="", ids=(), depth=0)
         self._most_turns = 1
-        """Turns behind one prompt."""
+        """Most turns after one prompt."""
         self._longest_turn = 0
-        """Tokens."""
+        """Most tokens of a turn."""
 
     def searched_characters(self, rendered: int) -> int:
-        """Characters that a search for a prompt of so many may read, by their cost.
+        """Cost, in characters read, of a search for a prompt of `rendered` characters.
 
-        Each turn behind one prompt may have to be rendered, and the closest ones to be decoded.
+        Each turn after one prompt may have to be rendered, and the closest ones to be decoded.
         """
         compared = min(self._most_turns, CLOSEST_TURNS) * self._longest_turn
         return rendered * self._most_turns + SPELL * CHARACTERS_PER_TOKEN * compared
 
     def match(self, text: str) -> Match:
-        """Find the recorded path that a rendering continues.
-
-        Of several, the one with the most turns of the model wins, then the longest, then the latest.
-        """
+        """Find the recorded path that a rendering continues: with the most turns, then the longest, then the latest."""
         best = _Step(self._root, 0, 0, None)
         stack = [best]
         while stack:
             step = stack.pop()
-            # Of equals the first one stays: the latest child.
+            # On a tie the first match wins, which is the latest child, because the stack reverses their order.
             is_longer = step.num_turns == best.num_turns and step.end > best.end
             if not step.is_opening and (step.num_turns > best.num_turns or is_longer):
                 best = step
@@ -144,7 +140,7 @@ class ContextTrie:
         )
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
-        """Add what a match lacks: the pieces of its `rest`, with their ids. Returns the node at the prompt's end."""
+        """Add the pieces of a match's `rest` with their ids, and return the node at the prompt's end."""
         node = match.node
         if match.cut is not None:
             node = self._child(node, *match.cut)
@@ -155,7 +151,7 @@ class ContextTrie:
         return node
 
     def add_turn(self, prompt: Node, *, ids: tuple[int, ...], turn: GeneratedTurn) -> Node:
-        """Add a generated turn behind a prompt; later prompts contain `ids` for it."""
+        """Add a generated turn after a prompt. Later prompts that contain it will have its `ids`."""
         node = Node(parent=prompt, text="", ids=ids, depth=prompt.depth + len(ids), is_open=True, turn=turn)
         prompt.children.append(node)
         self._most_turns = max(self._most_turns, len(prompt.children))
@@ -165,7 +161,7 @@ class ContextTrie:
     def _end_of_match(self, node: Node, text: str, before: _Step) -> int | None:
         position = before.end
         if node.turn is not None:
-            # Behind a prompt that opens reasoning, what the model wrote begins there.
+            # After a prompt that opens reasoning, the model's text continues the reasoning.
             may_be_raw = not (before.is_opening and self._renderer.opens_reasoning)
             return self._end_of_turn(node.turn, text, position, may_be_raw=may_be_raw)
         if not text.startswith(node.text, position):
@@ -175,7 +171,7 @@ class ContextTrie:
         return end if ends_here else None
 
     def _end_of_opening(self, node: Node, text: str, position: int) -> int | None:
-        """Where a prompt's end ends if the text lacks its opened reasoning, as templates write earlier turns."""
+        """The end of a prompt without its opening reasoning, which templates drop from earlier turns; None if none."""
         dropped = self._renderer.dropped_opening
         if node.turn is not None or not dropped or not node.text.endswith(dropped):
             return None
@@ -183,7 +179,7 @@ class ContextTrie:
         return position + len(opening) if text.startswith(opening, position) else None
 
     def _end_of_turn(self, turn: GeneratedTurn, text: str, position: int, *, may_be_raw: bool) -> int | None:
-        """Where a turn ends that stands in a text as the model wrote it, or as the template writes it."""
+        """The end of a turn in a text, in the model's or the template's form; None if the text has neither."""
         if not turn.is_whole:
             return None
         end = position + len(turn.raw_text)
@@ -195,20 +191,20 @@ class ContextTrie:
         return None
 
     def _cut_turn(self, node: Node, rest: str) -> tuple[str, tuple[int, ...]] | None:
-        """The longest beginning of a turn behind `node` that a text spells as the model did."""
+        """The longest prefix, in text and ids, of a turn after `node` with which a text starts."""
         turns = [child.turn for child in node.children if child.turn is not None]
-        alike = [turn for turn in turns if rest and rest[:1] == turn.raw_text[:1]]
+        similar = [turn for turn in turns if rest and rest[:1] == turn.raw_text[:1]]
         longest: tuple[int, ...] = ()
-        for turn in nlargest(CLOSEST_TURNS, alike, key=lambda turn: _num_alike(turn.raw_text, rest)):
+        for turn in nlargest(CLOSEST_TURNS, similar, key=lambda turn: _num_shared(turn.raw_text, rest)):
             shared = turn.response_ids[: self._renderer.tokens_within(turn.response_ids, rest)]
             longest = max(longest, shared, key=len)
         longest = longest[: self._common_end(longest, rest)]
         return (self._renderer.decode(longest), longest) if longest else None
 
     def _common_end(self, ids: tuple[int, ...], rest: str) -> int:
-        """How many of `ids` end where the tokenizer ends a token in `rest`: a cut elsewhere forces an odd spelling.
+        """The largest number of `ids` after which the tokenizer also ends a token in `rest`.
 
-        0 if the last `ODD_TOKENS` all end elsewhere.
+        A cut elsewhere would force unusual tokens after it. 0 if none of the last `ODD_TOKENS` ends so.
         """
         base = max(0, len(ids) - ODD_TOKENS)
         while base and (self._renderer.decode(ids[:base])).endswith("\ufffd"):
@@ -230,8 +226,8 @@ class ContextTrie:
         return node
 
 
-def _num_alike(first: str, second: str) -> int:
-    """Characters with which both texts begin."""
+def _num_shared(first: str, second: str) -> int:
+    """Length of the common prefix of two texts."""
     lengths = range(min(len(first), len(second)) + 1)
     return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length]) - 1
 

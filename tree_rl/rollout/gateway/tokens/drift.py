@@ -1,7 +1,7 @@
-"""Drift: equal text with other token ids.
+"""Drift: the same text with different token ids.
 
-Text of the model, decoded and tokenized again, often has other ids than the model drew. With them the next prompt is
-another context.
+The model's text, decoded and tokenized again, often gets other ids than the model sampled. A prompt with those ids is a
+different context.
 """
 
 from collections import Counter, defaultdict
@@ -18,20 +18,20 @@ from tree_rl.tree import Forest
 DriftKind = Literal["retokenized", "rewritten"]
 LeftCause = Literal["reasoning_dropped", "rewritten", "edited", "other_end"]
 WINDOW_TOKENS = 64
-"""Two spellings of one text must agree again within so many tokens."""
+"""Number of tokens within which two tokenizations of one text must meet again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReturnedTurn:
-    """A generated turn in a later prompt, whose text tokenizes to other ids than the model drew."""
+    """A generated turn in a later prompt, whose text tokenizes to other ids than the model sampled."""
 
     session: str
     call: int
-    """The call that generated the turn."""
+    """Index of the call that generated the turn."""
     position: int
-    """First differing token, counted from the start of the call's prompt."""
+    """Position of the first differing token, counted from the start of the call's prompt."""
     text: str
-    """What the model wrote there, up to where both spellings agree again."""
+    """The model's text from there to where both tokenizations meet again."""
     kind: DriftKind
     """retokenized: equal text has other ids. rewritten: the template changes the text, such as spaces in the arguments
     of a tool call."""
@@ -41,36 +41,36 @@ class ReturnedTurn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftedSiblings:
-    """Two calls of a session that branch where one text has two spellings in ids."""
+    """Two calls of a session that branch only because one text has two tokenizations."""
 
     session: str
     calls: tuple[int, int]
     position: int
-    """First differing token, counted from the start of either sequence."""
+    """Position of the first differing token, counted from the start of either sequence."""
     text: str
-    """The text of both spellings."""
+    """Text of both tokenizations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftTurn:
-    """A turn that came back and that the prompt does not continue: a branch."""
+    """A turn that a client sent back but whose tokens the prompt does not continue: a branch."""
 
     session: str
     call: int
-    """The call that generated the turn."""
+    """Index of the call that generated the turn."""
     cause: LeftCause
-    """reasoning_dropped: the template leaves the turn's reasoning out. rewritten: it writes the turn, or something in
-    front of it, otherwise. edited: the client changed its text or its tool calls. other_end: the model ended it with
-    another token, or a stop text, than the template does."""
+    """reasoning_dropped: the template drops the turn's reasoning. rewritten: it renders the turn, or something before
+    it, differently. edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with
+    another token than the template, or with a stop text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnreadCall:
-    """A turn with a tool call that its dialect could not read, or that stands in open reasoning."""
+    """A turn with a tool call that its dialect could not read, or that is inside open reasoning."""
 
     session: str
     call: int
-    """The call that generated the turn."""
+    """Index of the call that generated the turn."""
     cause: CallFault
 
 
@@ -79,15 +79,15 @@ class DriftReport:
     """The drift of a session."""
 
     returned: tuple[ReturnedTurn, ...]
-    """Turns that would have drifted. Each is reported once, where it first came back."""
+    """Turns with drift, avoided or not. Each is reported once, where it first came back."""
     siblings: tuple[DriftedSiblings, ...]
-    """Branches of the session's token trie that only drift causes."""
+    """Branches of the session's token trie whose only cause is drift."""
     left: tuple[LeftTurn, ...] = ()
-    """Turns that came back and yet begin a branch. Each is reported once."""
+    """Turns that came back and still caused a branch. Each is reported once."""
     guessed: tuple[int, ...] = ()
-    """Calls whose turns were taken for the latest of several that read alike but have other reasoning."""
+    """Calls whose turns were chosen, as the latest, among turns with the same text but different reasoning."""
     unread: tuple[UnreadCall, ...] = ()
-    """Turns with a tool call that stayed text, or that stands in open reasoning."""
+    """Turns with a tool call that stayed text, or that is inside open reasoning."""
 
     @property
     def num_avoided(self) -> int:
@@ -95,7 +95,7 @@ class DriftReport:
         return sum(turn.was_reused for turn in self.returned)
 
     def figures(self) -> dict[str, int]:
-        """How often everything in it happened, by names for metrics. Every report has all of them."""
+        """Number of each kind of event, by the metric's name. Every report has all names."""
         kinds = Counter(turn.kind for turn in self.returned)
         causes = Counter(turn.cause for turn in self.left)
         faults = Counter(call.cause for call in self.unread)
@@ -113,14 +113,14 @@ class DriftReport:
 def first_difference(
     generated: Sequence[int], again: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> tuple[int, str] | None:
-    """Where two spellings of a turn differ.
+    """Compare two tokenizations of a turn.
 
     Args:
-        generated: ids that the model drew.
+        generated: ids that the model sampled.
         again: ids of its text in the later prompt.
 
     Returns:
-        Index of the first differing token, and the model's text from there to where both agree again. None if all ids
+        Index of the first differing token, and the model's text from there to where both meet again. None if all ids
         are equal.
     """
     start = _common_prefix(generated, again)
@@ -134,7 +134,7 @@ def first_difference(
 def find_drifted_siblings(
     session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
 ) -> tuple[DriftedSiblings, ...]:
-    """Find branches of a session's token trie between two spellings of one text."""
+    """Find branches of a session's token trie between two tokenizations of one text."""
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
     if not sequences:
         return ()
@@ -146,7 +146,7 @@ def find_drifted_siblings(
         position = int(segments.depth[children[0]])
         owners = [int(forest.rows_through(int(segments.start[child]))[0]) for child in children]
         windows = [sequences[owner][position : position + WINDOW_TOKENS].tolist() for owner in owners]
-        for left, right in _begin_alike(windows, decode):
+        for left, right in _pairs_to_compare(windows, decode):
             meeting = _meeting(windows[left], windows[right], decode)
             if meeting:
                 first, second = sorted((owners[left], owners[right]))
@@ -155,10 +155,12 @@ def find_drifted_siblings(
     return tuple(found)
 
 
-def _begin_alike(windows: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]) -> list[tuple[int, int]]:
-    """Pairs of spellings that may meet: the first whole characters of one begin the text of the other.
+def _pairs_to_compare(
+    windows: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
+) -> list[tuple[int, int]]:
+    """Pairs that may be tokenizations of one text: the first characters of one are a prefix of the other's.
 
-    Spellings of one text begin so. Comparing all pairs takes minutes for a thousand branches.
+    Comparing all pairs would take minutes for a thousand branches.
     """
     beginnings = [_first_characters(window, decode) for window in windows]
     with_beginning: dict[str, list[int]] = defaultdict(list)
@@ -167,13 +169,13 @@ def _begin_alike(windows: Sequence[Sequence[int]], decode: Callable[[Sequence[in
     pairs = set()
     for index, beginning in enumerate(beginnings):
         for length in range(1, len(beginning) + 1):
-            alike = with_beginning.get(beginning[:length], ())
-            pairs |= {(min(other, index), max(other, index)) for other in alike if other != index}
+            others = with_beginning.get(beginning[:length], ())
+            pairs |= {(min(other, index), max(other, index)) for other in others if other != index}
     return sorted(pairs)
 
 
 def _first_characters(window: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-    """Text of the fewest tokens that end with a whole character; empty if none do."""
+    """Text of the shortest prefix that ends with a complete character; empty if none does."""
     texts = (decode(window[:count]) for count in range(1, len(window) + 1))
     return next((text for text in texts if text and not text.endswith("\ufffd")), "")
 
@@ -184,7 +186,7 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Number of tokens of `left` after which both spell the same text. None if the texts differ."""
+    """Number of tokens of `left` after which both have the same text; None if the texts differ."""
     left_count = right_count = 1
     while left_count <= min(len(left), WINDOW_TOKENS) and right_count <= min(len(right), WINDOW_TOKENS):
         left_text, right_text = decode(left[:left_count]), decode(right[:right_count])

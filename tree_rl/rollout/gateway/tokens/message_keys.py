@@ -1,4 +1,4 @@
-"""Keys of messages: the same however a client spaces, orders or writes what it sends back."""
+"""Keys of messages, which do not depend on how a client formats or orders the JSON that it sends back."""
 
 import json
 import math
@@ -10,30 +10,26 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 NOT_AS_JAVASCRIPT = re.compile(r"\d[.eE]|\d{16}")
-"""Numbers of JSON that JavaScript may write in another way; text may have them, too."""
+"""Pattern of numbers that JavaScript may write differently (it also matches in strings)."""
 
 
 def key_after(before: bytes, message: ChatMessage) -> bytes:
-    """Key of a message: a digest of its role, text and tool calls, and of all messages before it.
-
-    Args:
-        before: key of the message before it, empty for the first.
-    """
+    """Key of a message and all messages before it; `before` is the previous message's key, empty for the first."""
     return joined_key(before, key_alone(message))
 
 
 def key_alone(message: ChatMessage) -> bytes:
-    """Key of a message wherever it stands: a digest of its role, text and tool calls, without reasoning and ids."""
+    """Key of a message without its context: a digest of role, text and tool calls, without reasoning and ids."""
     content = message.content.strip() if message.role == "assistant" else message.content
     parts = [message.role, content]
     for call in message.tool_calls:
         parts += [call.name, call.arguments if isinstance(call.arguments, str) else _normal_form(call.arguments)]
-    # The lengths say where each part ends.
+    # The lengths make the concatenation unambiguous.
     return _digest("".join([repr([len(part) for part in parts]), *parts]).encode("utf-8", "surrogatepass"))
 
 
 def joined_key(before: bytes, key: bytes) -> bytes:
-    """Key of a row of messages: that of the row without its last one, joined with the last one's own key."""
+    """Key of a list of messages, from the key of the list without its last message and `key_alone` of that one."""
     return _digest(before + key)
 
 
@@ -42,10 +38,7 @@ def _digest(written: bytes) -> bytes:
 
 
 def _normal_form(arguments: Mapping[str, Any]) -> str:
-    """JSON that is the same however a client has spaced, ordered or written it.
-
-    JavaScript, the language of many clients, knows floats alone: it writes 1.0 as 1, and rounds long integers.
-    """
+    """Arguments as canonical JSON. Clients in JavaScript only have floats: they write 1.0 as 1 and round integers."""
     written = json.dumps(arguments, sort_keys=True)
     if NOT_AS_JAVASCRIPT.search(written) is None:
         return written
@@ -54,5 +47,5 @@ def _normal_form(arguments: Mapping[str, Any]) -> str:
 
 def _number(written: str) -> float | int | str:
     number = float(written)
-    # Beyond the range of floats, digits are all that is left to compare.
+    # Beyond the range of floats, only the digits can be compared.
     return written if math.isinf(number) else int(number) if number.is_integer() else number

@@ -1,7 +1,7 @@
-"""How a turn begins that the client has begun, or that must call a tool or be JSON.
+"""The opening of a turn that the client started, or that must call a tool or be JSON.
 
-The beginning is context: the model is given it, draws what follows, and only that is trained. Forced calls begin as the
-chat template writes a call, whatever the family's format.
+The opening is context: the model samples what follows, and only that is trained. The opening of a forced call comes
+from the chat template, so it has the family's format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,27 +13,28 @@ from tree_rl.rollout.gateway.dialects.reasoning import THINK_START
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.tokens.call_format import common_prefix
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 UNFINISHED = " \t\n\"'{<("
-"""Characters that the tokenizer joins with what follows. An opening that ended with one would force an odd spelling."""
+"""Characters that the tokenizer joins with following text. Ending an opening with one would force unusual tokens."""
 PROBES = ("a0", "z9")
-"""Names and texts that differ from their first character on."""
+"""Two names or texts that differ from their first character."""
 CALL_ID = "call00001"
-"""Nine letters and digits: Mistral's templates take no other id."""
+"""Nine letters and digits, as Mistral's templates accept no other id."""
 
 
 def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[ChatMessage]) -> tuple[str, str]:
-    """Write a request's prompt, up to the first token that the model draws.
+    """Render a request's prompt, up to the first token that the model samples.
 
     Args:
-        messages: the request's, with the reasoning that clients drop.
+        messages: the request's messages, with the reasoning that clients drop.
 
     Returns:
-        The text, and how much of its end belongs to the turn: its opening, empty for an ordinary prompt.
+        The text, and its end that belongs to the turn: the opening, empty for an ordinary prompt.
 
     Raises:
-        RequestError: the template refuses the messages, or gives a forced turn no opening.
+        RequestError: the template refuses the messages, or has no opening for a forced turn.
     """
     before = tuple(messages[:-1] if request.continues_last else messages)
     prompt = renderer.render(before, tools=request.tools, is_prompt=True)
@@ -41,34 +42,34 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
     turns = _turns(request, messages, is_reasoning_open=dialect.opens_reasoning(prompt))
     if turns is None:
         return prompt, ""
-    # A template may begin an answer with reasoning, open or empty, and leave it out as soon as messages follow.
+    # A template may start an answer with open or empty reasoning, and drop it when messages follow.
     headers = (prompt, prompt.removesuffix(renderer.dropped_opening), prompt.rstrip().removesuffix(THINK_START))
-    for behind in _followers(turns[0]):
+    for after in _followers(turns[0]):
         try:
-            written = [renderer.render((*before, one, *behind), tools=request.tools, is_prompt=False) for one in turns]
+            written = [renderer.render((*before, one, *after), tools=request.tools, is_prompt=False) for one in turns]
         except RequestError:
             continue
-        begun = _common_beginning(*written)
+        shared = common_prefix(*written)
         if request.must_call:
-            begun = begun.rstrip(UNFINISHED)
+            shared = shared.rstrip(UNFINISHED)
         for header in headers if written[0] != written[1] else ():
-            if begun.startswith(header):
+            if shared.startswith(header):
                 is_open = dialect.opens_reasoning(header)
-                return begun, _without_empty_reasoning(begun[len(header) :], dialect, is_open=is_open)
+                return shared, _without_empty_reasoning(shared[len(header) :], dialect, is_open=is_open)
     field = "messages" if request.continues_last else "tool_choice" if request.must_call else "response_format"
     raise RequestError("the model's chat template cannot begin this turn as asked", field=field)
 
 
 def shown_to_client(request: ChatRequest, message: ChatMessage) -> str:
-    """The text of a turn without what the client itself began it with."""
-    begun = request.messages[-1].content if request.continues_last else ""
-    return message.content.removeprefix(begun if message.content.startswith(begun) else begun.strip())
+    """The text of a turn without the start that the client sent."""
+    start = request.messages[-1].content if request.continues_last else ""
+    return message.content.removeprefix(start if message.content.startswith(start) else start.strip())
 
 
 def _turns(
     request: ChatRequest, messages: Sequence[ChatMessage], *, is_reasoning_open: bool
 ) -> tuple[ChatMessage, ChatMessage] | None:
-    """Two turns that part where the model is to go on; None if it begins by itself."""
+    """Two turns whose common prefix is the opening; None if the turn needs no opening."""
     if request.continues_last:
         last = messages[-1]
         if last.tool_calls:
@@ -78,7 +79,7 @@ def _turns(
     if request.must_call:
         name = request.must_call[0]
         is_named = len(request.must_call) == 1
-        # Of several tools the model chooses one: up to the name. Of one: up to its arguments.
+        # With several tools the opening ends before the name, with one tool before its arguments.
         if is_named:
             return _calling(name, {}), _calling(name, {PROBES[0]: PROBES[1]})
         return _calling(PROBES[0], {}), _calling(PROBES[1], {})
@@ -92,18 +93,13 @@ def _calling(name: str, arguments: Mapping[str, Any]) -> ChatMessage:
 
 
 def _followers(turn: ChatMessage) -> tuple[tuple[ChatMessage, ...], ...]:
-    """What may follow a turn. In front of another message it stands as later prompts write it."""
+    """Messages to render after a turn: before another message it has the form of later prompts."""
     if turn.tool_calls:
         return (ChatMessage(role="tool", content="x", tool_call_id=CALL_ID),), ()
     return (ChatMessage(role="user", content="x"),), ()
 
 
 def _without_empty_reasoning(opening: str, dialect: Dialect, *, is_open: bool) -> str:
-    """An opening without the empty reasoning at its beginning, which the model did not think."""
+    """Remove the template's empty reasoning from the start of an opening."""
     found = dialect.read(opening, tools=(), is_reasoning_open=is_open)
     return found.content.lstrip("\n") if found.reasoning == "" else opening
-
-
-def _common_beginning(one: str, other: str) -> str:
-    different = (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return one[: next(different, min(len(one), len(other)))]

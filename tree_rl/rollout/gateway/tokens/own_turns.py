@@ -1,7 +1,7 @@
-"""A session's own turns, found again when a client sends them back.
+"""Recognises the turns that a session generated when a client sends them back.
 
-Clients change the form of what they received: they add fields, space arguments otherwise, write null as "", trim and
-drop the reasoning. They change what stands in front of it, too: a clock, cleared results of tools, a reminder.
+Clients change turns: they add fields, reformat arguments, write null as "", trim text and drop reasoning. They also
+change the messages before a turn: a clock, cleared tool results, a reminder.
 """
 
 import re
@@ -16,7 +16,7 @@ from tree_rl.rollout.gateway.tokens.message_keys import joined_key, key_after, k
 __all__ = ["OwnTurn", "OwnTurns", "Restored", "key_after"]
 
 MOST_COMPARED = 64
-"""Most turns that are compared when a turn's beginning has changed: the latest ones."""
+"""Most turns that are compared when the messages before a turn have changed: the latest ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,41 +25,39 @@ class OwnTurn:
 
     message: ChatMessage
     history: tuple[ChatMessage, ...]
-    """The messages of its prompt, with their reasoning."""
+    """Messages of its prompt, with their reasoning."""
     agent: str
-    """Who asked for it."""
     call: int
-    """Index of the recorded call."""
     before: tuple[int, ...]
-    """Calls that generated the turns of its history, in order."""
+    """Calls that generated the turns in its history, in order."""
     key: bytes
-    """Key of its message alone."""
+    """`key_alone` of its message."""
     keys_before: tuple[bytes, ...]
-    """Key of each message of its history alone."""
+    """`key_alone` of each message in its history."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """A request's messages as the session knows them."""
+    """A request's messages, and the session's turns among them."""
 
     messages: tuple[ChatMessage, ...]
-    """With the reasoning that clients drop, and the calls that results of tools answer."""
+    """Messages with the reasoning that clients drop, and tool results with the ids of their calls."""
     key: bytes
-    """Key of the last message; empty without messages."""
+    """Key of all messages; empty without messages."""
     own_calls: tuple[int, ...]
-    """Calls that generated turns among them, in order."""
+    """Calls that generated turns among the messages, in order."""
     guessed: tuple[int, ...]
-    """Those of `own_calls` that were taken for the latest of several turns that read alike."""
+    """Calls of `own_calls` that were chosen, as the latest, among several turns with the same text."""
     edited: tuple[int, ...]
-    """Calls whose turns stand here with other text or other tool calls."""
+    """Calls whose turns are here with a different text or different tool calls."""
     moved: tuple[int, ...] = ()
-    """Those of `own_calls` whose turns stand behind other messages than they were generated behind."""
+    """Calls of `own_calls` whose turns follow other messages than when they were generated."""
     unclear: tuple[int, ...] = ()
-    """The latest of several calls that may have generated a turn behind other messages. None was taken."""
+    """Latest call of each group that may have generated a turn after changed messages; none was chosen."""
     keys: tuple[bytes, ...] = field(default=(), compare=False)
-    """Key of each message alone."""
+    """`key_alone` of each message."""
     turns_key: bytes = field(default=b"", compare=False)
-    """Key of the assistant's messages among them."""
+    """Key of the list of the assistant's messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,16 +68,16 @@ class _Sent:
     agent: str
     alone: tuple[bytes, ...]
     keys: tuple[bytes, ...]
-    """Key of each message and all before it."""
+    """Key of the messages up to each message."""
     turns_keys: tuple[bytes, ...]
     """Key of the assistant's messages up to each message."""
     repeated_ids: frozenset[str]
-    """Ids of several tool calls: they tell nothing."""
+    """Ids of more than one tool call, which identify none."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Found:
-    """What the session knows of the turns of a request, the last one first."""
+    """The session's turns found in a request, last one first; fields as in `Restored`."""
 
     calls: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
@@ -87,7 +85,7 @@ class _Found:
     moved: list[int] = field(default_factory=list)
     unclear: list[int] = field(default_factory=list)
     later: OwnTurn | None = None
-    """The own turn found last: the next one of the conversation."""
+    """The turn found last, which follows in the conversation."""
 
 
 class OwnTurns:
@@ -96,31 +94,31 @@ class OwnTurns:
     def __init__(self) -> None:
         self._by_key: dict[bytes, list[OwnTurn]] = {}
         self._by_turns: dict[bytes, list[OwnTurn]] = {}
-        """Key of the assistant's messages up to a turn -> the turns."""
+        """Turns by the key of the assistant's messages up to them."""
         self._by_front: dict[tuple[bytes, bytes], list[OwnTurn]] = {}
-        """Keys of a turn alone and of the message in front of it -> the turns."""
+        """Turns by `key_alone` of their message and of the message before it."""
         self._by_id: dict[str, OwnTurn] = {}
-        """Id of a tool call -> its turn."""
+        """Turns by the id of a tool call."""
         self._of_call: dict[int, OwnTurn] = {}
         self._behind: dict[bytes, OwnTurn] = {}
-        """The latest turn behind each history."""
+        """Latest turn after each history, by its key."""
         self._sent: dict[bytes, ChatMessage] = {}
         self._alone: dict[bytes, bytes] = {}
-        """One copy of each message's own key."""
+        """One shared copy of each `key_alone`, to save memory."""
         self._went_on: dict[int, set[bytes]] = {}
-        """Calls with turns that read alike -> keys of the messages that came behind each."""
+        """Keys of the messages that followed a turn which shares its text with others, by the turn's call."""
 
     def restore(self, messages: Sequence[ChatMessage], *, agent: str = "main") -> Restored:
-        """Put back the reasoning that own turns lost on their way through the client.
+        """Restore the reasoning that clients drop from the session's turns.
 
-        Of turns that read alike, the one with the client's tool-call ids is meant, else the one that leads to a later
-        turn of the conversation, else one of the same agent: the one that this conversation continued before, or the
-        latest that none has continued. A turn behind other messages than it was generated behind is found by its ids,
-        by the turns before it, or by the message in front of it; of several that fit none is taken.
+        Among turns with the same text, chooses the one with the client's tool-call ids, else one that is in the history
+        of a later turn here, else one of the same agent: the one that this conversation already continued, or the
+        latest that no conversation continued. If the messages before a turn have changed, it is found by its tool-call
+        ids, by the turns before it, or by the message before it; if several match, none is chosen.
         """
         sent = self._with_keys(messages, agent)
         restored, found = list(messages), _Found()
-        # Backwards: a turn knows the turns before it.
+        # Backwards, because a turn knows the turns before it.
         for index in reversed(range(len(messages))):
             if messages[index].role == "assistant":
                 own = self._find(sent, index, found)
@@ -128,7 +126,7 @@ class OwnTurns:
         restored = with_ids_of_calls(restored, answered_calls(messages))
         for index, message in enumerate(restored):
             if message.role != "assistant":
-                # Clients send every message with every call. One copy of it is kept.
+                # Clients send every message with every call, so we keep one copy.
                 known = self._sent.setdefault(sent.keys[index], message)
                 restored[index] = known if known == message else message
         return Restored(
@@ -144,7 +142,6 @@ class OwnTurns:
         )
 
     def add(self, behind: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
-        """Add a turn that was generated behind these messages."""
         key = key_alone(message)
         turn = OwnTurn(
             message=message,
@@ -163,7 +160,6 @@ class OwnTurns:
         self._of_call[call] = self._behind[behind.key] = turn
 
     def of_call(self, call: int) -> OwnTurn:
-        """The turn that a recorded call generated."""
         return self._of_call[call]
 
     def _with_keys(self, messages: Sequence[ChatMessage], agent: str) -> _Sent:
@@ -187,18 +183,18 @@ class OwnTurns:
         )
 
     def _find(self, sent: _Sent, index: int, found: _Found) -> OwnTurn | None:
-        """The own turn that a message is. What else the session knows of it goes into `found`."""
+        """Find the session's turn that a message is, and update `found`."""
         message, key = sent.messages[index], sent.keys[index]
         named = self._named(sent, index)
-        alike = [own for own in self._by_key.get(key, ()) if _may_be(own, message)]
+        same_text = [own for own in self._by_key.get(key, ()) if _may_be(own, message)]
         own: OwnTurn | None = None
         if named is not None and named.key == sent.alone[index] and _may_be(named, message):
             own = named
-        elif alike:
-            own, is_guess = self._of_alike(alike, sent, index, found.later)
+        elif same_text:
+            own, is_guess = self._choose(same_text, sent, index, found.later)
             found.guessed += [own.call] if is_guess else []
         elif named is None:
-            fitting = self._behind_others(sent, index, found.later)
+            fitting = self._after_changed(sent, index, found.later)
             if len({one.message.reasoning for one in fitting}) > 1:
                 found.unclear.append(fitting[-1].call)
                 return None
@@ -213,50 +209,50 @@ class OwnTurns:
         return own
 
     def _named(self, sent: _Sent, index: int) -> OwnTurn | None:
-        """The turn that made a message's tool calls, by their ids."""
+        """The turn that made a message's tool calls, found by their ids."""
         ids = [call.id for call in sent.messages[index].tool_calls]
         turns = {own.call: own for id_ in ids if (own := self._by_id.get(id_)) and id_ not in sent.repeated_ids}
         return next(iter(turns.values())) if len(turns) == 1 else None
 
-    def _of_alike(
-        self, alike: Sequence[OwnTurn], sent: _Sent, index: int, later: OwnTurn | None
+    def _choose(
+        self, same_text: Sequence[OwnTurn], sent: _Sent, index: int, later: OwnTurn | None
     ) -> tuple[OwnTurn, bool]:
-        """Which of the turns behind the same messages a message is, and whether another would have fitted as well."""
-        if len(alike) == 1:
-            return alike[0], False
+        """Choose among turns with the same text after the same messages; True if it is a guess."""
+        if len(same_text) == 1:
+            return same_text[0], False
         message = sent.messages[index]
         following = sent.keys[index + 1] if index + 1 < len(sent.keys) else b""
         sent_ids = [call.id for call in message.tool_calls]
         certain = (
-            [own for own in alike if sent_ids and [call.id for call in own.message.tool_calls] == sent_ids]
-            or [own for own in alike if later is not None and own.call in later.before]
-            or [own for own in alike if (message.reasoning or "").strip()]
+            [own for own in same_text if sent_ids and [call.id for call in own.message.tool_calls] == sent_ids]
+            or [own for own in same_text if later is not None and own.call in later.before]
+            or [own for own in same_text if (message.reasoning or "").strip()]
         )
-        same_agent = [own for own in alike if own.agent == sent.agent] or alike
+        same_agent = [own for own in same_text if own.agent == sent.agent] or same_text
         own = certain[-1] if certain else self._likeliest(same_agent, following)
         if following:
             self._went_on.setdefault(own.call, set()).add(following)
-        # Turns that say and think the same differ in their tokens alone.
+        # Turns with the same text and reasoning differ only in their tokens.
         is_guess = not certain and len({one.message.reasoning for one in same_agent}) > 1
         return own, is_guess
 
-    def _likeliest(self, alike: Sequence[OwnTurn], following: bytes) -> OwnTurn:
-        """Of turns that nothing tells apart: clients continue each of several siblings, and ask again."""
-        went_on = [own for own in alike if following in self._went_on.get(own.call, ())]
-        return (went_on or [own for own in alike if own.call not in self._went_on] or alike)[-1]
+    def _likeliest(self, same_text: Sequence[OwnTurn], following: bytes) -> OwnTurn:
+        """Choose the turn that this conversation continued before, else the latest one that none continued."""
+        went_on = [own for own in same_text if following in self._went_on.get(own.call, ())]
+        return (went_on or [own for own in same_text if own.call not in self._went_on] or same_text)[-1]
 
-    def _behind_others(self, sent: _Sent, index: int, later: OwnTurn | None) -> list[OwnTurn]:
-        """The turns that a message may be although it stands behind other messages, the likeliest last.
+    def _after_changed(self, sent: _Sent, index: int, later: OwnTurn | None) -> list[OwnTurn]:
+        """The turns that a message may be although the messages before it have changed, the likeliest last.
 
-        Its text alone tells too little: an agent may have made it up. So the turns before it are the same, or the
-        message right in front of it, or a later turn of the conversation had it in its history.
+        The text is not enough evidence, as an agent may have written it. The turns before it or the message before it
+        must be the same, or a later turn of the conversation must have it in its history.
         """
         key, before = sent.alone[index], later.before if later is not None else ()
         front = sent.alone[index - 1] if index else b""
         led = [own for own in map(self._of_call.__getitem__, before[-MOST_COMPARED:]) if own.key == key]
         same_turns = self._by_turns.get(sent.turns_keys[index], [])[-MOST_COMPARED:]
         same_front = self._by_front.get((key, front), [])[-MOST_COMPARED:]
-        known_turns = [own for own in same_turns if own.before or _begins_alike(own, sent, index)]
+        known_turns = [own for own in same_turns if own.before or _has_similar_history(own, sent, index)]
         candidates = {own.call: own for own in (*led, *known_turns, *same_front)}
         fitting = [own for _, own in sorted(candidates.items()) if _may_be(own, sent.messages[index])]
         if len(fitting) < 2:
@@ -276,7 +272,7 @@ class OwnTurns:
 
 
 def _may_be(own: OwnTurn, message: ChatMessage) -> bool:
-    """Whether a message has the turn's reasoning, or lost it."""
+    """True if a message has the turn's reasoning or none."""
     return (message.reasoning or "").strip() in ("", (own.message.reasoning or "").strip())
 
 
@@ -284,8 +280,8 @@ def _says_something(message: ChatMessage) -> bool:
     return message.role in ("user", "tool") and bool(message.content.strip())
 
 
-def _begins_alike(own: OwnTurn, sent: _Sent, index: int) -> bool:
-    """Whether a conversation's first own turn stands behind much the same as before."""
+def _has_similar_history(own: OwnTurn, sent: _Sent, index: int) -> bool:
+    """True if the messages before a conversation's first generated turn have changed only a little."""
     given = {key for key, one in zip(own.keys_before, own.history, strict=True) if _says_something(one)}
     if not given.isdisjoint(sent.alone[:index]):
         return True

@@ -1,4 +1,4 @@
-"""What a session remembers: makes prompts out of recorded tokens, and records calls."""
+"""Makes a session's prompts from recorded tokens, and records its calls."""
 
 import asyncio
 import re
@@ -30,26 +30,26 @@ from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
 
 CHARACTERS_OF_A_MESSAGE = 160
-"""A template takes as long for an empty message as for so much text."""
+"""Cost of rendering an empty message, in characters of text."""
 FOLLOWER = "what-follows-a-turn"
-"""Stands for the next message where a turn is rendered further up in a conversation."""
+"""Text of the message that follows a turn when we render the turn in the middle of a conversation."""
 LONGEST_TOKENS = 6
-"""Characters per token. Of a text that must be too long at this rate, only the beginning is tokenized at first."""
+"""Characters per token at which a text is certainly too long; then we first tokenize only its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What the model is given for a request."""
+    """The model's input for a request."""
 
     request: ChatRequest
     restored: Restored
-    """Its messages, with the reasoning that clients drop."""
+    """The request's messages, with the reasoning that clients drop."""
     text: str
-    """Text as the template writes it."""
+    """Prompt as rendered by the template."""
     ids: tuple[int, ...]
     node: Node
     opening: str = ""
-    """The end of `text` that belongs to the turn already: the client, or the gateway for it, has begun it."""
+    """End of `text` that already belongs to the turn, because the client or the gateway started it."""
 
 
 class Recorder:
@@ -64,14 +64,13 @@ class Recorder:
         self._own = OwnTurns()
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[Node, str] = {}
-        """Turns that came back, as the prompt that first brought each one writes it."""
+        """Turns that came back, as rendered in the first prompt that contains them."""
         self._left: dict[int, LeftTurn] = {}
-        """Turns that a prompt did not continue, by their call."""
+        """Turns that a prompt did not continue, by the index of their call."""
         self._guessed: set[int] = set()
         self._unread: list[UnreadCall] = []
 
     def drift_report(self) -> DriftReport:
-        """What drift there was so far."""
         siblings = find_drifted_siblings(self._session, self.calls, self._renderer.decode)
         returned = [self._drift_of(node, written) for node, written in self._returned.items()]
         return DriftReport(
@@ -83,12 +82,12 @@ class Recorder:
         )
 
     async def prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
-        """Make the prompt of a request of an agent.
+        """Make the prompt of a request.
 
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        # A thread changes nothing here but memories that any order of calls leaves alike.
+        # The thread only changes state that does not depend on the order of calls.
         rendered = request.num_bytes + CHARACTERS_OF_A_MESSAGE * len(request.messages)
         characters = self._trie.searched_characters(rendered)
         matched = await beside_the_loop(partial(self._matched, request, agent), READ, characters=characters)
@@ -108,7 +107,7 @@ class Recorder:
         return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening)
 
     def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, tuple[str, str], Match]:
-        """A request's messages with the reasoning that clients drop, their text, and its recorded tokens."""
+        """A request's messages with the reasoning that clients drop, (text, opening) of its prompt, and its match."""
         restored = self._own.restore(request.messages, agent=agent)
         text, opening = opened_prompt(self._renderer, request, restored.messages)
         if request.continues_last:
@@ -116,7 +115,7 @@ class Recorder:
         return restored, (text, opening), self._trie.match(text)
 
     def _note_left_turns(self, restored: Restored, text: str, match: Match) -> None:
-        """Remember turns that this prompt brings back without continuing them, and why."""
+        """Record turns that this prompt contains without continuing their tokens, and why."""
         self._guessed.update(restored.guessed + restored.unclear)
         for call in restored.edited:
             self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="edited"))
@@ -128,7 +127,7 @@ class Recorder:
             return
         own = self._own.of_call(left)
         if not {*restored.edited, *restored.unclear}.isdisjoint(own.before):
-            return  # The branch begins there.
+            return  # The branch starts at that earlier turn.
         reasoning = (own.message.reasoning or "").strip()
         closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
         is_kept = not reasoning or left in restored.moved or re.search(closed, text)
@@ -136,23 +135,23 @@ class Recorder:
         self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
 
     def _note_other_ends(self, match: Match) -> None:
-        """Remember turns that this prompt closes in another way than the model did."""
-        behind, node = match.rest, match.node
+        """Record turns that this prompt ends with another token than the model did."""
+        after, node = match.rest, match.node
         while node.parent is not None:
             if node.turn is not None:
                 end = self._renderer.decode(node.turn.response_ids[len(node.ids) :])
-                if behind and not behind.startswith(end) and not self._is_own_end(node.turn, end):
+                if after and not after.startswith(end) and not self._is_end_of_template(node.turn, end):
                     left = LeftTurn(session=self._session, call=node.turn.call, cause="other_end")
                     self._left.setdefault(node.turn.call, left)
-            behind, node = node.text, node.parent
+            after, node = node.text, node.parent
 
-    def _is_own_end(self, turn: GeneratedTurn, end: str) -> bool:
-        """Whether the template itself ends the turn so, elsewhere in a conversation."""
+    def _is_end_of_template(self, turn: GeneratedTurn, end: str) -> bool:
+        """True if the template ends the turn in this way elsewhere in a conversation."""
         closings = {closing for _, closing in turn.forms() if closing}
         return end in (closings or self._renderer.turn_ends[1:])
 
     async def record(self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None = None) -> ChatMessage:
-        """Record an answer, and return the message for the agent. Calls are recorded in the order of their answers."""
+        """Record an answer, and return the message for the agent."""
         index = len(self.calls)
         self.calls.append(
             ModelCall(
@@ -184,11 +183,11 @@ class Recorder:
         return replace(message, content=shown_to_client(prompt.request, message))
 
     def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
-        """The message that a turn is, its opening included, and why a call was left in its text.
+        """Read a turn: the message, including the opening, and the fault of a call that stayed text.
 
         Args:
-            text: what the model drew, without its end token.
-            call: its index.
+            text: text that the model generated, without its end token.
+            call: index of the recorded call.
         """
         header = prompt.text.removesuffix(prompt.opening)
         return read_message(
@@ -201,10 +200,10 @@ class Recorder:
         )
 
     def _forms(self, prompt: Prompt, message: ChatMessage) -> tuple[tuple[str, str], ...]:
-        """A turn as the template writes it behind its prompt, and what closes it there: last, and further up.
+        """(turn, closing text) as the template renders them at the end and in the middle of a conversation.
 
-        Templates open the last turn with an empty reasoning, and leave it out as soon as another message follows.
-        Reasoning that is not empty, once left out, makes another context.
+        Templates start the last turn with empty reasoning, and drop it when another message follows. Only without
+        reasoning is the middle form the same context, so turns with reasoning only have the form at the end.
         """
         messages, tools = prompt.restored.messages, prompt.request.tools
         inline = self._renderer.dialect.read(message.content, tools=(), is_reasoning_open=False).reasoning
@@ -217,24 +216,24 @@ class Recorder:
         except RequestError:
             return ()
         forms = []
-        for behind in ((), *((follower,) for follower in followers)):
+        for after in ((), *((follower,) for follower in followers)):
             try:
-                whole = self._renderer.render((*messages, message, *behind), tools=tools, is_prompt=False)
+                whole = self._renderer.render((*messages, message, *after), tools=tools, is_prompt=False)
             except RequestError:
                 continue
-            turn = self._renderer.turn_within(whole.rpartition(FOLLOWER)[0] if behind else whole, opened)
+            turn = self._renderer.turn_within(whole.rpartition(FOLLOWER)[0] if after else whole, opened)
             if turn is not None:
-                forms.append(self._renderer.cut_end(turn, is_followed=bool(behind)))
-        # The opening stands in the prompt.
-        begun = prompt.opening
-        kept = [(form[0].removeprefix(begun), form[1]) for form in forms if form and form[0].startswith(begun)]
+                forms.append(self._renderer.cut_end(turn, is_followed=bool(after)))
+        # The opening is already in the prompt.
+        opening = prompt.opening
+        kept = [(form[0].removeprefix(opening), form[1]) for form in forms if form and form[0].startswith(opening)]
         return tuple(dict.fromkeys(kept))
 
     def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
         turn, prompt = node.turn, node.parent
         if turn is None or prompt is None:
             return None
-        # From the prompt's last piece on: the turn's first characters may join its last ones.
+        # With the prompt's last piece, because a token may join its end with the turn's start.
         again = [token for ids in self._renderer.encode(self._renderer.pieces(prompt.text + written)) for token in ids]
         different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
         return different and ReturnedTurn(
@@ -247,12 +246,12 @@ class Recorder:
         )
 
     async def _tokenized(self, match: Match) -> tuple[list[str], list[tuple[int, ...]]]:
-        """The pieces of a prompt that no recorded token covers, and their ids. Refuses a prompt that is too long."""
+        """The pieces of a prompt that no recorded token covers, and their ids. Raises for a prompt that is too long."""
         known = match.node.depth + (len(match.cut[1]) if match.cut else 0)
         limit = self._options.max_context_tokens
         beginning = match.rest[: LONGEST_TOKENS * limit]
         if len(beginning) < len(match.rest):
-            # Five megabytes take the tokenizer three seconds. The cut may split a word, hence a tenth above the limit.
+            # The tokenizer needs three seconds for 5 MB. The cut may split a word, so we allow 10 % over the limit.
             (ids,) = await asyncio.to_thread(self._renderer.encode, [beginning])
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))
@@ -266,7 +265,7 @@ class Recorder:
         return pieces, self._renderer.encode(pieces)
 
     def _spelled_anew(self, text: str) -> tuple[int, ...]:
-        """Ids of a whole prompt. Of its pieces only those are tokenized that the session has not had before."""
+        """Token ids of a whole prompt. Tokenizes only pieces that are new to the session."""
         pieces = self._renderer.pieces(text)
         new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
         self._pieces.update(zip(new, self._renderer.encode(new), strict=True))

@@ -1,7 +1,7 @@
-"""One tokenizer: conversations to text by its chat template, text to token ids piece by piece.
+"""Renders conversations by a tokenizer's chat template, and tokenizes text piece by piece.
 
-Tokenizers first cut text at special tokens. So pieces that start with a special token can be tokenized one by one: the
-ids are those of the whole text, and prompts can share them.
+Tokenizers first split text at special tokens. So pieces that start with a special token can be tokenized separately:
+they get the same ids as in the whole text, and prompts can share them.
 """
 
 import re
@@ -31,17 +31,17 @@ TURN_ENDS = (
     "<|user|>",
     "<|observation|>",
 )
-"""Special tokens that end turns in some family, beside the tokenizer's end token."""
+"""Special tokens that end turns in some family of models, besides the tokenizer's end token."""
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a template raises for messages that it does not expect."""
+"""Errors that a template raises for messages that it does not expect."""
 
 
 class Renderer:
     """One tokenizer and its chat template.
 
     Raises:
-        ValueError: the tokenizer does not tokenize piece by piece, has no special end token or no chat template, or
-            its template renders otherwise in transformers.
+        ValueError: the tokenizer cannot tokenize piece by piece, has no special end token or no chat template, or
+            transformers renders its template differently.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Renderer:
                 f"tokenizer: expected one with a tokenizer.json (fast), received {type(tokenizer).__name__}"
             )
         self._tokenizer = tokenizer
-        # The tokenizer's own `encode` takes twice the time.
+        # `tokenizer.encode` takes twice the time.
         self._backend = tokenizer.backend_tokenizer
         special = {number: token for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special)
-        # Some special tokens swallow the white space around them. Text cannot be cut in front of those.
+        # Some special tokens absorb the white space around them, so text cannot be cut before them.
         plain = [str(token) for token in special.values() if not (token.lstrip or token.rstrip or token.single_word)]
         self.specials = tuple(sorted(plain, key=len, reverse=True))
         if tokenizer.eos_token not in self.specials:
@@ -66,8 +66,8 @@ class Renderer:
             )
         self.end_text = tokenizer.eos_token
         self.turn_ends = (tokenizer.eos_token, *(end for end in TURN_ENDS if end in self.specials))
-        """What may stand behind a turn: its end token, or in families without one what begins the next message."""
-        # The look-ahead cuts in front of a special token and keeps it. Longer tokens come first.
+        """Tokens that may follow a turn: its end token or, in families without one, the start of the next message."""
+        # The look-ahead cuts before a special token and keeps it. Longer tokens come first.
         self._cut = re.compile(f"(?={'|'.join(re.escape(token) for token in self.specials)})")
         self._check_pieces()
         self._settings = {**tokenizer.special_tokens_map, **template_options}
@@ -76,16 +76,16 @@ class Renderer:
         self._form = self._find_form(template_options)
         self.dialect = checked_dialect(self.dialect, self.render, specials=self.specials)
         self.opens_reasoning = False
-        """True if `dropped_opening` leaves reasoning open."""
+        """True if `dropped_opening` ends inside reasoning."""
         self.dropped_opening = self._find_dropped_opening()
-        """The empty or open reasoning that the template opens every answer with, if it leaves it out of earlier turns;
-        else empty."""
+        """Empty or open reasoning with which the template starts every answer but which it drops from earlier turns;
+        empty if there is none."""
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
-        """Write a conversation as the template does.
+        """Render a conversation by the template.
 
         Args:
-            is_prompt: end with the start of an assistant turn.
+            is_prompt: True ends with the start of an assistant turn.
 
         Raises:
             RequestError: the template refuses the messages.
@@ -114,40 +114,36 @@ class Renderer:
         return self._templates[source]
 
     def pieces(self, text: str) -> list[str]:
-        """Cut a text in front of every special token."""
         return [piece for piece in self._cut.split(text) if piece]
 
     def encode(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:
-        """Tokenize pieces, each as it stands in the middle of a conversation.
-
-        Args:
-            pieces: the first may start with ordinary text, as what follows a generated turn does.
+        """Tokenize pieces of a conversation. The first may start with ordinary text, as after a generated turn.
 
         Raises:
             RequestError: the text is not Unicode.
         """
-        # Some tokenizers treat the start of their input as the start of a text. A special token in front prevents it.
+        # Some tokenizers treat the start of their input differently. A special token before it prevents that.
         leads = [not piece.startswith(self.specials) for piece in pieces]
         texts = [self.end_text + piece if lead else piece for piece, lead in zip(pieces, leads, strict=True)]
         if not texts:
             return []
         try:
-            # One text at a time: a batch goes to threads that all callers share, and waits for the texts of others.
+            # One text at a time: a batch runs in threads that all callers share, and waits for the others' texts.
             encoded = [self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids for text in texts]
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
         return [tuple(ids[1:]) if lead else tuple(ids) for ids, lead in zip(encoded, leads, strict=True)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special ones included."""
+        """Text of tokens, including special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def turn_within(self, whole: str, opened: str) -> str | None:
-        """The last turn of a rendered conversation, with what follows it.
+        """The last turn of a rendered conversation, and the text after it; None if it is not found.
 
         Args:
-            opened: the prompt of the turn, as rendered. The conversation may write what precedes the turn otherwise,
-                since templates drop earlier reasoning once a question follows.
+            opened: the turn's prompt as rendered. The start of the conversation may differ from it, because templates
+                drop earlier reasoning when a question follows.
         """
         header = opened.removesuffix(self.dropped_opening)
         if whole.startswith(header):
@@ -157,10 +153,10 @@ class Renderer:
         return turn.removeprefix(opened[len(header) :]) if found else None
 
     def cut_end(self, turn: str, *, is_followed: bool) -> tuple[str, str] | None:
-        """A rendered turn and the token that ends it there; no token where a conversation ends without one.
+        """Split a rendered turn from the token that ends it, which is empty if the conversation ends without one.
 
         Args:
-            is_followed: the text goes on with the beginning of the next message. None if nothing tells where.
+            is_followed: True if the text continues with the next message. Then None if no token marks the turn's end.
         """
         start = max(turn.rfind(end) for end in self.turn_ends)
         closing = next((end for end in self.turn_ends if start >= 0 and turn.startswith(end, start)), "")
@@ -169,21 +165,16 @@ class Renderer:
         return None if is_followed else (turn, "")
 
     def without_end(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Drop the special token that ended a turn, if one did."""
+        """Drop the special token at the end of a turn, if there is one."""
         return token_ids[:-1] if token_ids and token_ids[-1] in self.special_ids else token_ids
 
     def tokens_within(self, token_ids: Sequence[int], text: str) -> int:
-        """How many of the first tokens a text begins with.
+        """The largest number of a turn's first tokens whose text is a prefix of `text`.
 
-        Args:
-            token_ids: a generated turn.
-            text: what stands in its place now.
-
-        Returns:
-            The largest count whose decoded text is a prefix of `text`; bytes of an unfinished character do not count.
+        A count that ends inside a character does not qualify.
         """
         low, high = 0, len(token_ids)
-        while low < high:  # the longest run of tokens whose text both texts share
+        while low < high:
             middle = (low + high + 1) // 2
             if text.startswith(self.decode(token_ids[:middle]).rstrip("\ufffd")):
                 low = middle

@@ -1,4 +1,4 @@
-"""Messages as a chat template reads them. Templates differ in what they have a field for and in what they refuse."""
+"""Converts messages to a chat template's form. Templates differ in their fields and in what they refuse."""
 
 import json
 from collections.abc import Callable, Sequence, Set
@@ -17,22 +17,22 @@ OTHER = "other-probe"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateForm:
-    """What a template expects of messages."""
+    """The form of messages that a template expects."""
 
     reasoning_field: str | None = "reasoning_content"
-    """None: it has no field for reasoning, which goes into the text."""
+    """Name of the field for reasoning; None if reasoning belongs into the text."""
     has_text_arguments: bool = False
-    """Arguments of calls must be JSON text, not an object."""
+    """True if arguments of calls must be JSON text, not an object."""
     is_text_or_reasoning: bool = False
-    """A message with calls has text or reasoning, not both: then its text is left out (gpt-oss)."""
+    """True if a message with calls cannot have both text and reasoning (gpt-oss): then its text is dropped."""
     folds_system: bool = False
-    """A system message is allowed at the start only, or moved there."""
+    """True if a system message is allowed only at the start, or the template moves it there."""
     joins_questions: bool = False
-    """Two user messages in a row are refused."""
+    """True if two consecutive user messages are refused."""
 
 
 def conversation_of(messages: Sequence[ChatMessage], form: TemplateForm, dialect: Dialect) -> list[dict[str, Any]]:
-    """A conversation as a template reads it."""
+    """Convert a conversation to a template's form."""
     if form.folds_system or form.joins_questions:
         messages = folded(messages, form)
     ids = _written_ids(messages, dialect)
@@ -40,9 +40,9 @@ def conversation_of(messages: Sequence[ChatMessage], form: TemplateForm, dialect
 
 
 def _written_ids(messages: Sequence[ChatMessage], dialect: Dialect) -> list[list[str]]:
-    """The ids that the template writes in each message: of its calls, or of the call that it answers.
+    """The ids in each message: of its calls, or of the call that it answers.
 
-    They follow from what stands in front of a message: later messages change none.
+    They depend only on the messages up to it, so that later messages do not change a prompt's prefix.
     """
     answered = answered_calls(messages)
     ids: list[list[str]] = []
@@ -65,7 +65,7 @@ def _written_ids(messages: Sequence[ChatMessage], dialect: Dialect) -> list[list
 
 
 def _new_id(call: CalledTool, dialect: Dialect, index: int, used: Set[str]) -> str:
-    """An id that no earlier call has, in families that make ids of their own."""
+    """An id that no earlier call has, in families that generate ids."""
     sent = call.id
     while (made := dialect.call_id(sent, name=call.name, index=index)) in used and made != call.id:
         index += 1
@@ -74,7 +74,7 @@ def _new_id(call: CalledTool, dialect: Dialect, index: int, used: Set[str]) -> s
 
 
 def folded(messages: Sequence[ChatMessage], form: TemplateForm) -> list[ChatMessage]:
-    """Later system messages as part of the message before them; behind an answer they are questions."""
+    """Append later system messages to the message before them; after an answer they become user messages."""
     whole: list[ChatMessage] = []
     for message in messages:
         last = whole[-1] if whole else None
@@ -90,10 +90,10 @@ def folded(messages: Sequence[ChatMessage], form: TemplateForm) -> list[ChatMess
 
 
 def find_form(render: Callable[[Sequence[ChatMessage], TemplateForm], str], dialect: Dialect) -> TemplateForm:
-    """Try out what a template expects.
+    """Find the form that a template expects by rendering probes.
 
     Args:
-        render: writes messages in a form, and raises `RequestError` if the template refuses them.
+        render: renders messages in a form, and raises `RequestError` if the template refuses them.
     """
     asked, answered = ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="y")
 
@@ -109,7 +109,7 @@ def find_form(render: Callable[[Sequence[ChatMessage], TemplateForm], str], dial
     as_object, with_text = written(called, form), replace(form, has_text_arguments=True)
     if (not as_object or f"'{OTHER}'" in as_object) and written(called, with_text):
         form = with_text
-    # Some templates show reasoning in tool loops only.
+    # Some templates render reasoning only in tool loops.
     thoughts = [[asked, replace(message, reasoning=PROBE)] for message in (answered, called[1])]
     for field in REASONING_FIELDS:
         with_field = replace(form, reasoning_field=field)

@@ -1,7 +1,4 @@
-"""From a generated turn to the assistant message that the agent receives.
-
-`read_message` is the only reader of turns.
-"""
+"""Converts a generated turn to the assistant message that the agent receives."""
 
 from tree_rl.rollout.gateway.dialects.dialect import CallFault, Dialect, Tools
 from tree_rl.rollout.gateway.dialects.hermes import Hermes
@@ -18,14 +15,14 @@ def read_message(
 
     Args:
         text: the turn without its end token.
-        tools: that the request offered. Without tools, markup stays text.
-        is_reasoning_open: the prompt ended inside reasoning, so the turn begins there.
+        tools: tools that the request offered. Without tools, markup stays text.
+        is_reasoning_open: True if the prompt ended inside reasoning.
         reasoning: `inline` leaves it in the text.
         key: makes the ids of tool calls unique in the session.
 
     Returns:
-        The message, and why a call was left in its text. If one call of a turn is broken, the whole turn comes as text,
-        as from a stock server; one that the turn's end cut off stays text behind the calls before it.
+        The message, and the fault of a call that stayed text. If one call is broken, the whole turn is text, as from a
+        stock server; a last call that the turn's end cut off stays text after the calls before it.
     """
     turn = dialect.read(text, tools=tools, is_reasoning_open=is_reasoning_open)
     calls = tuple(

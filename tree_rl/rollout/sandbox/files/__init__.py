@@ -1,1 +1,1 @@
-"""File work by descriptor: what an agent's commands may change meanwhile."""
+"""File operations by descriptor, which are safe while an agent's commands change the files."""

@@ -1,4 +1,4 @@
-"""File work below an open folder whose files somebody hostile may swap for links meanwhile.
+"""Reads and writes files in an open folder while a hostile process may replace any of them by a link.
 
 Every step opens one name relative to a descriptor and never follows a link; owners and modes change on descriptors.
 """
@@ -48,7 +48,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def open_nofollow(name: str, flags: int, folder: int) -> int:
-    """Open what lies in a folder; if its owner took the permissions away, give the owner's back."""
+    """Open an entry of a folder; if that is not permitted, first restore its owner's permissions."""
     try:
         return os.open(name, flags, dir_fd=folder)
     except PermissionError:
@@ -66,14 +66,14 @@ def open_nofollow(name: str, flags: int, folder: int) -> int:
 
 @contextmanager
 def folder_below(top: int, parts: Sequence[str], *, make_for: int | None = None, make: bool = False) -> Iterator[int]:
-    """Go down from an open folder.
+    """Open a folder below an open folder.
 
     Args:
-        make: create folders that are missing, owned by the user `make_for` (None: by this process's).
+        make: create missing folders, owned by the user `make_for` (None: this process's user).
 
     Raises:
         ValueError: a part of the path is a link or no folder.
-        FileNotFoundError: it is missing and not to be made.
+        FileNotFoundError: a folder is missing and `make` is False.
     """
     current = os.dup(top)
     try:
@@ -99,7 +99,7 @@ def _make_folder(name: str, folder: int, owner: int | None) -> int:
     os.mkdir(name, 0o700, dir_fd=folder)
     made = os.open(name, FOLDER_FLAGS, dir_fd=folder)
     status = os.fstat(made)
-    # A folder that somebody put there meanwhile keeps its owner.
+    # If a command replaced the new folder by one of its folders, that one keeps its owner.
     if status.st_uid == os.geteuid():
         os.fchmod(made, 0o755)
         hand_over(made, owner)
@@ -107,13 +107,13 @@ def _make_folder(name: str, folder: int, owner: int | None) -> int:
 
 
 def hand_over(descriptor: int, owner: int | None) -> None:
-    """Give an open file to a user; None changes nothing."""
+    """Change the owner of an open file; None changes nothing."""
     if owner is not None:
         os.fchown(descriptor, owner, owner)
 
 
 def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> None:
-    """Replace a file of an open folder. An existing file's permissions stay.
+    """Write a file of an open folder. An existing file keeps its permissions.
 
     Raises:
         ValueError: the name is taken by a link, a folder or a special file.
@@ -130,7 +130,7 @@ def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> 
 
 @contextmanager
 def new_file(folder: int, name: str, *, mode: int, owner: int | None) -> Iterator[int]:
-    """Write a new file under a name nobody knows, then give it its own; what had that name before is untouched."""
+    """Write a file under a random name, then rename it, so that a file which `name` was linked to is not changed."""
     unknown = f".{secrets.token_hex(16)}"
     made = os.open(unknown, CREATE_FLAGS, 0o600, dir_fd=folder)
     try:

@@ -1,4 +1,4 @@
-"""Whole trees of files that an agent made: what they use, a copy of them, their end. Depth and number have bounds."""
+"""Measures, copies and deletes folders that an agent made. Depth and size are bounded."""
 
 import logging
 import math
@@ -20,32 +20,31 @@ from tree_rl.rollout.sandbox.files.descriptors import (
 logger = logging.getLogger(__name__)
 
 ENTRY_BYTES = 4096
-"""What a file, folder or link counts at least: empty ones take room too."""
+"""Smallest size that a file, folder or link counts: empty ones take space too."""
 MAX_DEPTH = 128
-"""Folders within folders. A tree beyond counts as one that is too large."""
+"""Deepest nesting of folders. A deeper tree counts as too large."""
 COPY_BYTES = 1 << 20
-"""Copied at a time."""
 
 
 class TooLarge(ValueError):  # noqa: N818
-    """A tree is larger or deeper than it may be."""
+    """A tree is too large or too deep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """Something in a tree."""
+    """A file, folder or link in a tree."""
 
     parts: tuple[str, ...]
-    """Relative to the top."""
+    """Path relative to the top."""
     status: os.stat_result
     """Status of the entry itself, not of what a link leads to."""
 
 
 def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
-    """Everything below an open folder, a folder before what it holds; follows no link.
+    """Yield everything below an open folder, a folder before its contents; follows no link.
 
     Args:
-        at_rest: nothing changes it meanwhile, so every error counts; else what disappears is passed over.
+        at_rest: True if nothing changes the tree meanwhile, so every error is raised; False skips what disappears.
 
     Raises:
         TooLarge: deeper than `MAX_DEPTH`.
@@ -57,7 +56,7 @@ def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
         if len(parts) > MAX_DEPTH:
             raise TooLarge(f"more than {MAX_DEPTH} folders within each other")
         try:
-            # From the top each time: a descriptor for every level could be more than this process may open.
+            # From the top each time: one descriptor per level could exceed the process's limit.
             with folder_below(top, parts) as folder, os.scandir(folder) as listed:
                 for found in listed:
                     try:
@@ -74,11 +73,7 @@ def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
 
 
 def use_of(top: int) -> float:
-    """Bytes that the tree below an open folder counts, which may change meanwhile.
-
-    Returns:
-        An entry counts at least `ENTRY_BYTES`; a tree deeper than `MAX_DEPTH` counts without end.
-    """
+    """Bytes on disk below an open folder, at least `ENTRY_BYTES` per entry; infinite if deeper than `MAX_DEPTH`."""
     try:
         return sum(max(ENTRY_BYTES, entry.status.st_blocks * 512) for entry in entries_below(top))
     except TooLarge:
@@ -89,9 +84,9 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
     """Copy regular files, and links that stay inside, from one open folder to another. Nothing may run in the source.
 
     Args:
-        leave_out: is told the relative path of a file or link; True leaves it out.
-        max_bytes: of all copied; a file or link counts at least `ENTRY_BYTES`.
-        owner: of the copies.
+        leave_out: returns True for the relative path of a file or link to skip.
+        max_bytes: limit for all copies together; a file or link counts at least `ENTRY_BYTES`.
+        owner: user who gets the copies; None: this process's user.
 
     Raises:
         TooLarge: more than `max_bytes`, or too deep.
@@ -138,12 +133,12 @@ def _copy_link(old: int, new: int, name: str, *, depth: int, owner: int | None) 
 
 
 def stays_inside(target: str, *, depth: int) -> bool:
-    """Whether a link surely leads into its tree.
+    """Return True if a link certainly leads into its tree.
 
-    After other names `..` could climb out of what another link leads to, so it may stand only in front.
+    `..` may stand only at the start: after a name that is itself a link it could lead anywhere.
 
     Args:
-        target: what the link says.
+        target: text of the link.
         depth: folders between the top of the tree and the link.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
@@ -152,11 +147,7 @@ def stays_inside(target: str, *, depth: int) -> bool:
 
 
 def remove_tree(folder: Path) -> bool:
-    """Delete a folder, however deep, whatever permissions it has. Never raises.
-
-    Returns:
-        Whether it is gone; what could not be removed is logged.
-    """
+    """Delete a folder of any depth and with any permissions; return True if it is gone. Logs instead of raising."""
     try:
         top = os.open(folder, FOLDER_FLAGS)
     except FileNotFoundError:
@@ -179,9 +170,9 @@ def remove_tree(folder: Path) -> bool:
 
 
 def _empty(top: int) -> list[str]:
-    """Delete what an open folder holds, and return what could not be deleted.
+    """Delete the contents of an open folder, and return what could not be deleted.
 
-    Folders within folders are moved up to the top first, so that no path grows long and no level needs a descriptor.
+    Moves nested folders up to the top first, so that no path gets too long and not every level needs a descriptor.
     """
     failed: list[str] = []
     moved, prefix = 0, f".removed-{secrets.token_hex(8)}-"
@@ -213,7 +204,7 @@ def _empty(top: int) -> list[str]:
 
 
 def _allow_moving(name: str, folder: int) -> None:
-    """A folder moves only if its owner may write to it."""
+    """Make a folder writable for its owner, who could not move it otherwise."""
     if os.geteuid() != 0:
         opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -223,7 +214,7 @@ def _allow_moving(name: str, folder: int) -> None:
 
 
 def _delete_files(folder: int, failed: list[str]) -> list[str]:
-    """Delete all but the folders of an open folder, and return those."""
+    """Delete the files in an open folder, and return the names of its folders."""
     folders = []
     try:
         os.fchmod(folder, 0o700)

@@ -1,1 +1,1 @@
-"""How commands run on this machine: in front of them bubblewrap and limits, around a session its bounds."""
+"""Runs commands on this machine: bubblewrap and limits for each command, and limits for a session as a whole."""

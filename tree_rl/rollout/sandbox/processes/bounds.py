@@ -1,4 +1,4 @@
-"""The bounds of a session: what all its commands use together, kept by the kernel or by looking."""
+"""Limits on what all commands of a session use together, enforced by a control group or by polling."""
 
 import math
 import threading
@@ -16,38 +16,37 @@ from tree_rl.rollout.sandbox.processes.usage import usage_of
 Looked = TypeVar("Looked")
 Found = TypeVar("Found")
 LOOKS_AT_ENDLESS = 20
-"""How often a command may be seen beside a tree that was too deep when it began: that one cannot be seen to grow."""
+"""Number of checks that a command survives if the tree was already deeper than `MAX_DEPTH` when it started: such a tree
+counts as infinite, so we cannot see it grow."""
 LONGEST_SECONDS = 1.0
-"""Between two looks."""
+"""Longest time between two checks."""
 
 
 class Pace:
-    """Looks more rarely where looking takes long, so that it costs a twentieth of the time; at least once a second."""
+    """Spaces out slow checks, so that they take a twentieth of the time; allows at least one a second."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def is_due(self) -> bool:
-        """Whether to look now."""
         return time.monotonic() >= self._next
 
     def timed(self, look: Callable[[Looked], Found], at: Looked) -> Found:
-        """Look."""
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             return look(at)
         finally:
-            taken = time.monotonic() - begun
-            self._next = begun + taken + min(20 * taken, LONGEST_SECONDS)
+            taken = time.monotonic() - started
+            self._next = started + taken + min(20 * taken, LONGEST_SECONDS)
 
 
 class SessionBounds:
     """Memory, processes and files of all commands of a sandbox.
 
     Args:
-        limits: the sandbox's. A command may have more time or processes, but no session more memory.
-        has_namespace: whether each command has a process namespace, so that no process leaves its parents.
-        folder: where we note the control group; no command may write there.
+        limits: the sandbox's. A single command may get more time or processes, never more memory.
+        has_namespace: True if each command has a process namespace, so that no process escapes its parents.
+        folder: where we record the control group; commands must not be able to write there.
     """
 
     def __init__(self, limits: Limits, *, has_namespace: bool, folder: Path) -> None:
@@ -67,18 +66,17 @@ class SessionBounds:
 
     @property
     def group(self) -> Path | None:
-        """The control group that commands join."""
         return None if self._group is None else self._group.path
 
     def begin(self, top: int, running: Sequence[Limits]) -> None:
         """Prepare for a command.
 
         Args:
-            top: open directory of its files.
-            running: its limits, and those of commands that run already.
+            top: open directory of the session's files.
+            running: limits of this command, and of commands that already run.
         """
         if len(running) == 1:
-            # Files that are too large stay when their command is killed; the next one may delete them.
+            # Files over the limit remain when their command is killed; the next command may delete them.
             self._allowed_bytes = (
                 max(use_of(top), self._limits.disk_bytes) if self._is_full else self._limits.disk_bytes
             )
@@ -87,11 +85,11 @@ class SessionBounds:
             self._group.allow(tasks=max(limits.processes for limits in running), commands=len(running))
 
     def exceeded(self, top: int, running: Mapping[int, Limits]) -> str | None:
-        """Which limit the session exceeds, as the agent reads it; None also while another thread looks.
+        """Message for the agent if the session exceeds a limit; None otherwise, and while another thread checks.
 
         Args:
-            top: open directory of its files.
-            running: limits by the outermost process of a command.
+            top: open directory of the session's files.
+            running: limits of each command, by the id of its outermost process.
         """
         if not self._looking.acquire(blocking=False):
             return None
@@ -105,7 +103,7 @@ class SessionBounds:
             self._looking.release()
 
     def _exceeds_disk(self, top: int) -> bool:
-        """Whether the files are too large, and more than when the first command began: one who deletes may go on."""
+        """True if the files are too large and have grown since the first command started; deleting stays possible."""
         used = use_of(top)
         self._is_full = used > self._limits.disk_bytes
         self._looks_at_endless += used == math.inf
@@ -128,18 +126,16 @@ class SessionBounds:
         return None
 
     def killed_for(self) -> str | None:
-        """Why the kernel killed a command since the last call; None if it did not."""
+        """Message for the agent if the kernel killed a command since the last call, else None."""
         if self._group is None:
             return None
         before, self._kills = self._kills, self._group.kills_for_memory()
         return "memory limit exceeded" if self._kills > before else None
 
     def kill_all(self) -> None:
-        """Kill what is in the control group."""
         if self._group is not None:
             self._group.kill()
 
     def close(self) -> None:
-        """Remove the control group. Idempotent."""
         if self._group is not None:
             self._group.close()

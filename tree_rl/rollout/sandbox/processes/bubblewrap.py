@@ -1,7 +1,7 @@
-"""What stands in front of a command: bubblewrap, and the kernel's limits.
+"""Wraps a command in bubblewrap and the kernel's limits.
 
-A command sees the system's programs and its own directory, nothing else. It shares the kernel: agents that attack the
-kernel need virtual machines.
+A command sees only the system's programs and the sandbox's folder. It shares the kernel: agents that attack the kernel
+need virtual machines.
 """
 
 import os
@@ -15,36 +15,36 @@ from pathlib import Path
 from tree_rl.rollout.sandbox.processes.limits import Limits
 
 PLACE = "/workspace"
-"""Where a command finds its directory. The same in every session, so that its output is the same."""
+"""Path at which a command sees the sandbox's folder. The same in every session, so that outputs do not differ."""
 MODEL = "model"
-"""Folder beside the directory that holds the socket to the model."""
+"""Name of the folder, next to the sandbox's, with the socket to the model."""
 MODEL_PLACE = "/run/model"
-"""Where a command finds that folder, read-only."""
+"""Path at which a command sees that folder, read-only."""
 ACCOUNTS = "accounts"
-"""Folder beside the directory with the files `passwd` and `group` that commands see: none of the machine's accounts."""
+"""Name of the folder, next to the sandbox's, with the `passwd` and `group` that commands see instead of ours."""
 CALLS = "calls"
-"""File beside the directory with the filter of system calls."""
+"""Name of the file, next to the sandbox's folder, with the seccomp filter."""
 USER = "agent"
 """Name of the commands' user. `whoami`, git and Node fail for a user without a name."""
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where commands find programs."""
+"""PATH of every command."""
 SYSTEM_PATH = f"{SEARCH_PATH}:/usr/local/sbin:/usr/sbin:/sbin"
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 SETTINGS = ("alternatives", "ld.so.cache", "nsswitch.conf", "localtime")
 NETWORK_SETTINGS = ("resolv.conf", "hosts", "ssl", "ca-certificates", "pki")
 SCRATCH = ("/tmp", "/dev/shm")
-"""The only places besides the directory that a command can write to. They are in memory, and new for every command."""
+"""The only other folders that a command can write to. They are in memory and new for every command."""
 SCRATCH_BYTES = 64 << 20
-"""Size of each."""
+"""Size of each folder of `SCRATCH`."""
 
 BEGIN = 'echo 1000 >/proc/self/oom_score_adj && { [ -z "$0" ] || echo 0 >"$0/cgroup.procs"; } && exec "$@"'
-"""What the first process of a command does: the kernel's first choice when memory is short, in its control group."""
+"""Shell script that starts a command: the kernel kills it first when memory is short; it joins its control group."""
 REFUSED_CALLS = {
     "x86_64": (0xC000003E, (29, 64, 68)),
     "aarch64": (0xC00000B7, (194, 190, 186)),
 }
-"""A machine's number in seccomp, and its calls shmget, semget and msgget. System V memory outlives the processes that
-made it, so that no look finds it."""
+"""seccomp's number of each architecture, and its numbers of shmget, semget and msgget. System V memory outlives the
+processes that made it, so our checks would not find it."""
 
 
 def sandbox_argv(
@@ -59,19 +59,18 @@ def sandbox_argv(
     calls: int,
     group: Path | None,
 ) -> list[str]:
-    """Put bubblewrap and the limits in front of a command.
+    """Put bubblewrap and the limits in front of a command, and return the argv to execute.
+
+    Programs become absolute paths, because the trainer's PATH finds them and the command's may not.
 
     Args:
-        info: descriptor where bubblewrap tells the first process of its namespace.
-        directory: shown at `PLACE`, writable. Its parent holds what `lay_out` made.
+        info: descriptor to which bubblewrap writes the id of its namespace's first process.
+        directory: mounted at `PLACE`, writable. Its parent holds the files of `lay_out`.
         user_id: the user it runs as; None keeps this process's user (only root may change it).
         unconfined: leaves bubblewrap out; the limits stay.
-        readable: further paths, shown where they are, read-only.
-        calls: descriptor of the filter of system calls.
-        group: control group that it joins.
-
-    Returns:
-        argv to execute, programs of the machine as absolute paths: the trainer's PATH finds them, not the command's.
+        readable: further paths, mounted read-only where they are.
+        calls: descriptor of the seccomp filter.
+        group: control group to join.
     """
     argv = ["/bin/sh", "-c", BEGIN, "" if group is None else str(group)]
     if user_id is not None or unconfined:
@@ -83,7 +82,7 @@ def sandbox_argv(
         argv += _view(directory, network=limits.network, readable=readable)
     return [
         *argv,
-        # The view shows the system's programs only.
+        # bubblewrap shows the system's programs alone, so an absolute path of another folder would fail.
         _program("prlimit") if unconfined else "prlimit",
         f"--cpu={limits.cpu_seconds}",
         f"--fsize={limits.file_bytes}",
@@ -98,7 +97,7 @@ def sandbox_argv(
 
 
 def _view(directory: Path, *, network: bool, readable: Sequence[Path]) -> list[str]:
-    """bubblewrap's arguments: namespaces, and the files of the system."""
+    """bubblewrap's arguments for namespaces and mounts."""
     argv = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
     argv += [*(["--share-net"] if network else []), "--size", str(SCRATCH_BYTES), "--tmpfs", "/"]
     for path in (Path("/", name) for name in SYSTEM):
@@ -106,7 +105,7 @@ def _view(directory: Path, *, network: bool, readable: Sequence[Path]) -> list[s
             argv += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             argv += ["--ro-bind", str(path), str(path)]
-    # What holds devices is in memory too and has no size, so nobody may write to it.
+    # /dev is in memory and has no size limit, so it is read-only.
     argv += ["--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"]
     for place in SCRATCH:
         argv += ["--size", str(SCRATCH_BYTES), "--tmpfs", place]
@@ -120,16 +119,14 @@ def _view(directory: Path, *, network: bool, readable: Sequence[Path]) -> list[s
 
 
 def lay_out(parent: Path, *, user_id: int, group_id: int) -> None:
-    """Write what bubblewrap shows and reads beside a directory.
+    """Write the accounts and the seccomp filter for the commands' user and group.
 
     Args:
-        parent: of the directory; not writable by its commands.
-        user_id: the commands' user.
-        group_id: the commands' group.
+        parent: the parent of the sandbox's folder, which commands cannot write to.
     """
     folder = parent / ACCOUNTS
     folder.mkdir(mode=0o755)
-    # The first line of an id counts: the user may be one of the two.
+    # The first line of an id wins: the user may be root or nobody.
     people = [(USER, user_id, group_id, PLACE), ("root", 0, 0, "/root"), ("nobody", 65534, 65534, "/nonexistent")]
     passwd = "".join(f"{name}:x:{user}:{group}::{home}:/bin/sh\n" for name, user, group, home in people)
     groups = "".join(f"{name}:x:{group}:\n" for name, _, group, _ in people)
@@ -140,9 +137,9 @@ def lay_out(parent: Path, *, user_id: int, group_id: int) -> None:
 
 
 def _filter() -> bytes:
-    """A program for seccomp: `REFUSED_CALLS` do not exist, nor do calls of programs for another machine (32 bits).
+    """A seccomp program that refuses `REFUSED_CALLS` and all calls of 32-bit programs with ENOSYS.
 
-    On a machine that is not listed there are no calls at all, so bubblewrap does not work.
+    On an architecture that is not listed it refuses all calls, so bubblewrap does not start.
     """
     machine, refused = REFUSED_CALLS.get(platform.machine(), (0, ()))
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
@@ -150,7 +147,7 @@ def _filter() -> bytes:
     x32 = 0x40000000
     tests = [(at_least, x32), *((equal, number) for number in refused)]
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, does_not_exist), (load, 0, 0, 0)]
-    # Each test that holds jumps to the last step.
+    # A test that holds jumps to the last step, which refuses.
     steps += [(code, len(tests) - number, 0, value) for number, (code, value) in enumerate(tests)]
     steps += [(answer, 0, 0, allow), (answer, 0, 0, does_not_exist)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)

@@ -1,4 +1,4 @@
-"""One command of a sandbox: started, read, and ended with everything that it started."""
+"""Starts one command of a sandbox, reads its output, and kills everything it started."""
 
 import contextlib
 import fcntl
@@ -19,13 +19,12 @@ from tree_rl.rollout.sandbox.processes.processes import children_of, first_of_na
 logger = logging.getLogger(__name__)
 
 DRAIN_BYTES = 64 << 20
-"""Output beyond the kept part is read and dropped up to here, then the command is killed."""
+"""Total output after which we kill a command. Up to here we drop what exceeds the kept part."""
 READ_BYTES = 1 << 20
-"""Read at a time."""
 LOOK_SECONDS = 0.1
-"""Time between two looks at what a session uses."""
+"""Time between two checks of the session's limits."""
 LONGEST_ARGUMENT_BYTES = 120_000
-"""A longer command is handed over as a file: the kernel takes no argument of 128 KiB."""
+"""Longest command passed as an argument; a longer one becomes a file, as the kernel refuses arguments of 128 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +37,10 @@ class Output:
 
 
 class Script:
-    """A command for /bin/sh. A long one lies in sealed memory that nobody can alter.
+    """A command for /bin/sh. A long one lies in a sealed memory file that nobody can change.
 
     Raises:
-        ValueError: no shell could read it; says why.
+        ValueError: the text holds a NUL, or characters that UTF-8 cannot encode.
     """
 
     def __init__(self, command: str) -> None:
@@ -62,19 +61,19 @@ class Script:
             self.argv = ["/bin/sh", f"/proc/self/fd/{self.descriptor}"]
 
     def close(self) -> None:
-        """Forget it; a command that began has it still."""
+        """Close our descriptor; a command that already started keeps its copy."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
 
 class RunningCommand:
-    """A command with what stands in front of it.
+    """The process of a command, wrapped in its sandbox.
 
     Args:
-        argv: of the process; told the descriptor where bubblewrap writes about its namespace.
-        inherited: further descriptors that it gets.
-        has_namespace: whether all that the command starts lies in a process namespace of its own.
+        argv: makes the process's argv from the descriptor to which bubblewrap writes about its namespace.
+        inherited: further descriptors for the process.
+        has_namespace: True if the command has a process namespace for all that it starts.
     """
 
     def __init__(
@@ -89,23 +88,23 @@ class RunningCommand:
         self._has_namespace = has_namespace
         self._lock = threading.Lock()
         self._ended = False
-        self._told, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._info, info_to_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self.process = subprocess.Popen(
-                argv(tells),
+                argv(info_to_write),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=directory,
                 env=dict(environment),
                 start_new_session=True,
-                pass_fds=[tells, *inherited],
+                pass_fds=[info_to_write, *inherited],
             )
         except BaseException:
-            os.close(self._told)
+            os.close(self._info)
             raise
         finally:
-            os.close(tells)
+            os.close(info_to_write)
 
     def end(self) -> int:
         """Kill everything it started, wait until all are dead, and return its exit status. Idempotent; any thread."""
@@ -117,17 +116,17 @@ class RunningCommand:
                     os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
                 self._ended = True
-                os.close(self._told)
+                os.close(self._info)
             return self.process.returncode
 
     def _end_namespace(self) -> None:
-        """End the namespace by its first process: when that is gone, the others are."""
+        """Kill the namespace's first process; the kernel then kills the others."""
         outer = self.process.pid
         with contextlib.suppress(ProcessLookupError):
-            # Stopped, it starts nothing between our look and its end.
+            # A stopped process starts nothing between our listing of its children and its end.
             os.kill(outer, signal.SIGSTOP)
         os.waitid(os.P_PID, outer, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        found = [first_of_namespace(process_id, outer) for process_id in children_of(outer) | self._namespace_told()]
+        found = [first_of_namespace(process_id, outer) for process_id in children_of(outer) | self._first_process()]
         descriptors = [descriptor for descriptor in found if descriptor is not None]
         try:
             if not kill_and_wait(descriptors):
@@ -136,10 +135,10 @@ class RunningCommand:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _namespace_told(self) -> set[int]:
-        """The first process of the namespace, as bubblewrap told: it may outlive bubblewrap's outer process."""
+    def _first_process(self) -> set[int]:
+        """The namespace's first process as reported by bubblewrap, whose outer process it may outlive."""
         try:
-            text = os.read(self._told, 1 << 12)
+            text = os.read(self._info, 1 << 12)
         except BlockingIOError:
             return set()
         try:
@@ -151,8 +150,8 @@ class RunningCommand:
         """Collect output until the shell exits, not until its pipe closes: a background process may hold it open.
 
         Args:
-            output_bytes: kept.
-            look: says why the command must end, or None.
+            output_bytes: most bytes to keep.
+            look: returns the reason if the command must end, else None.
         """
         started = time.monotonic()
         kept = bytearray()

@@ -1,7 +1,7 @@
-"""A control group (version 2) for all commands of a session: memory and processes together, and one kill for all.
+"""A control group (cgroup v2) for all commands of a session: limits memory and processes, and kills all at once.
 
-Needs a group above this process's that distributes `memory` and `pids` and that this process may extend: root on a
-machine, or a delegated systemd unit. Where there is none, `usage` watches instead.
+Needs a parent group with the controllers `memory` and `pids` in which this process may create groups: as root, or in a
+delegated systemd unit. Without one, `usage` polls instead.
 """
 
 import contextlib
@@ -17,21 +17,20 @@ logger = logging.getLogger(__name__)
 CONTROLLERS = ("memory", "pids")
 PREFIX = "tree-rl-"
 TASKS_OF_SANDBOX = 8
-"""Processes around a command that count in its group."""
+"""Most processes that the sandbox adds to a command; they count in its group."""
 DEATH_SECONDS = 30.0
 GROUP_NOTE = "control-group"
-"""File in an owned folder that names its control group, for the process that removes what a dead one left."""
+"""File in an owned folder that names its control group, so that another process can clean up after a crash."""
 
 
 class ControlGroup:
-    """A group of its own below a group that distributes the controllers.
+    """A new group below `parent_group()`.
 
     Args:
-        parent: from `parent_group`.
-        memory_bytes: of everything in it; the kernel then kills all of it at once.
+        memory_bytes: limit of all processes together; beyond it the kernel kills all of them at once.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the group cannot be created.
     """
 
     def __init__(self, parent: Path, *, memory_bytes: int) -> None:
@@ -48,22 +47,21 @@ class ControlGroup:
             raise
 
     def allow(self, *, tasks: int, commands: int) -> None:
-        """Set how many processes and threads there may be, besides those around `commands` commands."""
+        """Limit processes and threads to `tasks`, plus those that the sandbox adds to `commands` commands."""
         self._set("pids.max", tasks + TASKS_OF_SANDBOX * commands)
 
     def kills_for_memory(self) -> int:
-        """How often the kernel killed because of the memory limit; 0 if the group is gone."""
+        """Number of kills by the kernel because of the memory limit; 0 if the group is gone."""
         try:
             return _read_events(self.path / "memory.events").get("oom_kill", 0)
         except FileNotFoundError:
             return 0
 
     def kill(self) -> bool:
-        """Kill all that is in it. Returns whether nothing is left."""
         return kill_group(self.path)
 
     def close(self) -> None:
-        """Kill what is in it and remove it. Idempotent; never raises."""
+        """Kill all processes of the group and remove it. Idempotent; never raises."""
         remove_group(self.path)
 
     def _set(self, name: str, value: int) -> None:
@@ -75,7 +73,7 @@ def _read_events(path: Path) -> dict[str, int]:
 
 
 def kill_group(group: Path) -> bool:
-    """Kill all processes of a group and wait for their end. Returns whether nothing is left."""
+    """Kill all processes of a group and wait for their end. Returns True if none is left."""
     deadline = time.monotonic() + DEATH_SECONDS
     try:
         while _read_events(group / "cgroup.events").get("populated", 0):
@@ -85,13 +83,13 @@ def kill_group(group: Path) -> bool:
             (group / "cgroup.kill").write_text("1")
             time.sleep(0.001)
     except FileNotFoundError:
-        # Somebody removed it, or the kernel is older than cgroup.kill and the namespace's end has to do.
+        # Another process removed it, or the kernel has no cgroup.kill; then ending the namespace must suffice.
         return not group.exists()
     return True
 
 
 def remove_group(group: Path) -> None:
-    """Kill what is in a group and remove it. Never raises."""
+    """Kill all processes of a group and remove it. Never raises."""
     kill_group(group)
     try:
         group.rmdir()
@@ -102,7 +100,7 @@ def remove_group(group: Path) -> None:
 
 
 def remove_noted_group(folder: Path) -> None:
-    """Remove the control group of a left-over owned folder, if it had one."""
+    """Remove the control group of a folder whose process died, if it had one."""
     try:
         group = Path((folder / GROUP_NOTE).read_text())
     except OSError:
@@ -112,12 +110,12 @@ def remove_noted_group(folder: Path) -> None:
 
 @cache
 def parent_group() -> Path | None:
-    """The group below which sessions get theirs; None if this process may make none with the controllers."""
+    """The parent of all sessions' groups; None if this process cannot create groups with the controllers."""
     found = _own_group()
     if found is None:
         return None
     own, mounted = found
-    # A group that holds processes cannot distribute controllers, so ours is rather a sibling of this process's.
+    # A group that holds processes cannot distribute controllers, so a sibling of this process's group comes first.
     for parent in dict.fromkeys((own.parent if own != mounted else own, own, mounted)):
         if _distributes(parent) and _works(parent):
             return parent
@@ -125,7 +123,7 @@ def parent_group() -> Path | None:
 
 
 def _own_group() -> tuple[Path, Path] | None:
-    """This process's group and the root of the groups that it sees; None without version 2."""
+    """This process's group and the root of the mounted groups; None without cgroup v2."""
     within = next(
         (line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), None
     )
@@ -133,13 +131,13 @@ def _own_group() -> tuple[Path, Path] | None:
         before, _, after = line.partition(" - ")
         if within is not None and after.split()[0] == "cgroup2":
             root, mounted = before.split()[3:5]
-            # `root` is the part of the groups that is mounted, often all.
+            # `root` is the mounted part of the hierarchy, often all of it.
             return Path(mounted) / os.path.relpath(within, root), Path(mounted)
     return None
 
 
 def _distributes(group: Path) -> bool:
-    """Whether children of a group get the controllers; turned on where that is possible."""
+    """Give a group's children the controllers if possible; return True if they have them."""
     try:
         if set(CONTROLLERS) <= set((group / "cgroup.subtree_control").read_text().split()):
             return True
@@ -152,7 +150,7 @@ def _distributes(group: Path) -> bool:
 
 
 def _works(parent: Path) -> bool:
-    """Whether a group can be made there, limited and entered."""
+    """Try to create, limit and enter a group there; return True on success."""
     try:
         group = ControlGroup(parent, memory_bytes=1 << 30)
     except OSError:

@@ -1,4 +1,4 @@
-"""The processes that commands start: finding them, and killing them so that none is left when a call returns."""
+"""Finds the processes that commands start, and kills them so that none is left when a call returns."""
 
 import logging
 import os
@@ -12,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 PROC = Path("/proc")
 DEATH_SECONDS = 30.0
-"""Time that the kernel gets to end killed processes. Only one that hangs in the kernel needs more than milliseconds."""
+"""Longest wait for killed processes to end. Only one that hangs in the kernel needs more than milliseconds."""
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What reading /proc raises if a process ended meanwhile, or is somebody else's."""
+"""Errors of reading /proc if a process ended meanwhile or belongs to another user."""
 
 
 def children_of(process_id: int) -> set[int]:
-    """Processes that a process started and that still have it as their parent."""
+    """Ids of a process's living children."""
     found: set[int] = set()
     try:
         for task in (PROC / str(process_id) / "task").iterdir():
@@ -32,7 +32,7 @@ def children_of(process_id: int) -> set[int]:
 
 
 def descendants_of(process_ids: Iterable[int]) -> set[int]:
-    """Processes and all that came from them, as long as every parent lives."""
+    """The processes and all their descendants whose chain of parents is alive."""
     found: set[int] = set()
     waiting = list(process_ids)
     while waiting:
@@ -44,7 +44,7 @@ def descendants_of(process_ids: Iterable[int]) -> set[int]:
 
 
 def _status(process_id: int) -> dict[str, list[str]]:
-    """/proc/PID/status as words by field; empty if the process ended."""
+    """Fields of /proc/PID/status, each split into words; empty if the process ended."""
     try:
         lines = (PROC / str(process_id) / "status").read_text(errors="replace").splitlines()
     except GONE:
@@ -61,7 +61,7 @@ def _parent_of(process_id: int) -> int:
 
 
 def die_first(process_ids: Iterable[int]) -> None:
-    """Make processes the kernel's first choice when memory is short, again: they may have changed it."""
+    """Have the kernel kill these processes first when memory is short. Repeated, as they can change it themselves."""
     for process_id in process_ids:
         path = PROC / str(process_id) / "oom_score_adj"
         try:
@@ -72,7 +72,7 @@ def die_first(process_ids: Iterable[int]) -> None:
 
 
 def first_of_namespace(process_id: int, parent: int) -> int | None:
-    """A descriptor for the first process of a new process namespace; None if it is dead, or somebody else meanwhile."""
+    """A descriptor for the first process of a process namespace; None if it died, even if its id was reused."""
     try:
         opened = os.pidfd_open(process_id)
     except ProcessLookupError:
@@ -85,15 +85,12 @@ def first_of_namespace(process_id: int, parent: int) -> int | None:
 
 
 def kill_and_wait(descriptors: Iterable[int]) -> bool:
-    """Kill processes and wait for their end, which for the first of a namespace is the end of all others in it.
+    """Kill processes, wait for their end, and return True if all are dead.
 
-    The kernel ends a namespace's other processes before it lets the first one go.
+    The kernel ends a namespace's first process only after all others in the namespace.
 
     Args:
         descriptors: of processes; left open.
-
-    Returns:
-        Whether all are dead.
     """
     poll = select.poll()
     waited = set()
@@ -113,7 +110,7 @@ def kill_and_wait(descriptors: Iterable[int]) -> bool:
 
 
 def kill_processes_in(folder: Path) -> None:
-    """kill -9 every process whose working or home directory lies in a folder."""
+    """Send SIGKILL to every process whose working directory or HOME is in a folder."""
     for process_id in _all_processes():
         entry = PROC / str(process_id)
         try:

@@ -1,4 +1,4 @@
-"""What the processes of a session use together: memory, processes. For machines where no control group can be made."""
+"""Memory and number of a session's processes, for machines where no control group can be created."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -9,28 +9,28 @@ from tree_rl.rollout.sandbox.processes.processes import GONE, PROC
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NUM_THREADS, RSS_PAGES = 17, 21
-"""Fields of /proc/PID/stat, counted from the state."""
+"""Positions of fields in /proc/PID/stat, counted from the state."""
 INODE_BYTES = 4096
-"""What an entry of a file system in memory counts at least."""
+"""Smallest size that an entry of a file system in memory counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What some processes use at a moment."""
+    """Resources that processes use together."""
 
     memory_bytes: int
-    """Resident, shared parts counted once where `memory_bytes` is near a limit; with files kept in memory."""
+    """Resident memory and files in memory; near the limit, shared pages count once."""
     tasks: int
-    """Processes and their threads."""
+    """Number of threads of all processes."""
 
 
 def usage_of(process_ids: Collection[int], *, first_processes: Iterable[int], near_bytes: int) -> Usage:
-    """What processes use.
+    """Measure a session's processes.
 
     Args:
-        process_ids: of the session.
-        first_processes: of their namespaces, whose file systems in memory count; empty where there are none.
-        near_bytes: above it we look closer: a page that processes share counts once, one of a file on disk not at all.
+        process_ids: all processes of the session.
+        first_processes: first process of each namespace, whose file systems in memory count; empty without namespaces.
+        near_bytes: above it we measure exactly: a shared page counts once, a page of a file on disk not at all.
     """
     tasks = resident = 0
     for process_id in process_ids:
@@ -45,12 +45,12 @@ def usage_of(process_ids: Collection[int], *, first_processes: Iterable[int], ne
     if resident + in_files <= near_bytes:
         return Usage(memory_bytes=resident + in_files, tasks=tasks)
     anonymous, shared = _proportional_bytes(process_ids)
-    # Files in memory that are mapped are among the shared pages.
+    # The shared pages include mapped files in memory, so the two must not be added.
     return Usage(memory_bytes=anonymous + max(shared, in_files), tasks=tasks)
 
 
 def _proportional_bytes(process_ids: Iterable[int]) -> tuple[int, int]:
-    """Anonymous and shared memory, a page divided among the processes that have it."""
+    """Anonymous and shared memory in bytes, each page divided among the processes that map it."""
     anonymous = shared = 0
     for process_id in process_ids:
         try:
@@ -64,14 +64,14 @@ def _proportional_bytes(process_ids: Iterable[int]) -> tuple[int, int]:
 
 
 def _scratch_bytes(first_process: int) -> int:
-    """Use of the file systems in memory that a command's view has."""
+    """Bytes used in the file systems in memory that a command sees."""
     total = 0
     for place in SCRATCH:
         try:
             there = os.statvfs(PROC / str(first_process) / "root" / place.lstrip("/"))
         except GONE:
             continue
-        # Before the view is built this is the machine's own folder, which has another size.
+        # Before bubblewrap has mounted it, this is the machine's folder, which has another size.
         if there.f_blocks * there.f_frsize == SCRATCH_BYTES:
             entries = there.f_files - there.f_ffree
             total += max((there.f_blocks - there.f_bfree) * there.f_frsize, entries * INODE_BYTES)
@@ -79,7 +79,7 @@ def _scratch_bytes(first_process: int) -> int:
 
 
 def _memfd_bytes(process_ids: Iterable[int]) -> int:
-    """Size of nameless files in memory, each once, however many descriptors lead to it."""
+    """Size of all memfd files, each counted once."""
     found: dict[tuple[int, int], int] = {}
     for process_id in process_ids:
         folder = f"{PROC}/{process_id}/fd"

@@ -1,4 +1,4 @@
-"""The user of a sandbox's commands: no two sandboxes that live at the same time share one."""
+"""The user of a sandbox's commands: no two living sandboxes share one."""
 
 import errno
 import os
@@ -8,20 +8,20 @@ from functools import cache
 from pathlib import Path
 
 TRIES = 1000
-"""Draws of a user before we say that none is free."""
+"""Number of random users that we try before we report that none is free."""
 
 
 class UserTakenError(OSError):
-    """A living sandbox has this user."""
+    """Another living sandbox uses this user."""
 
 
 class CommandUser:
-    """A user id of its own until `close` or the death of this process; only root can have one.
+    """A reserved user id, until `close` or the death of this process; only root can reserve one.
 
-    A name in the kernel holds it (an abstract Unix socket), so nothing is left of it when its owner is killed.
+    An abstract Unix socket reserves it, so the kernel releases it when this process is killed.
 
     Raises:
-        UserTakenError: another sandbox has it.
+        UserTakenError: another sandbox uses it.
     """
 
     def __init__(self, user_id: int) -> None:
@@ -36,12 +36,11 @@ class CommandUser:
             raise
 
     def close(self) -> None:
-        """Let others have it. Idempotent."""
         self._held.close()
 
 
 def own_user() -> CommandUser | None:
-    """A user for a new sandbox's commands; None where only this process's own is possible.
+    """Reserve a user for a new sandbox's commands; None if this process is not root.
 
     Raises:
         OSError: no user is free.
@@ -58,18 +57,15 @@ def own_user() -> CommandUser | None:
 
 @cache
 def command_users() -> range:
-    """User ids to draw from, as this process's user namespace knows them."""
+    """User ids to choose from in this process's user namespace."""
     return users_known(Path("/proc/self/uid_map").read_text(encoding="ascii"))
 
 
 def users_known(uid_map: str) -> range:
-    """User ids for commands, so many that draws hardly ever meet.
+    """User ids for commands: so many that random choices rarely collide, fewer in a small user namespace.
 
     Args:
         uid_map: text of a file /proc/PID/uid_map.
-
-    Returns:
-        Those beyond a system's own accounts where the namespace knows few.
     """
     mapped = [line.split() for line in uid_map.splitlines()]
     known = max(int(first) + int(count) for first, _, count in mapped)

@@ -1,1 +1,1 @@
-"""Old log-probs: a pass before the update as in verl, or the forward of the update itself."""
+"""Old log-probs: from a pass before the update, as in verl, or from the update's forward."""

@@ -1,7 +1,7 @@
-"""`tree.reuse_log_probs`: when old log-probs are those of the update's own forward, so that no pass has to find them.
+"""`tree.reuse_log_probs`: decides when old log-probs can be those of the update's forward, which saves verl's pass.
 
-They are the same where one optimizer step trains all rows with the weights that they are asked of. Whoever needs them
-before the update still gets the pass.
+They are the same if one optimizer step trains all rows with the same weights. Features that need them before the update
+still need the pass.
 """
 
 import logging
@@ -23,34 +23,30 @@ KEY = f"{ENGINE}.tree.reuse_log_probs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What one update of the trainer does with its batch."""
+    """The properties of one update that decide about the pass."""
 
     optimizer_steps: int
-    """Mini-batches times epochs; 0 while only the critic trains."""
+    """Number of mini-batches times epochs; 0 while only the critic trains."""
     restores_weights: bool = False
-    """Old log-probs are those of earlier weights than the update's."""
+    """True if old log-probs need earlier weights than the update's."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LogProbReuse:
-    """The choice of a run, made anew for each update."""
+    """The setting of a run, and the decision for each update."""
 
     setting: bool | str
-    """`tree.reuse_log_probs`."""
     conflict: str | None
-    """What of the run's config needs the pass."""
+    """The setting of the run's config that needs the pass; None if none does."""
     said: set[str] = field(default_factory=set)
-    """What the log has been told."""
+    """Sources of old log-probs that were already logged."""
 
     @classmethod
     def of(cls, config: DictConfig) -> "LogProbReuse":
         """Read a run's config.
 
-        Args:
-            config: verl's whole config, prepared for trees.
-
         Raises:
-            UnsupportedFeatureError: the pass is forbidden and needed.
+            UnsupportedFeatureError: `reuse_log_probs=True`, but the pass is needed.
         """
         tree = as_tree_config(OmegaConf.select(config, f"{ENGINE}.tree"))
         setting = tree.reuse_log_probs
@@ -68,10 +64,10 @@ class LogProbReuse:
         return cls(setting=setting, conflict=conflict)
 
     def serves(self, update: Update) -> bool:
-        """Whether the update's own log-probs take the place of the pass; the log says once what it depends on.
+        """True if the update's log-probs replace the pass; logs each source once.
 
         Raises:
-            UnsupportedFeatureError: the pass is forbidden, and the update takes several optimizer steps.
+            UnsupportedFeatureError: `reuse_log_probs=True`, but this update needs the pass.
         """
         reason = self.conflict or _conflict_of_update(update)
         if reason is not None and self.setting is True and update.optimizer_steps:
@@ -92,7 +88,7 @@ def _conflict_of_update(update: Update) -> str | None:
 
 
 def _conflict(config: DictConfig) -> str | None:
-    """What needs old log-probs before the update, or others than the update's."""
+    """The setting that needs old log-probs before the update, or other ones than the update's."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     algorithm = config.algorithm
     correction: Any = algorithm.get("rollout_correction", None) or {}
@@ -117,7 +113,7 @@ def _conflict(config: DictConfig) -> str | None:
 
 
 def _conflict_of_batches(config: DictConfig) -> str | None:
-    """Settings by which updates differ from the one forward, where the number of prompts does not vary."""
+    """Settings by which an update has several optimizer steps or earlier weights, if all batches are full."""
     trainer, mini_batch = config.trainer.v1, config.actor_rollout_ref.actor.get("ppo_mini_batch_size", None)
     updates = trainer.get(trainer.trainer_mode, {}).get("parameter_sync_step", 1)
     if updates > 1 and trainer.trainer_mode == "separate_async":

@@ -1,4 +1,4 @@
-"""Answers of Gemini's API, whole and streamed."""
+"""Answers of Gemini's API, complete and streamed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.gemini.requests import METHODS, GeminiReq
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
 PING = b"\n\n"
-"""Empty in an event stream and between elements of a JSON list. Google's clients know no comments."""
+"""White space, valid in an event stream and in a JSON list. Google's clients do not accept comments."""
 ERROR_STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -26,48 +26,42 @@ Part = dict[str, Any]
 
 
 def answer(request: GeminiRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     candidates = [_candidate(index, _parts(request, choice), choice) for index, choice in enumerate(completion.choices)]
     return _body(request, completion, candidates, usage=_usage(completion))
 
 
 def stream(request: GeminiRequest, completion: Completion) -> Iterator[bytes]:
-    """The chunks of a streamed answer, as events or as a list."""
+    """The chunks of a streamed answer, as events or as a JSON list."""
     for number, chunk in enumerate(_chunks(request, completion)):
         yield _written(request, chunk, is_first=number == 0)
     yield b"" if request.as_events else b"]"
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    """The body of an answer to `countTokens`."""
     return {"totalTokens": num_tokens}
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
-    """The body of an error."""
     status = ERROR_STATUS.get(error.status, "FAILED_PRECONDITION" if error.status < 500 else "INTERNAL")
     return {"error": {"code": error.status, "message": str(error), "status": status}}
 
 
 def error_event(request: GeminiRequest, error: RequestError | BackendError) -> bytes:
-    """An error after a stream has begun."""
     written = _written(request, error_body(error), is_first=True)
     return written if request.as_events else written + b"]"
 
 
 def models(name: str) -> dict[str, Any]:
-    """The body of `GET /v1beta/models`."""
     return {"models": [model(name)]}
 
 
 def model(name: str) -> dict[str, Any]:
-    """One entry of the list of models."""
     methods = [*METHODS, "countTokens"]
     return {"name": f"models/{name}", "version": "1", "displayName": name, "supportedGenerationMethods": methods}
 
 
 def _chunks(request: GeminiRequest, completion: Completion) -> Iterator[dict[str, Any]]:
-    """Thoughts, text and calls of each candidate. Its last chunk says why it ended; the very last has the usage."""
+    """Thoughts, text and calls of each candidate; its last chunk has the finish reason, the very last the usage."""
     last = len(completion.choices) - 1
     for index, choice in enumerate(completion.choices):
         parts = _parts(request, choice)
@@ -106,7 +100,7 @@ def _parts(request: GeminiRequest, choice: Choice) -> list[Part]:
         parts.append({"text": message.content})
     parts += [{"functionCall": {"id": one.id, "args": one.arguments, "name": one.name}} for one in message.tool_calls]
     if message.reasoning:
-        # The first part behind the thoughts carries them for clients that drop thoughts.
+        # The first part after the thoughts carries them for clients that drop thoughts.
         parts[0]["thoughtSignature"] = seal(message.reasoning)
         if request.with_thoughts:
             parts.insert(0, {"text": message.reasoning, "thought": True})

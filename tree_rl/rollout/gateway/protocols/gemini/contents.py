@@ -1,4 +1,4 @@
-"""Gemini's contents to messages."""
+"""Converts Gemini's contents to messages."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +12,14 @@ from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_
 
 ROLES = ("user", "model", "function")
 UNSEEN = {"image": "image", "audio": "sound"}
-"""Beginning of a media type -> what it is. All else is a file."""
+"""Name of each kind of media, by the first part of its type. All others are files."""
 
 
 def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatMessage]:
-    """Read the field `contents`. Clients keep each chunk of a streamed turn as a content of its own.
+    """Read the field `contents`. Joins a turn's contents, as clients store each streamed chunk as a separate content.
 
     Args:
-        left_out: gets the kind of each part that a text model does not see.
+        left_out: receives the kind of each part that a text model cannot read.
     """
     messages: list[ChatMessage] = []
     num_calls = 0
@@ -36,7 +36,6 @@ def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatM
 
 
 def text_of_parts(parts: Iterable[Fields], left_out: list[str]) -> str:
-    """The joined texts of parts."""
     return "\n".join(_text(part, left_out) for part in parts)
 
 
@@ -53,7 +52,7 @@ def _turn(parts: Sequence[Fields], num_calls: int, left_out: list[str]) -> ChatM
     calls: list[CalledTool] = []
     sealed: str | None = None
     for part in parts:
-        # A signature of another server, or a client's own word, says nothing here.
+        # Signatures of other servers and of clients unseal to None.
         sealed = unseal(part.text("thoughtSignature", "")) or sealed
         if part.raw("functionCall") is not None:
             calls.append(_called(part.child("functionCall"), f"call_{num_calls + len(calls)}"))
@@ -61,7 +60,7 @@ def _turn(parts: Sequence[Fields], num_calls: int, left_out: list[str]) -> ChatM
             thoughts.append(part.text("text", ""))
         else:
             texts.append(_text(part, left_out))
-    # Chunks of one text.
+    # No separator: the parts are chunks of one text.
     reasoning = sealed or "".join(thoughts) or None
     return ChatMessage(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
 
@@ -74,7 +73,7 @@ def _called(call: Fields, name: str) -> CalledTool:
 
 
 def _given(parts: Sequence[Fields], left_out: list[str]) -> list[ChatMessage]:
-    """Tool results are messages of their own, in front of the user's text."""
+    """Tool results become separate messages before the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Requests of Gemini's API. Google's servers read names in both spellings, so both are read here."""
+"""Requests of Gemini's API. Like Google's servers, we read names in camel case and in snake case."""
 
 import re
 from collections.abc import Mapping
@@ -19,15 +19,16 @@ from tree_rl.rollout.gateway.protocols.fields import (
 from tree_rl.rollout.gateway.protocols.gemini.contents import read_contents, text_of_parts
 from tree_rl.rollout.gateway.protocols.gemini.schemas import plain_schema
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.request_fields import notes_of_unknown
 
 METHODS = {"generateContent": False, "streamGenerateContent": True}
-"""Method -> True if it streams."""
+"""Methods, and True for those that stream."""
 KEY_HEADER = "x-goog-api-key"
 KNOWN = {
     *("cachedContent", "contents", "generationConfig", "model", "systemInstruction", "toolConfig", "tools"),
     *("labels", "safetySettings", "serviceTier", "store"),
 }
-"""The last four have no effect: nothing here filters answers, bills them or keeps them."""
+"""Known fields. The last four have no effect: the gateway does not filter, bill or store answers."""
 READ_CONFIG = {
     *("candidateCount", "frequencyPenalty", "maxOutputTokens", "presencePenalty", "responseJsonSchema"),
     *("responseMimeType", "responseModalities", "responseSchema", "seed", "stopSequences", "temperature"),
@@ -41,9 +42,6 @@ CONFIG_REFUSED = (
     *("audioTranscriptionConfig", "imageConfig", "logprobs", "responseFormat", "responseLogprobs", "speechConfig"),
     "translationConfig",
 )
-SHOWN_NAME = 40
-MANY_UNKNOWN = 20
-"""Most unknown fields of one request whose names stay in the session's record."""
 MAX_CANDIDATES = 128
 
 
@@ -58,15 +56,14 @@ class ProtoFields(Fields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeminiRequest(ChatRequest):
-    """A request and the form of its answer."""
+    """A request of Gemini's API."""
 
     as_events: bool
-    """Stream events; else the elements of a JSON list."""
+    """True if the answer is streamed as events, False as elements of a JSON list."""
     with_thoughts: bool
 
     @property
     def stream_type(self) -> str:
-        """Media type of a streamed answer."""
         # `super()` of a class with slots needs its name.
         return super(GeminiRequest, self).stream_type if self.as_events else "application/json"
 
@@ -86,9 +83,8 @@ def read_request(body: Any, *, model: str, is_stream: bool, as_events: bool) -> 
     known_config = READ_CONFIG | CONFIG_WITHOUT_EFFECT | {*CONFIG_REFUSED}
     unknown = [name for name in fields.names() if name not in KNOWN]
     unknown += [config.name(name) for name in config.names() if name not in known_config]
-    notes = [f"field {name[:SHOWN_NAME]}" for name in unknown[:MANY_UNKNOWN]]
     return GeminiRequest(
-        **{**read, "left_out": tuple(dict.fromkeys([*notes, *read["left_out"]]))},
+        **{**read, "left_out": tuple(dict.fromkeys([*notes_of_unknown(unknown), *read["left_out"]]))},
         model=model,
         json=_json(config),
         count=config.integer("candidateCount", 1, low=1, high=MAX_CANDIDATES) or 1,
@@ -111,12 +107,10 @@ def read_count_request(body: Any, *, model: str) -> ChatRequest:
 
 
 def key_of(request: Request) -> str | None:
-    """The key that a client of Gemini sends."""
     return request.headers.get(KEY_HEADER) or request.query_params.get("key")
 
 
 def speaks_gemini(request: Request) -> bool:
-    """Whether a request is one of Gemini's API."""
     path = request.scope["path"]
     return (
         KEY_HEADER in request.headers
@@ -126,7 +120,6 @@ def speaks_gemini(request: Request) -> bool:
 
 
 def camel(name: Any) -> Any:
-    """A key in camel case."""
     return re.sub("_([a-z])", lambda found: found[1].upper(), name) if isinstance(name, str) else name
 
 
@@ -135,7 +128,6 @@ def _child(fields: ProtoFields, key: str) -> ProtoFields:
 
 
 def _content(fields: ProtoFields) -> dict[str, Any]:
-    """Messages and tools."""
     left_out: list[str] = []
     messages = read_contents(fields.objects("contents", required=True), left_out)
     if not messages:
@@ -148,7 +140,6 @@ def _content(fields: ProtoFields) -> dict[str, Any]:
 
 
 def _tools(fields: ProtoFields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The tools that are offered, and those of which one must be called."""
     tools: list[Mapping[str, Any]] = []
     for tool in fields.objects("tools"):
         foreign = [name for name in tool.names() if name != "functionDeclarations" and tool.raw(name) is not None]

@@ -1,4 +1,4 @@
-"""Gemini's schemas, which spell types in capitals, as JSON schemas."""
+"""Converts Gemini's schemas, whose types are in capitals, to JSON schemas."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ NAMED = ("properties", "defs", "$defs")
 """Keys whose values map names to schemas."""
 LISTED = ("anyOf", "prefixItems")
 WORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-"""Numbers that Gemini's JSON writes as texts, as it does with every 64-bit number."""
+"""Keys whose numbers are strings, like every 64-bit number in Gemini's JSON."""
 
 
 def plain_schema(schema: Any) -> Any:
-    """A schema with its types in small letters. What is no schema stays as it is."""
+    """Convert a schema. Anything that is no schema stays as it is."""
     if not isinstance(schema, dict):
         return schema
     plain: dict[str, Any] = {}

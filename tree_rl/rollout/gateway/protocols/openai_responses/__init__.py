@@ -1,4 +1,4 @@
-"""OpenAI's Responses API. Answers are those that the types of OpenAI's SDK write."""
+"""OpenAI's Responses API. Answers equal those that OpenAI's SDK serializes."""
 
 from tree_rl.rollout.gateway.protocols.openai_chat import PING, error_body, model, models
 from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, token_count

@@ -1,4 +1,4 @@
-"""Whole answers of the Responses API: a response and its output items."""
+"""Complete answers of the Responses API: a response and its output items."""
 
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -12,11 +12,10 @@ from tree_rl.rollout.gateway.protocols.openai_responses.requests import Response
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
-# Written by hand, as chat completions are. A test compares them with the SDK's types.
+# Written by hand like chat completions; a test compares them with the SDK's types.
 
 
 def answer(request: ResponsesRequest, completion: Completion) -> dict[str, Any]:
-    """The body of a whole answer."""
     (choice,) = completion.choices
     is_cut = choice.stop_cause == "length"
     return response(
@@ -30,12 +29,11 @@ def answer(request: ResponsesRequest, completion: Completion) -> dict[str, Any]:
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    """The body of an answer to `input_tokens`."""
     return {"input_tokens": num_tokens, "object": "response.input_tokens"}
 
 
 def response(request: ResponsesRequest, status: str, **parts: Any) -> dict[str, Any]:
-    """A response in some status; `parts` replaces what it is without an answer."""
+    """A response; `parts` override the values of one without an answer."""
     return {
         "id": request.response_id,
         "object": "response",
@@ -53,7 +51,7 @@ def response(request: ResponsesRequest, status: str, **parts: Any) -> dict[str, 
 
 
 def error_code(error: BaseException | None) -> str:
-    """Why a response failed, in the API's words."""
+    """The API's code of the error that made a response fail."""
     if isinstance(error, RequestError):
         return error.code if error.code == "context_length_exceeded" else "invalid_prompt"
     is_busy = isinstance(error, BackendError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
@@ -61,7 +59,7 @@ def error_code(error: BaseException | None) -> str:
 
 
 def output_items(request: ResponsesRequest, choice: Choice) -> list[dict[str, Any]]:
-    """Reasoning, text and calls of a turn, in this order."""
+    """The reasoning, text and calls of a turn, in this order."""
     items = list(_items(request, choice))
     if choice.stop_cause == "length" and items[-1]["type"] != "custom_tool_call":
         items[-1]["status"] = "incomplete"
@@ -99,7 +97,7 @@ def _call(request: ResponsesRequest, call: CalledTool, name: str) -> dict[str, A
 
 
 def _log_probs(choice: Choice) -> list[Mapping[str, Any]]:
-    """None of a token that ends inside a character are its bytes known."""
+    """Log-probs of the text; `bytes` is empty for a token that ends inside a character."""
     return [
         {"token": text, "bytes": [] if "\ufffd" in text else list(text.encode()), "logprob": value, "top_logprobs": []}
         for text, value in choice.tokens or ()

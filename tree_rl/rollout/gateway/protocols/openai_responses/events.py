@@ -1,4 +1,4 @@
-"""Streamed answers of the Responses API: typed events with a sequence number each."""
+"""Streamed answers of the Responses API: typed events with sequence numbers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,23 +12,21 @@ from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, e
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
 
 Event = tuple[str, dict[str, Any]]
-"""Its type behind `response.`, and its fields."""
+"""An event's type without `response.`, and its fields."""
 
 
 def stream(request: ResponsesRequest, completion: Completion) -> Iterator[bytes]:
-    """The events of a streamed answer."""
     for number, (kind, body) in enumerate(_events(request, completion)):
         yield _written(f"response.{kind}", {**body, "sequence_number": number})
 
 
 def error_event(request: ResponsesRequest, error: RequestError | BackendError) -> bytes:
-    """The events of an error after a stream has begun."""
     body = openai_chat.error_body(error)
     fields = {key: body["error"][key] for key in ("code", "message", "param")}
     failure = {"code": error_code(error), "message": str(error)}
     events = (
         ("response.created", {"response": response(request, "in_progress")}),
-        # The API has the fields side by side. OpenAI's SDK raises for an object that they stand in.
+        # The API has these fields at the top level. OpenAI's SDK raises only if they are also in an object.
         ("error", {**fields, **body}),
         ("response.failed", {"response": response(request, "failed", error=failure)}),
     )
@@ -37,9 +35,9 @@ def error_event(request: ResponsesRequest, error: RequestError | BackendError) -
 
 def _events(request: ResponsesRequest, completion: Completion) -> Iterator[Event]:
     done = answer(request, completion)
-    begun = response(request, "in_progress")
-    yield "created", {"response": begun}
-    yield "in_progress", {"response": begun}
+    started = response(request, "in_progress")
+    yield "created", {"response": started}
+    yield "in_progress", {"response": started}
     for index, item in enumerate(done["output"]):
         place = {"item_id": item["id"], "output_index": index}
         yield "output_item.added", {"output_index": index, "item": _empty(item)}
@@ -56,7 +54,6 @@ def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(item: Mapping[str, Any]) -> Iterator[Event]:
-    """The events that fill an item."""
     match item["type"]:
         case "reasoning":
             for index, part in enumerate(item["summary"]):

@@ -1,4 +1,4 @@
-"""Input items to messages. Items that one turn was made of become one message again."""
+"""Converts input items to messages. The items of one turn become one message again."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,31 +12,34 @@ from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 UNSEEN_PARTS = {"input_image": "image", "input_file": "file", "input_audio": "sound"}
-"""Types of parts that no text model reads -> what they are."""
+"""Names of the parts that a text model cannot read, by their type."""
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
 
 class Remembered(Protocol):
-    """What a session knows of its answers."""
+    """A session's stored answers."""
 
     def item(self, item_id: str) -> Mapping[str, Any] | None:
-        """A stored output item."""
+        """A stored output item; None if it is unknown."""
 
     def calls_with(self, call_id: str) -> tuple[CalledTool, ...]:
-        """All tool calls of the turn that made this one; empty for a call of others."""
+        """All tool calls of the turn that made this call; empty if no turn of the session did."""
 
     def conversation(self, response_id: str) -> tuple[ChatMessage, ...]:
-        """The messages up to a stored response, its own included. Raises `RequestError` for an unknown one."""
+        """The messages up to a stored response, including it. Raises `RequestError` for an unknown response."""
 
 
 def read_items(
     items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered
 ) -> tuple[list[ChatMessage], list[str]]:
-    """Read the field `input`; the messages of earlier responses stand in front.
+    """Read the field `input`.
+
+    Args:
+        history: messages of earlier responses, which come first.
 
     Returns:
-        The messages, and what they hold that a text model does not see.
+        The messages, and the kinds of their parts that a text model cannot read.
     """
     conversation = _Conversation(history, remembered)
     for item in items:
@@ -45,14 +48,14 @@ def read_items(
 
 
 class _Conversation:
-    """Messages, and how far the last turn of the assistant has come: reasoning, text, calls, in this order."""
+    """Messages, and how far the assistant's last turn is complete: reasoning, text and calls, in this order."""
 
     def __init__(self, history: Sequence[ChatMessage], remembered: Remembered) -> None:
         self.messages = list(history)
         self.left_out: list[str] = []
         self._remembered = remembered
         self._stage = ""
-        """Kind of the last item if it is the assistant's: reasoning, text or calls. Else empty."""
+        """Kind of the last item if it is the assistant's (reasoning, text or calls), else empty."""
 
     def add(self, item: Fields) -> None:
         kind = item.text("type", "item_reference" if item.raw("role") is None else "message")
@@ -91,22 +94,21 @@ class _Conversation:
         turn = self._remembered.calls_with(call.id)
         call = next((known for known in turn if known.id == call.id and _is_same(known, call)), call)
         place = len(self.messages) - 1
-        # Clients may put each result right behind its call. The calls are one turn's all the same.
+        # Clients may put each result directly after its call; such calls still belong to one turn.
         while place >= 0 and self.messages[place].role == "tool":
             place -= 1
-        behind = self.messages[place].tool_calls if place >= 0 else ()
-        alike = [one for one in behind if one.id == call.id and _is_same(one, call)]
-        if alike and call.id not in [message.tool_call_id for message in self.messages[place + 1 :]]:
+        earlier = self.messages[place].tool_calls if place >= 0 else ()
+        is_repeated = any(one.id == call.id and _is_same(one, call) for one in earlier)
+        if is_repeated and call.id not in [message.tool_call_id for message in self.messages[place + 1 :]]:
             return
-        # An id that has its result is used again: another turn.
-        if self._stage == "" and not alike and behind and behind[0].id in [known.id for known in turn]:
-            self.messages[place] = replace(self.messages[place], tool_calls=(*behind, call))
+        # An id that already has its result and is used again starts another turn.
+        if self._stage == "" and not is_repeated and earlier and earlier[0].id in [known.id for known in turn]:
+            self.messages[place] = replace(self.messages[place], tool_calls=(*earlier, call))
             return
         calls = self.messages[-1].tool_calls if self._stage else ()
         self._extend({"reasoning", "text", "calls"}, "calls", tool_calls=(*calls, call))
 
     def _text(self, fields: Fields, key: str) -> str:
-        """A text, or the joined texts of a list of parts."""
         content = fields.raw(key)
         if isinstance(content, str):
             return content
@@ -123,7 +125,7 @@ class _Conversation:
         return "\n".join(texts)
 
     def _extend(self, stages: set[str], stage: str, **parts: Any) -> None:
-        """Go on with the assistant's last turn if it is at one of these stages, else begin one."""
+        """Extend the assistant's last turn if it is at one of these stages, else start one."""
         if self._stage not in stages:
             self._append(ChatMessage(role="assistant", **parts), stage=stage)
             return
@@ -139,7 +141,7 @@ class _Conversation:
 
 
 def _reasoning(item: Fields) -> str | None:
-    """The token says it exactly, then the plain text, then the summary, which is all of it as well."""
+    """The reasoning of an item: from the token, which is exact, else from the text, else from the summary."""
     token = item.text("encrypted_content", "")
     opened = unseal(token)
     if opened is not None:
@@ -158,7 +160,7 @@ def _reasoning(item: Fields) -> str | None:
 
 
 def _is_same(known: CalledTool, sent: CalledTool) -> bool:
-    """Whether a client sent back a call as it was given. It may leave out the namespace."""
+    """True if a client sent back a call unchanged, perhaps without its namespace."""
     if sent.arguments in (known.arguments, {"input": custom_input(known)}):
         return known.name == sent.name or known.name.endswith(NAMESPACE_MARK + sent.name)
     return False

@@ -1,4 +1,4 @@
-"""Requests of the Responses API: what is read, what is without effect here, what is refused."""
+"""Reads requests of the Responses API: which fields it reads, ignores and refuses."""
 
 import secrets
 import time
@@ -12,6 +12,7 @@ from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, chosen_tools, read_tools
+from tree_rl.rollout.gateway.protocols.request_fields import notes_of_unknown
 
 ECHOED: Mapping[str, Any] = {
     "background": None,
@@ -35,18 +36,15 @@ ECHOED: Mapping[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""What an answer repeats of its request, and what it says where the request is silent."""
+"""Fields that an answer repeats from its request, and their values if the request lacks them."""
 READ = {*ECHOED, "include", "input", "model", "stream"}
 WITHOUT_EFFECT = {
     *("access_programs", "background_options", "client_metadata", "image", "prompt_cache_options"),
     *("prompt_cache_retention", "stream_options"),
 }
-"""Fields of OpenAI's own machinery: nothing here differs with them."""
+"""Fields of OpenAI's infrastructure, which have no effect here."""
 REFUSED = ("context_management", "conversation", "moderation", "prompt")
 KNOWN = {*READ, *WITHOUT_EFFECT, *REFUSED}
-SHOWN_NAME = 40
-MANY_UNKNOWN = 20
-"""Most unknown fields of one request whose names stay in the session's record."""
 INCLUDABLE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -61,23 +59,22 @@ INCLUDABLE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponsesRequest(ChatRequest):
-    """A request and what its answer repeats."""
+    """A request of the Responses API."""
 
     response_id: str
     created: int
     """Unix time in seconds."""
     conversation: tuple[ChatMessage, ...]
-    """The messages without `instructions`, which a later response does not take over."""
+    """The messages without `instructions`, which a later response does not inherit."""
     input_items: tuple[Mapping[str, Any], ...] = ()
-    """Items of the input, as sent."""
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
     is_background: bool = False
     with_summary: bool = False
-    """Show the reasoning as its summary, too."""
+    """True if the answer's summary contains the reasoning."""
     with_token: bool = False
-    """Answer with `encrypted_content`."""
+    """True if the answer contains `encrypted_content`."""
 
 
 def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
@@ -119,7 +116,6 @@ def read_count_request(body: Any, remembered: Remembered) -> ChatRequest:
 
 
 def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
-    """Model, messages and tools."""
     previous = fields.text("previous_response_id", "")
     history = remembered.conversation(previous) if previous else ()
     sent = fields.raw("input")
@@ -135,7 +131,7 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     system = [ChatMessage(role="system", content=instructions)] if instructions else []
     toolbox = read_tools(fields.objects("tools"))
     tools, must_call = chosen_tools(fields, toolbox.functions)
-    unknown = [f"field {name[:SHOWN_NAME]}" for name in fields.names() if name not in KNOWN][:MANY_UNKNOWN]
+    unknown = notes_of_unknown([name for name in fields.names() if name not in KNOWN])
     return {
         "model": fields.text("model", "default"),
         "messages": (*system, *conversation),
@@ -149,7 +145,6 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
 
 
 def _refuse(fields: Fields) -> None:
-    """Refuse what the gateway does not do."""
     for key in REFUSED:
         if fields.raw(key):
             raise RequestError("not supported by this gateway; leave it out", field=key)

@@ -1,4 +1,4 @@
-"""What the API serves of stored responses: reading, input items, cancelling, deleting."""
+"""Endpoints of stored responses: read, list input items, cancel, delete."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -33,7 +33,7 @@ async def cancel(stored: StoredResponses, request: Request) -> dict[str, Any]:
 
 
 async def list_input_items(stored: StoredResponses, request: Request) -> dict[str, Any]:
-    """`GET /v1/responses/{id}/input_items`, in pages of `limit` behind the item `after`."""
+    """`GET /v1/responses/{id}/input_items`: one page of `limit` items after the item `after`."""
     items = stored.input_items(request.path_params["response"])
     if request.query_params.get("order", "desc") == "desc":
         items.reverse()
@@ -56,4 +56,4 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", f"{PATH}/{{response}}/cancel", cancel),
     ("GET", f"{PATH}/{{response}}/input_items", list_input_items),
 )
-"""Method, path behind the API's address, and endpoint."""
+"""Method, path below the API's address, and endpoint."""

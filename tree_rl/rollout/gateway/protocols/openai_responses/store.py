@@ -1,4 +1,4 @@
-"""The responses of one session, for `previous_response_id`, item references and later reading."""
+"""Stores the responses of one session, for `previous_response_id`, item references and later reading."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,19 +12,18 @@ from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, e
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
 
 MAX_STORED_BYTES = 32 << 20
-"""Bytes of the requests whose responses are kept. Clients that send whole conversations need none of them again."""
+"""Limit of the stored responses' requests. Clients that send whole conversations need no stored response."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Stored:
     request: ResponsesRequest
     task: asyncio.Task[Completion] | None = None
-    """Task of a response in the background."""
     completion: Completion | None = None
 
 
 class StoredResponses:
-    """Responses, newest last. The oldest are forgotten beyond `MAX_STORED_BYTES`."""
+    """Responses, newest last. Drops the oldest beyond `MAX_STORED_BYTES`."""
 
     def __init__(self) -> None:
         self._responses: dict[str, _Stored] = {}
@@ -33,14 +32,14 @@ class StoredResponses:
         self._num_bytes = 0
 
     def expect(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
-        """Remember the answer to a request once it is there; one in the background is stored from now on."""
+        """Store the answer to a request when it is ready, and a background response immediately."""
         if request.is_background:
             self._keep(_Stored(request=request, task=task))
-        # Nobody reads an answer before this: it is the task's first callback.
+        # It is the task's first callback, so nobody reads the answer before it is stored.
         task.add_done_callback(lambda done: self._finish(request, done))
 
     def remember(self, request: ResponsesRequest, completion: Completion) -> None:
-        """Remember an answer: its tool calls, and all of it if the client wants it stored."""
+        """Store an answer's tool calls, and all of it if the client wants it stored."""
         calls = completion.choices[0].message.tool_calls
         self._calls.update((call.id, calls) for call in calls)
         if request.is_stored and not request.is_background:
@@ -51,7 +50,7 @@ class StoredResponses:
             self._items.update((item["id"], item) for item in answer(request, completion)["output"])
 
     def body(self, response_id: str) -> dict[str, Any]:
-        """A response as it stands. Raises `RequestError` for an unknown one."""
+        """A response in its current state. Raises `RequestError` for an unknown response."""
         stored = self._stored(response_id)
         if stored.completion is not None:
             return answer(stored.request, stored.completion)
@@ -64,7 +63,7 @@ class StoredResponses:
         return response(stored.request, "failed", error=error)
 
     async def cancel(self, response_id: str) -> dict[str, Any]:
-        """Stop a response in the background. One that is done stays as it is."""
+        """Stop a background response, unless it is already complete."""
         stored = self._stored(response_id)
         if stored.task is None:
             raise RequestError("cannot cancel a response that was not created with background=true")
@@ -73,27 +72,24 @@ class StoredResponses:
         return self.body(response_id)
 
     def delete(self, response_id: str) -> None:
-        """Forget a response. One in the background is stopped."""
+        """Delete a response; a background response is stopped."""
         stored = self._stored(response_id)
         if stored.task is not None:
             stored.task.cancel()
         self._forget(response_id)
 
     def input_items(self, response_id: str) -> list[dict[str, Any]]:
-        """What a response was asked with, oldest first."""
+        """The input items of a response's request, oldest first."""
         items = self._stored(response_id).request.input_items
         return [_whole(item, f"in_{response_id.removeprefix('resp_')}_{n}") for n, item in enumerate(items)]
 
     def item(self, item_id: str) -> Mapping[str, Any] | None:
-        """An output item of a stored response."""
         return self._items.get(item_id)
 
     def calls_with(self, call_id: str) -> tuple[CalledTool, ...]:
-        """All tool calls of the turn that made this one; empty for a call of others."""
         return self._calls.get(call_id, ())
 
     def conversation(self, response_id: str) -> tuple[ChatMessage, ...]:
-        """The messages up to a stored response, its own included. Raises `RequestError` for an unknown one."""
         try:
             stored = self._stored(response_id)
         except RequestError as error:
@@ -128,7 +124,7 @@ class StoredResponses:
 
 
 def _whole(item: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An input item with the fields that clients may leave out."""
+    """An input item, completed with the fields that clients may omit."""
     whole = {"id": name, "type": "message", **item}
     if whole["type"] == "message" and isinstance(whole.get("content"), str):
         kind = "output_text" if whole.get("role") == "assistant" else "input_text"

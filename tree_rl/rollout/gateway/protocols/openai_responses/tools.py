@@ -1,4 +1,4 @@
-"""Tools of the Responses API as functions, the only kind that chat templates know, and back."""
+"""Converts tools of the Responses API to functions, the only kind in chat templates, and their calls back."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ Functions = tuple[Mapping[str, Any], ...]
 CHOSEN = ("function", "custom")
 CallKind = Literal["function_call", "custom_tool_call"]
 UNASKED = ("web_search", "web_search_preview", "tool_search")
-"""Types of tools that only OpenAI runs, and that Codex sends with every request and works without."""
+"""Types of tools that only OpenAI runs, but that Codex sends with every request and can work without."""
 NAMESPACE_MARK = "__"
-"""Between a namespace and a tool's name, where the model sees one name."""
+"""Separator of a namespace and a tool's name in the name that the model sees."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +32,14 @@ class Toolbox:
     """The tools of a request."""
 
     functions: Functions = ()
-    """What the model is offered, in the format of chat completions."""
+    """Functions offered to the model, in the format of chat completions."""
     offered: Mapping[str, OfferedTool]
-    """Name that the model sees -> the tool."""
+    """Tools by the name that the model sees."""
     left_out: tuple[str, ...] = ()
     """Types of tools that are not offered."""
 
     def tool_of(self, call: CalledTool) -> OfferedTool:
-        """The tool that the model called. A name that was not offered is a function's."""
+        """The tool that the model called; a function if the name was not offered."""
         return self.offered.get(call.name) or OfferedTool(kind="function_call", name=call.name)
 
 
@@ -79,7 +79,7 @@ def read_tools(tools: Iterable[Fields]) -> Toolbox:
 
 
 def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple[str, ...]]:
-    """What the field `tool_choice` leaves of the tools, and those of which one must be called."""
+    """The tools that the field `tool_choice` allows, and those of which one must be called."""
     choice = fields.raw("tool_choice")
     if choice in (None, "auto"):
         return functions, ()
@@ -106,7 +106,6 @@ def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple
 
 
 def seen_name(name: str, namespace: str | None) -> str:
-    """The name that the model sees."""
     return f"{namespace}{NAMESPACE_MARK}{name}" if namespace else name
 
 
@@ -121,7 +120,7 @@ def read_call(fields: Fields) -> CalledTool:
 
 
 def custom_input(call: CalledTool) -> str:
-    """The text that a call hands to a custom tool: its one argument, or all of them if the model gave others."""
+    """The input of a custom tool: its one argument, or all arguments as JSON if the model gave others."""
     arguments = call.arguments
     if isinstance(arguments, str) or list(arguments) != ["input"]:
         return call.arguments_json
@@ -138,7 +137,7 @@ def _function(fields: Fields) -> dict[str, Any]:
     if not isinstance(parameters, dict | None):
         raise wrong(fields.name("parameters"), "a JSON schema", parameters)
     described = {"name": fields.text("name"), "description": fields.text("description", "")}
-    # The API's default is a function without parameters; templates print what stands here.
+    # In the API `parameters` may be absent, but templates print it.
     return {**described, "parameters": parameters or {"type": "object", "properties": {}}}
 
 
@@ -148,7 +147,7 @@ def _custom(fields: Fields) -> dict[str, Any]:
     if fields.raw("format") is not None:
         form = fields.child("format")
         if form.text("type") == "grammar":
-            # Nothing forces the grammar; the model is shown it, as OpenAI's are.
+            # The grammar is not enforced, only shown to the model.
             text["description"] += f" It follows this {form.text('syntax')} grammar:\n{form.text('definition')}"
     parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
     return {"name": fields.text("name"), "description": description, "parameters": parameters}
