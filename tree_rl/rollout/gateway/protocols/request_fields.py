@@ -1,4 +1,4 @@
-"""The treatment of each field of a request. `docs/request_fields.md` shows these tables; tests compare them with the SDKs."""
+"""The treatment of each field of a request, as docs/request_fields.md shows; tests compare the tables with the SDKs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
