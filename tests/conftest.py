@@ -1,5 +1,7 @@
 """Every test repeats: property tests draw the same examples everywhere. With `-n 2` two workers share the files."""
 
+import asyncio
+import inspect
 import os
 import tempfile
 from collections.abc import Iterator
@@ -36,6 +38,16 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         yield Path(made)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
