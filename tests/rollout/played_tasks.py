@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gateway_harness import serving
@@ -93,14 +92,3 @@ def task_of(prompt: str) -> SweTask:
 def shell_call(command: str) -> str:
     call = {"name": "shell", "arguments": {"command": command}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-
-def command_lines() -> list[str]:
-    lines = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                lines.append((entry / "cmdline").read_text(errors="replace"))
-            except OSError:
-                continue
-    return lines

@@ -102,14 +102,6 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
             {"max_tokens": 5, "messages": [QUESTION], "tool_choice": {"type": "any"}},
             "tool_choice: expected one of the offered tools (no tools), received 'any'",
         ),
-        (
-            {
-                "max_tokens": 5,
-                "messages": [QUESTION],
-                "output_config": {"format": {"type": "json_schema", "schema": {}}},
-            },
-            "output_config.format.schema: expected text",
-        ),
         ({"max_tokens": 5, "messages": [QUESTION], "mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported"),
     ],
     "responses": [

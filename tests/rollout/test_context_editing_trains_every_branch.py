@@ -22,7 +22,7 @@ from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import rows_of_calls
 
-ROWS = {"claude_compacts": 3, "claude_clears": 2, "claude_forks": 3, "opencode_compacts": 3, "opencode_prunes": 2}
+ROWS = {"claude_compacts": 3, "claude_forks": 3, "opencode_prunes": 2}
 """Kind of editing -> rows."""
 CONTEXT_TOKENS = 1100
 
@@ -113,11 +113,8 @@ REQUESTS: dict[str, tuple[int, list[HeardRequest]]] = {
         ],
     ),
     "the same twice": (2, [chat(ASKED), chat(ASKED)]),
-    "the same twice, and one goes on": (2, [chat(ASKED), chat(ASKED), chat(*ANSWERED)]),
-    "both go on": (2, [chat(ASKED), chat(ASKED), chat(*ANSWERED), chat(ASKED, ("assistant", "B"), ("user", "c"))]),
     "one answer goes on twice": (2, [chat(ASKED), chat(*ANSWERED), chat(ASKED, ("assistant", "b"), ("user", "d"))]),
     "an edited question": (2, [chat(ASKED), chat(("user", "A"), *ANSWERED[1:])]),
-    "an answer left out": (2, [chat(ASKED), chat(ASKED, ("user", "c"))]),
     "other tools": (2, [chat(ASKED), chat(*ANSWERED, tools=[{"name": "shell"}])]),
     "a refused request": (1, [chat(ASKED), chat(*ANSWERED, status=400)]),
     "arguments in another order": (
