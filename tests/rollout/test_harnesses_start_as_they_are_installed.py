@@ -201,6 +201,7 @@ def run_matrix(folder: Path, clients: list[str]) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_matrix_counts_every_token(tmp_path: Path) -> None:
     cells = run_matrix(tmp_path, ["anthropic"])
     assert [(one["client"], one["stream"]) for one in cells] == [("anthropic", "streamed"), ("anthropic", "whole")]
