@@ -36,25 +36,22 @@ def opened(folder: Path) -> Sandbox:
     return open_sandbox(options, image="example/repository:1", directory=str(folder / "testbed"))
 
 
-def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play() -> None:
-        sandbox = opened(docker)
-        try:
-            await sandbox.start()
-            await sandbox.write({"answer.py": "print(6 * 7)"})
-            done = await sandbox.run("python3 answer.py; exit 3")
-            assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
-            # As for a command that may take longer than one request does.
-            monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
-            monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
-            started = time.monotonic()
-            slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
-            assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
-            assert 1.5 <= slow.seconds <= time.monotonic() - started
-        finally:
-            await sandbox.close()
-
-    asyncio.run(play())
+async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = opened(docker)
+    try:
+        await sandbox.start()
+        await sandbox.write({"answer.py": "print(6 * 7)"})
+        done = await sandbox.run("python3 answer.py; exit 3")
+        assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
+        # As for a command that may take longer than one request does.
+        monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
+        monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
+        started = time.monotonic()
+        slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
+        assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
+        assert 1.5 <= slow.seconds <= time.monotonic() - started
+    finally:
+        await sandbox.close()
     inspected, run, killed = asked(docker)
     assert inspected == ["inspect", "example/repository:1"]
     name = run[run.index("--name") + 1]

@@ -128,25 +128,21 @@ def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(doc
     assert (reward, "does not answer" in report.output) == (0.0, True), report
 
 
-def test_a_stopped_container_takes_no_command(docker: Path) -> None:
+async def test_a_stopped_container_takes_no_command(docker: Path) -> None:
     options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
-
-    async def play() -> None:
+    sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
+    try:
+        await sandbox.stop()
         sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
-        try:
-            await sandbox.stop()
-            sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
-            await sandbox.start()
-            await sandbox.stop()
-            await sandbox.stop()
-            with pytest.raises(SandboxDied, match="stopped"):
-                await sandbox.run("true")
-            with pytest.raises(SandboxDied, match="stopped"):
-                await sandbox.write({"a": "b"})
-        finally:
-            await sandbox.close()
-
-    asyncio.run(play())
+        await sandbox.start()
+        await sandbox.stop()
+        await sandbox.stop()
+        with pytest.raises(SandboxDied, match="stopped"):
+            await sandbox.run("true")
+        with pytest.raises(SandboxDied, match="stopped"):
+            await sandbox.write({"a": "b"})
+    finally:
+        await sandbox.close()
 
 
 def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:

@@ -226,17 +226,15 @@ async def test_a_stopped_session_answers_403_and_keeps_its_record(chatml: PreTra
 
 
 @pytest.mark.parametrize("act", ENDS)
-def test_a_cancelled_session_leaves_nothing(act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_session_leaves_nothing(
+    act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
-
-    async def cancel() -> None:
-        running = asyncio.create_task(run(act, seconds=60))
-        await asyncio.sleep(0.4)
-        running.cancel()
-        await asyncio.wait({running})
-        assert running.cancelled() or running.result().reward == 0.5
-
-    asyncio.run(cancel())
+    running = asyncio.create_task(run(act, seconds=60))
+    await asyncio.sleep(0.4)
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled() or running.result().reward == 0.5
     assert not running(MARK)
     assert not list(open_folder.iterdir())
 

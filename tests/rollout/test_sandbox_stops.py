@@ -105,73 +105,62 @@ def test_parallel_commands_do_not_end_each_other() -> None:
         assert results[0].exit_code == 0
 
 
-def test_a_queued_command_never_starts(tmp_path: Path) -> None:
+async def test_a_queued_command_never_starts(tmp_path: Path) -> None:
     """More calls than threads: those that wait in the queue must not start after the stop."""
-
-    async def run() -> None:
-        sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
-        await sandbox.start()
-        try:
-            number = 3 * command_threads()._max_workers
-            calls = [asyncio.create_task(sandbox.run(f"echo > begun{i}; sleep 600")) for i in range(number)]
-            await asyncio.sleep(0.5)
-            await sandbox.stop()
-            done = await asyncio.gather(*calls, return_exceptions=True)
-            assert sum(isinstance(one, SandboxDied) for one in done) >= number - command_threads()._max_workers
-            begun = len(list(sandbox._folder.directory.iterdir()))  # type: ignore[union-attr]
-            assert begun <= command_threads()._max_workers
-            with pytest.raises(SandboxDied, match="stopped"):
-                await sandbox.run("true")
-            with pytest.raises(SandboxDied, match="stopped"):
-                await sandbox.write({"a": "b"})
-        finally:
-            await sandbox.close()
-
-    asyncio.run(run())
+    sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
+    await sandbox.start()
+    try:
+        number = 3 * command_threads()._max_workers
+        calls = [asyncio.create_task(sandbox.run(f"echo > begun{i}; sleep 600")) for i in range(number)]
+        await asyncio.sleep(0.5)
+        await sandbox.stop()
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(isinstance(one, SandboxDied) for one in done) >= number - command_threads()._max_workers
+        begun = len(list(sandbox._folder.directory.iterdir()))  # type: ignore[union-attr]
+        assert begun <= command_threads()._max_workers
+        with pytest.raises(SandboxDied, match="stopped"):
+            await sandbox.run("true")
+        with pytest.raises(SandboxDied, match="stopped"):
+            await sandbox.write({"a": "b"})
+    finally:
+        await sandbox.close()
 
 
 @pytest.mark.parametrize("number", range(0, 10, 3))
-def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number: int) -> None:
+async def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number: int) -> None:
     """The agent writes again and again; after the stop the file never changes."""
-
-    async def run() -> None:
-        sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
-        await sandbox.start()
-        try:
-            racing = "i=0; while :; do i=$((i+1)); echo $i > count; (setsid sh -c 'echo $i > late' &); done"
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2 + 0.03 * number):
-                    await sandbox.run(racing)
-            await asyncio.gather(sandbox.stop(), sandbox.stop())
-            assert not sandbox._calls
-            before = await sandbox.read("count"), await sandbox.read("late")
-            await asyncio.sleep(0.2)
-            assert (await sandbox.read("count"), await sandbox.read("late")) == before
-            judge = sandbox.fresh()
-            await judge.start()
-            await sandbox.copy_to(judge, leave_out=lambda path: path == "late")
-            read = await judge.run("ls; cat count")
-            assert read.output == f"count\n{before[0]}"
-            await judge.close()
-        finally:
-            await sandbox.close()
-
-    asyncio.run(run())
+    sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
+    await sandbox.start()
+    try:
+        racing = "i=0; while :; do i=$((i+1)); echo $i > count; (setsid sh -c 'echo $i > late' &); done"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2 + 0.03 * number):
+                await sandbox.run(racing)
+        await asyncio.gather(sandbox.stop(), sandbox.stop())
+        assert not sandbox._calls
+        before = await sandbox.read("count"), await sandbox.read("late")
+        await asyncio.sleep(0.2)
+        assert (await sandbox.read("count"), await sandbox.read("late")) == before
+        judge = sandbox.fresh()
+        await judge.start()
+        await sandbox.copy_to(judge, leave_out=lambda path: path == "late")
+        read = await judge.run("ls; cat count")
+        assert read.output == f"count\n{before[0]}"
+        await judge.close()
+    finally:
+        await sandbox.close()
 
 
-def test_stop_and_close_work_before_a_start_and_during_one() -> None:
-    async def run() -> None:
-        unstarted = LocalSandbox(SandboxOptions(limits=PATIENT))
-        await unstarted.stop()
-        await unstarted.close()
-        cancelled = LocalSandbox(SandboxOptions(limits=PATIENT))
-        starting = asyncio.create_task(cancelled.start())
-        await asyncio.sleep(0)
-        starting.cancel()
-        await cancelled.close()
-        assert cancelled._folder is None or not cancelled._folder.directory.exists()
-
-    asyncio.run(run())
+async def test_stop_and_close_work_before_a_start_and_during_one() -> None:
+    unstarted = LocalSandbox(SandboxOptions(limits=PATIENT))
+    await unstarted.stop()
+    await unstarted.close()
+    cancelled = LocalSandbox(SandboxOptions(limits=PATIENT))
+    starting = asyncio.create_task(cancelled.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await cancelled.close()
+    assert cancelled._folder is None or not cancelled._folder.directory.exists()
 
 
 def test_a_judge_has_another_directory_and_another_user() -> None:
