@@ -26,6 +26,7 @@ from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
 
+pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "extend.md"
 TASK = {"words": {"tree": "a plant", "row": "a line"}, "wanted": "row"}
 MESSAGES = [{"role": "user", "content": "Name a word."}]
