@@ -146,20 +146,20 @@ def check(result: tuple[int, str, str], message: str) -> None:
     assert len(err) < 700
 
 
-def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, qwen_tokenizer: Path, tree_rl: Run) -> None:
+def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, chatml: Path, tree_rl: Run) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(ACCENT.encode("utf-16"))
     out = tmp_path / "figures"
     check(tree_rl("bench", "--model", "tiny", "--data", path, "--out", out), "received UTF-16")
     assert not out.exists()
     path.write_text('[{"messages": [{"role": "user", "content": "\\ud800"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "row 0, message 0: expected Unicode text")
+    check(tree_rl("inspect", path, "--tokenizer", chatml), "row 0, message 0: expected Unicode text")
     path.write_text('[{"messages": [{"role": [1], "content": "\\u001b[31m"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "row 0, message 0: the chat template refuses it")
+    check(tree_rl("inspect", path, "--tokenizer", chatml), "row 0, message 0: the chat template refuses it")
     path.write_text('[{"messages": [{"content": "no role"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "column messages: expected a list of messages with")
+    check(tree_rl("inspect", path, "--tokenizer", chatml), "column messages: expected a list of messages with")
     path.write_text('[{"messages": [{"role": "user", "content": "hi"}]}]')
-    given = ("inspect", path, "--tokenizer", qwen_tokenizer, "--rows", "call")
+    given = ("inspect", path, "--tokenizer", chatml, "--rows", "call")
     check(tree_rl(*given), "row 0: expected an assistant message")
 
 
@@ -246,11 +246,11 @@ def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
     ],
 )
 def test_a_bad_tokenizer_folder_is_named(
-    name: str, content: str | bytes, message: str, tmp_path: Path, qwen_tokenizer: Path, tree_rl: Run
+    name: str, content: str | bytes, message: str, tmp_path: Path, chatml: Path, tree_rl: Run
 ) -> None:
     folder = tmp_path / "tokenizer"
     folder.mkdir()
-    for file in qwen_tokenizer.iterdir():
+    for file in chatml.iterdir():
         (folder / file.name).symlink_to(file)
     (folder / name).unlink()
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())

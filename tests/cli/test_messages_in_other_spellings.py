@@ -20,7 +20,6 @@ from tree_rl.inspection.row_file import read_row_file
 
 Run = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHATML = (EXAMPLES / "qwen_chat_template.jinja").read_text()
 QUESTION_FIRST = """{%- set seen = namespace(last=-1) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}
 {%- if seen.last < 0 %}{{- raise_exception('No user query found in messages.') }}{% endif %}
@@ -102,11 +101,6 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "Gemini": {"messages": GEMINI, "tools": TOOLS},
     "nulls": {"messages": [{"tool_calls": None, "name": None, **one} for one in PLAIN], "tools": TOOLS},
 }
-
-
-@pytest.fixture
-def chatml(tmp_path: Path) -> Path:
-    return write_byte_tokenizer(tmp_path / "chatml", CHATML)
 
 
 @pytest.fixture

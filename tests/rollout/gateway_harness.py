@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,8 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+@cache
+def trained_vocabulary() -> str:
     """Qwen's special tokens and a few hundred merges, so that text has several spellings."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,6 +64,12 @@ def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     )
     backend.train_from_iterator(corpus, trainer)
     backend.add_tokens(list(MARKUP))
+    return backend.to_str()
+
+
+def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of its own with the trained vocabulary and a chat template."""
+    backend = Tokenizer.from_str(trained_vocabulary())
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = template or (HERE / "reasoning_chat.jinja").read_text()
     return tokenizer

@@ -1,6 +1,7 @@
 """Laws of a sandbox, whichever back end runs it: bubblewrap here, nothing, or SWE-ReX behind its server."""
 
 import asyncio
+import re
 import secrets
 import socket
 import subprocess
@@ -94,9 +95,9 @@ def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "output", "expected"),
     [
-        ("head -c 10000000 /dev/zero | tr '\\0' x; exit 4", "x" * 5000, {"truncated": True, "exit_code": 4}),
-        ("yes", "y\n" * 2500, {"truncated": True}),
-        ("printf 'a\\377b'", "a\ufffdb", {"exit_code": 0}),
+        ("head -c 10000000 /dev/zero | tr '\\0' x; exit 4", "x{5000}", {"truncated": True, "exit_code": 4}),
+        ("yes", "(y\n){2500}", {"truncated": True}),
+        ("printf 'a\\377b'", "a.+b", {"exit_code": 0}),
         ("echo begun; sleep 4711.1 & sleep 4711.2", "begun\n", {"timed_out": True}),
         # Waiting for the process would last beyond the limit.
         ("sleep 4711.3 & echo started", "started\n", {"timed_out": False}),
@@ -107,7 +108,8 @@ def test_a_commands_output_and_processes_have_an_end(
     options: SandboxOptions, tmp_path: Path, command: str, output: str, expected: dict[str, Any]
 ) -> None:
     result = outcome(options, command, tmp_path)
-    assert result.output == output and {name: getattr(result, name) for name in expected} == expected
+    assert re.fullmatch(output, result.output) and result.output.encode()
+    assert {name: getattr(result, name) for name in expected} == expected
     assert command != "yes" or result.exit_code != 0
     wait_until_gone("sleep 4711.")
 
