@@ -1,14 +1,10 @@
 """Message lists as harnesses send them when they edit their context, over HTTP. The answers are the gateway's."""
 
 import asyncio
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "agents"))
 
 REMINDER = "<system-reminder>\nYou can use the following context:\n</system-reminder>\n\n"
 CLAUDE_TOOL = {
@@ -99,6 +95,14 @@ async def claude_compacts(http: httpx.AsyncClient) -> None:
     assert (await again.ask(), await again.work(2)) == (200, 200)
 
 
+async def claude_clears(http: httpx.AsyncClient) -> None:
+    """A new conversation under the same opening."""
+    for opening in (("Repair it.",), ("<command-name>/clear</command-name>", "<local-command-stdout>", "Test it.")):
+        talk = ClaudeTalk(http, ClaudeTalk.says(REMINDER, *opening))
+        await talk.ask()
+        assert await talk.work(4) == 200
+
+
 async def claude_forks(http: httpx.AsyncClient) -> None:
     """Two sub-agents at once, whose turns read alike. Each goes on with its own."""
 
@@ -110,6 +114,23 @@ async def claude_forks(http: httpx.AsyncClient) -> None:
     assert (await main.ask(), await main.work(1)) == (200, 200)
     await asyncio.gather(explore("a1"), explore("b2"))
     assert await main.work(2) == 200
+
+
+async def opencode_compacts(http: httpx.AsyncClient) -> None:
+    """A summary by an agent without tools replaces the conversation."""
+    system = {"role": "system", "content": "You are opencode."}
+    talk = OpenCodeTalk(http, system, {"role": "user", "content": "Repair it."})
+    await talk.ask()
+    await talk.work(4)
+    said = "\n".join(str(message["content"]) for message in talk.messages[1:])
+    summarizer = {"role": "system", "content": "You are a context summarization agent."}
+    asked = OpenCodeTalk(http, summarizer, {"role": "user", "content": f"<conversation>\n{said}"}, tools=[])
+    summary = {"role": "assistant", "content": await asked.ask()}
+    question = {"role": "user", "content": "What did we do so far?"}
+    go_on = {"role": "user", "content": "Continue if you have next steps."}
+    again = OpenCodeTalk(http, system, question, summary, go_on)
+    await again.ask()
+    await again.work(3)
 
 
 async def opencode_prunes(http: httpx.AsyncClient) -> None:

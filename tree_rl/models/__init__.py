@@ -1,4 +1,4 @@
-"""How a Hugging Face model reads a tree: attention through transformers' registry, its head, and what is refused."""
+"""Prepares Hugging Face models for trees: attention, recurrent layers, the head, and which models are refused."""
 
 from tree_rl.extras import require_extra
 
