@@ -1,4 +1,4 @@
-"""Gemini's clients: raw requests as Google documents them, and Google's SDK where it is installed."""
+"""Gemini's clients: raw requests as Google documents them."""
 
 import json
 from types import SimpleNamespace
@@ -126,31 +126,3 @@ async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:
     assert [one["finishReason"] for one in answer.json()["candidates"]] == ["MAX_TOKENS"] * 2
     assert [chunk["candidates"][0]["index"] for chunk in streamed] == [0, 1]
     assert unknown.json()["error"]["status"] == "NOT_FOUND" and record.refused == {404: 1}
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-async def test_googles_sdk_plays_a_tool_loop_in_one_row(tiny: SimpleNamespace, is_stream: bool) -> None:
-    genai = pytest.importorskip("google.genai", reason="google-genai is not installed")
-    config = {
-        "tools": [{"function_declarations": [SHELL]}],
-        "system_instruction": "Be brief.",
-        "thinking_config": {"include_thoughts": True},
-        "automatic_function_calling": {"disable": True},
-    }
-    async with talking(writing(tiny, *TURNS)) as talk:
-        client = genai.Client(api_key=talk.endpoint.token, http_options={"base_url": talk.endpoint.url})
-        chat = client.aio.chats.create(model="gemini-2.5-pro", config=config)
-        message: Any = "hello"
-        for _turn in TURNS:
-            if is_stream:
-                answers = [chunk async for chunk in await chat.send_message_stream(message)]
-            else:
-                answers = [await chat.send_message(message)]
-            calls = [call for answer in answers for call in answer.function_calls or ()]
-            respond = genai.types.Part.from_function_response
-            message = [respond(name=call.name, response={"output": "x"}) for call in calls]
-        assert [model.name async for model in await client.aio.models.list()] == ["models/policy"]
-        record = await talk.close()
-    (row,) = rows(record.calls)
-    assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
-    assert "".join(answer.text or "" for answer in answers) == "Done." and record.drift.left == ()
