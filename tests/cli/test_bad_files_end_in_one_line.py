@@ -222,7 +222,7 @@ def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
     model.write_text(json.dumps({**SIZES, "vocab_size": 3}))
     for options, message in (
         (("--group-by", "colour"), "--group-by colour: no such column"),
-        (("--tokenizer", tmp_path / "none"), "no such folder"),
+        (("--tokenizer", tmp_path), "expected a folder with tokenizer.json"),
         (("--model", tmp_path), "expected "),
         (("--draw", "text", "-", "--draw-group", "z"), "--draw-group z: no such group"),
         (("--model", model), "row 0: expected token ids in [0, 3), but token 2 is 3"),
