@@ -230,11 +230,11 @@ async def test_a_cancelled_session_leaves_nothing(
     act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
-    running = asyncio.create_task(run(act, seconds=60))
+    session = asyncio.create_task(run(act, seconds=60))
     await asyncio.sleep(0.4)
-    running.cancel()
-    await asyncio.wait({running})
-    assert running.cancelled() or running.result().reward == 0.5
+    session.cancel()
+    await asyncio.wait({session})
+    assert session.cancelled() or session.result().reward == 0.5
     assert not running(MARK)
     assert not list(open_folder.iterdir())
 
