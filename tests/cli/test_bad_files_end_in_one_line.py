@@ -227,7 +227,8 @@ def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
         (("--draw", "text", "-", "--draw-group", "z"), "--draw-group z: no such group"),
         (("--model", model), "row 0: expected token ids in [0, 3), but token 2 is 3"),
     ):
-        check(tree_rl("inspect", rows, *options), message)
+        code, _, err = tree_rl("inspect", rows, *options)
+        assert (code, err.count("\n")) == (2, 1) and message in err, err
 
 
 @pytest.mark.parametrize(
