@@ -30,8 +30,8 @@ def install_command(module: str) -> str:
     return f"pip install '{INSTALLED_BY[module]}'"
 
 
-def require_extra(extra: str, needed_by: str) -> None:
-    """Raise a `MissingExtraError` if a module of an extra is not installed; does not import any of them."""
-    for module, package in INSTALLED_BY.items():
-        if package == f"tree_rl[{extra}]" and find_spec(module) is None:
+def require_modules(needed_by: str, *modules: str) -> None:
+    """Raise a `MissingExtraError` for the first module that is not installed; imports none of them."""
+    for module in modules:
+        if find_spec(module) is None:
             raise MissingExtraError(needed_by, module)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
@@ -82,8 +82,7 @@ def bench_update(
 
     First both gradients must agree with those of the rows in higher precision.
     """
-    require_extra("train", "bench")
-    require_extra("report", "bench")
+    require_modules("bench", "torch", "transformers", "matplotlib")
     # torch and transformers take seconds to import; inspect and plan do not need them.
     from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
@@ -129,7 +128,7 @@ def bench_update(
 
 def _run_against_verl(options: "BenchOptions") -> None:
     """Run the comparison that imports verl."""
-    require_extra("verl", "--against verl")
+    require_modules("--against verl", "verl")
     from tree_rl.benchmark.against_verl.verl_updates import run_against_verl
 
     run_against_verl(options, say)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_installation(
 
     With --cluster: compare versions, code and plugin on every node of a running Ray cluster with this process.
     """
-    require_extra("verl", "doctor")
+    require_modules("doctor", "verl")
     if cluster:
         with one_line_errors():
             _report(_examine_cluster(address, nodes, wait_seconds))

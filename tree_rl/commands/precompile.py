@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import require_writable_folder
@@ -35,7 +35,7 @@ def precompile_kernels(
     arch: PrecompileOption.Arch = "sm_90a",
 ) -> None:
     """Compile flash-attn-4's tree attention ahead of time; needs the extra fa4, and no GPU."""
-    require_extra("train", "precompile")
+    require_modules("precompile", "torch", "transformers")
     # torch takes seconds to import; inspect and plan do not need it.
     from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile, runtime_environment
 

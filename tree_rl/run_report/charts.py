@@ -3,9 +3,9 @@
 import io
 from collections.abc import Sequence
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("report", "the report")
+require_modules("the report", "matplotlib")
 
 import matplotlib
 
