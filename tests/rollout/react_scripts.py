@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway_harness import TinyModel, talking, trained_text
 from sandboxes_here import HERE
-from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
@@ -36,11 +35,11 @@ async def play(
     script: Callable[[str], str],
     options: ReActOptions | None = None,
     environment: ShellEnvironment | None = None,
-    tokenizer: PreTrainedTokenizerFast | None = None,
+    backend: Any = None,
     **gateway: Any,
 ) -> tuple[FinishedTask, RecordedSession, list[str]]:
     """End, record, and what each row trains."""
-    backend = TinyModel(tiny.model, tokenizer or tiny.tokenizer, script)
+    backend = backend or TinyModel(tiny.model, tiny.tokenizer, script)
     async with talking(backend, **gateway) as talk:
         done = await run_task(
             agent=ReActAgent(options or ReActOptions()),

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from gateway_harness import build_tokenizer
+from gateway_harness import TinyModel, build_tokenizer
+from ledger import Ledger
 from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, call, play, shell, thinking
 from sandboxes_here import HERE
 
@@ -122,7 +123,9 @@ async def test_reasoning_opened_by_the_template_is_stripped_with_it(tiny: Simple
     opens = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
     tokenizer = build_tokenizer(tiny.tokenizer.chat_template + opens)
     first, second = "look\n</think>\n\n" + shell("cat a.txt"), "ok\n</think>\n\ndone"
-    _, record, trained = await play(tiny, by_turn(first, second), tokenizer=tokenizer, **as_tree_agent())
+    script = by_turn(first, second)
+    backend = TinyModel(tiny.model, tokenizer, script)
+    _, record, trained = await play(tiny, script, backend=backend, **as_tree_agent())
     assert trained == [first + END, second + END]
     prompt = tokenizer.decode(record.calls[1].prompt_ids)
     assert "look" not in prompt and shell("cat a.txt") in prompt
@@ -188,7 +191,10 @@ async def test_a_call_that_nobody_could_carry_is_answered_and_the_session_is_sco
     first = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
     first = first if arguments else "<tool_call>{broken</tool_call>"
     limits = {"max_context_tokens": 20_000, "max_turn_tokens": 8000}
-    done, record, trained = await play(tiny, by_turn(first, COPY, DONE), **limits)
+    script = by_turn(first, COPY, DONE)
+    # Thousands of tokens take a model long.
+    backend = Ledger(tiny.tokenizer, script)
+    done, record, trained = await play(tiny, script, backend=backend, **limits)
     assert (done.status, done.reward, done.outcome.malformed_calls) == ("completed", 1.0, 1), done
     assert MALFORMED in tiny.tokenizer.decode(record.calls[1].prompt_ids) and len(record.calls) == 3
     assert arguments is not None or (trained, done.outcome.turns) == ([first + END + COPY + END + DONE + END], 3)
